@@ -1,0 +1,39 @@
+# Every target creates the virtual environment and installs what it needs.
+PY ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# pip takes a CPU build of torch where one is offered; on a GPU machine unset it to get the CUDA build.
+SERVE_ARGS ?=
+
+.PHONY: serve test test-slow lint format clean
+
+$(VENV)/.ready-serve: pyproject.toml constraints.txt
+	$(PY) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.ready-test: pyproject.toml constraints.txt
+	$(PY) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	@touch $@ $(VENV)/.ready-serve
+
+serve: $(VENV)/.ready-serve
+	$(BIN)/headway serve $(SERVE_ARGS)
+
+test: $(VENV)/.ready-test
+	$(BIN)/pytest -q -n 2 -m 'not gpu and not slow'
+
+test-slow: $(VENV)/.ready-test
+	$(BIN)/pytest -q -m 'slow and not gpu'
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,87 @@
+"""What crosses between scheduler and runner in one step: an immutable plan out, a result back.
+
+A step is: row moves, row set-ups, grants, prefill chunks, then one decode round over the rows
+[0, num_rows) in which `decode_request_ids` names the live ones. Only ids and numbers, no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.engine.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowMove:
+    """The whole state of row `source` goes to row `target` (free until then); `source` becomes free."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowSetup:
+    """A request takes a row. Until its prefill ends the row is padding for decode rounds."""
+
+    row: int
+    sampling: SamplingParams
+    limit: int
+    depth_cap: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrant:
+    """Blocks that the row may use from now on: entries [first_index, first_index + len) of its table."""
+
+    row: int
+    first_index: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens [start, start + len(token_ids)) of a request are computed and enter the KV cache.
+
+    hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
+    a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
+    is_last: a token is sampled after this chunk and the row takes part in rounds from this step on.
+    """
+
+    request_id: int
+    row: int
+    start: int
+    token_ids: tuple[int, ...]
+    hidden_block_id: int | None
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. Applied in the order of the fields.
+
+    released_rows: rows whose request ended or was preempted; they become padding.
+    decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
+    Its length is the number of active rows R; rows of this step's last chunks are already in it.
+    """
+
+    step: int
+    depth: int
+    released_rows: tuple[int, ...] = ()
+    moves: tuple[RowMove, ...] = ()
+    setups: tuple[RowSetup, ...] = ()
+    grants: tuple[BlockGrant, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+    decode_request_ids: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device answered.
+
+    first_token_ids: one for each chunk of the plan with is_last, in the plan's order.
+    emitted: by row of the round, the tokens that stay (accepted drafts, then the bonus token);
+    empty for padding rows.
+    """
+
+    first_token_ids: tuple[int, ...] = ()
+    emitted: tuple[tuple[int, ...], ...] = ()

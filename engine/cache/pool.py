@@ -1,0 +1,41 @@
+"""The KV cache's memory: one tensor for all layers, MTP layers included as further layers of the same blocks."""
+
+from __future__ import annotations
+
+import torch
+
+
+class KVPool:
+    """Paged keys and values, and for each block the hidden state of its last token.
+
+    keys, values: [layers, num_blocks, block_size, kv_heads, head_dim] in the model's dtype.
+    block_hidden: [num_blocks, hidden_size], the state that the MTP head is fed with at a block's last
+    position, so that the first pair after a prefix hit can be formed; None without an MTP head.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        hidden_size: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.block_hidden = (
+            None
+            if hidden_size is None
+            else torch.zeros((num_blocks, hidden_size), dtype=dtype, device=device)
+        )
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(keys, values) of one layer: [num_blocks, block_size, kv_heads, head_dim] each."""
+        return self.keys[index], self.values[index]

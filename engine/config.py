@@ -1,0 +1,59 @@
+"""The engine's configuration: built once by the CLI, sent as the first frame, never changed.
+
+Knows nothing of what is measured later (number of blocks, memory in use): that belongs to who measured it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from headway.engine.errors import ConfigError
+
+MAX_DEPTH = 8
+MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the engine process needs to start.
+
+    Lengths are in tokens. `None` means: decided from the model or the machine.
+    """
+
+    model_path: str
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
+    depth: int = 3
+    max_model_len: int | None = None
+    max_running: int = 64
+    max_waiting: int = 1024
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    prefill_chunk: int = 512
+    prefix_caching: bool = True
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"0 to {MAX_DEPTH}")
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            "max_model_len",
+            self.max_model_len,
+            "2 or more",
+        )
+        _require(1 <= self.max_running <= 4096, "max_running", self.max_running, "1 to 4096")
+        _require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
+        is_power_of_two = self.block_size & (self.block_size - 1) == 0
+        _require(
+            is_power_of_two and MIN_BLOCK_SIZE <= self.block_size <= MAX_BLOCK_SIZE,
+            "block_size", self.block_size, f"a power of two from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}",
+        )  # fmt: skip
+        _require(self.prefill_chunk >= 16, "prefill_chunk", self.prefill_chunk, "16 or more")
+        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
+
+
+def _require(is_met: bool, flag: str, value: object, limit: str) -> None:
+    if not is_met:
+        name = flag.replace("_", "-")
+        raise ConfigError(f"--{name} is {value}, it must be {limit}")

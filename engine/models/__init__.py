@@ -1,0 +1,1 @@
+"""The model families. A family is one file and one line in registry.py."""

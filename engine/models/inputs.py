@@ -1,0 +1,35 @@
+"""What one forward pass gets to know: which tokens, where they stand, where their keys and values go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of equal width in the flat token list: tokens [first_token, first_token + rows * window).
+
+    A decode round is one segment of `rows` windows; a prefill is one segment of one row for each chunk.
+    The query at window place w of a row stands at start_positions[row] + w and attends to every key of
+    the row's blocks at or before its own position.
+    """
+
+    first_token: int
+    rows: int
+    window: int
+    block_table: torch.Tensor  # [rows, max_blocks] int32
+    start_positions: torch.Tensor  # [rows] int64
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """Flat tokens of all segments. On the CPU the list is padded to a multiple of 16 tokens (id 0,
+    position 0, slot -1): GEMM results of a row then do not depend on how many rows stand beside it.
+    """
+
+    token_ids: torch.Tensor  # [tokens] int64
+    positions: torch.Tensor  # [tokens] int64
+    slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
+    segments: tuple[Segment, ...]

@@ -1,0 +1,73 @@
+"""A request as the engine's host side sees it. Knows no tensors, no text, no HTTP."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is picked from the logits; the order is top to bottom.
+
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
+    seed: 64 bits; with the absolute position and the vocabulary id it keys the noise.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # one of stop_token_ids was picked; it is the last token of the output
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Status(enum.Enum):
+    WAITING = enum.auto()
+    PREFILLING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True)
+class Request:
+    """Host truth of one request. Mutable: the scheduler is its only writer.
+
+    num_computed counts tokens whose prefill was planned. num_rounds_in_flight counts rounds launched
+    whose result was not read yet: each may have added up to depth + 1 tokens that the host does not know.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    max_draft_tokens: int | None = None
+    cache_salt: str = ""
+    output_token_ids: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    row: int | None = None
+    block_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    num_rounds_in_flight: int = 0
+    num_preemptions: int = 0
+    arrival_seconds: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def limit(self) -> int:
+        """Number of tokens that may ever enter the KV cache: the last token of the output never does."""
+        return len(self.prompt_token_ids) + self.max_tokens - 1

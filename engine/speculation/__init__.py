@@ -1,0 +1,1 @@
+"""Where drafts come from, and how many are made."""
