@@ -37,12 +37,14 @@ class Status(enum.Enum):
     FINISHED = enum.auto()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """Host truth of one request. Mutable: the scheduler is its only writer.
+    """Host truth of one request. Mutable: the scheduler is its only writer. Equal only to itself.
 
-    num_computed counts tokens whose prefill was planned. num_rounds_in_flight counts rounds launched
-    whose result was not read yet: each may have added up to depth + 1 tokens that the host does not know.
+    num_computed: the length in the KV cache that the host knows of: tokens whose prefill was planned, then
+    num_tokens - 1 after each round that was read. num_cached: how many of them the last admission found in
+    the prefix cache. num_chunks_in_flight and num_rounds_in_flight count what was launched and not read yet:
+    each round may have added up to depth + 1 tokens that the host does not know.
     """
 
     request_id: int
@@ -59,6 +61,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
+    num_chunks_in_flight: int = 0
     num_rounds_in_flight: int = 0
     num_preemptions: int = 0
     arrival_seconds: float = field(default_factory=time.monotonic)
@@ -71,3 +74,13 @@ class Request:
     def limit(self) -> int:
         """Number of tokens that may ever enter the KV cache: the last token of the output never does."""
         return len(self.prompt_token_ids) + self.max_tokens - 1
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.num_chunks_in_flight + self.num_rounds_in_flight > 0
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens [start, stop) of prompt and output together."""
+        split = len(self.prompt_token_ids)
+        output = self.output_token_ids[max(0, start - split) : max(0, stop - split)]
+        return self.prompt_token_ids[start:stop] + output

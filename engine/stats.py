@@ -1,4 +1,4 @@
-"""Counters of the engine, written by the loop, sent as snapshots; the API process turns them into metrics.
+"""Counters of the engine, sent as snapshots by the loop; the API process turns them into metrics.
 
 All counters only rise while the engine process lives; gauges say what holds now.
 """
@@ -9,8 +9,13 @@ import msgspec
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """One snapshot. Mutable: the loop is its only writer.
+    """One snapshot. Mutable: the scheduler is its only writer, the loop sends it.
 
+    A row-round counts once its tokens are read, with the tokens that stay in the output: what follows a
+    stop token, or comes for a request that has ended, is neither drafted, accepted nor emitted. So
+    num_generation_tokens = first tokens of prefills + sum of emitted * row_rounds_by_emitted_tokens[emitted].
+    num_drafts: row-rounds with at least one valid draft. num_kv_blocks_cached: blocks that nobody uses and
+    that still hold a prefix; they are not among the used ones.
     Per-position lists are indexed by draft position - 1 and have max depth entries.
     A draft counts for position i only if it was valid there (within the row's limit and depth cap).
     """
@@ -35,3 +40,20 @@ class EngineStats(msgspec.Struct, kw_only=True):
     row_rounds_by_emitted_tokens: dict[int, int] = {}
     num_preemptions: int = 0
     finished_by_reason: dict[str, int] = {}
+
+    def count_row_round(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """One row's share of one round; draft i counts as accepted iff i <= num_accepted."""
+        self.num_drafts += num_drafted > 0
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        for i in range(num_drafted):
+            self.draft_tokens_per_position[i] += 1
+            self.accepted_tokens_per_position[i] += i < num_accepted
+        rounds = self.row_rounds_by_emitted_tokens
+        rounds[num_emitted] = rounds.get(num_emitted, 0) + 1
+
+    def count_round(self, depth: int) -> None:
+        self.rounds_by_depth[depth] = self.rounds_by_depth.get(depth, 0) + 1
+
+    def count_finished(self, reason: str) -> None:
+        self.finished_by_reason[reason] = self.finished_by_reason.get(reason, 0) + 1

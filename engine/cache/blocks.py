@@ -1,0 +1,89 @@
+"""Which blocks of the KV cache are in use, by how many, and which unused ones still hold a known prefix.
+
+Knows block ids, counts and opaque keys; nothing of tokens, requests or memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockAllocator:
+    """Mutable: the scheduler and its prefix cache are the only writers.
+
+    A block is in one of three states:
+
+        free   count 0, no key   handed out first
+        used   count > 0         with a key (others may share it) or without
+        idle   count 0, a key    can be shared again; evicted when no block is free, longest idle first
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._counts = [0] * num_blocks
+        self._free = list(reversed(range(num_blocks)))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._keys: dict[int, bytes] = {}
+        self._blocks: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out: idle ones are among them."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        return len(self._counts) - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Idle blocks: unused, but still holding a prefix."""
+        return len(self._idle)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Blocks of the caller's own, all of them or none."""
+        return [self._take() for _ in range(count)] if count <= self.num_free else None
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One more owner for each block, which must be published."""
+        for block_id in block_ids:
+            assert block_id in self._keys, f"block {block_id} was never published, it cannot be shared"
+            self._idle.pop(block_id, None)
+            self._counts[block_id] += 1
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """One owner less for each block of a table, given in the table's order.
+
+        The tail goes first, so that it is evicted first: a prefix outlives its continuations.
+        """
+        for block_id in reversed(block_ids):
+            assert self._counts[block_id] > 0, f"block {block_id} is freed, but nobody uses it"
+            self._counts[block_id] -= 1
+            if self._counts[block_id] == 0:
+                self._put_back(block_id)
+
+    def publish(self, block_id: int, key: bytes) -> None:
+        """Makes a used block findable by its key; a key that another block already has stays there."""
+        assert self._counts[block_id] > 0, f"block {block_id} is published, but nobody uses it"
+        assert self._keys.get(block_id, key) == key, f"block {block_id} is published under two keys"
+        if self._blocks.setdefault(key, block_id) == block_id:
+            self._keys[block_id] = key
+
+    def find(self, key: bytes) -> int | None:
+        return self._blocks.get(key)
+
+    def _take(self) -> int:
+        block_id = self._free.pop() if self._free else self._evict()
+        self._counts[block_id] = 1
+        return block_id
+
+    def _evict(self) -> int:
+        block_id, _ = self._idle.popitem(last=False)
+        del self._blocks[self._keys.pop(block_id)]
+        return block_id
+
+    def _put_back(self, block_id: int) -> None:
+        if block_id in self._keys:
+            self._idle[block_id] = None
+        else:
+            self._free.append(block_id)
