@@ -1,0 +1,32 @@
+"""The operations on the accelerator: each is one file, with a PyTorch twin in `reference`.
+
+CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests, no models.
+"""
+
+from headway.kernels.advance import advance
+from headway.kernels.kv_append import kv_append
+from headway.kernels.mamba import mamba_state_selective_copy
+from headway.kernels.paged_attention import paged_attention
+from headway.kernels.prepare import prepare_next_forward_pass
+from headway.kernels.rewind import rewind_kv_cache
+from headway.kernels.rms_norm import add_rms_norm, rms_norm
+from headway.kernels.rope import rope
+from headway.kernels.sample import gumbel_noise, sample
+from headway.kernels.silu_mul import silu_mul
+from headway.kernels.verify import verify_speculative_tokens
+
+__all__ = [
+    "add_rms_norm",
+    "advance",
+    "gumbel_noise",
+    "kv_append",
+    "mamba_state_selective_copy",
+    "paged_attention",
+    "prepare_next_forward_pass",
+    "rewind_kv_cache",
+    "rms_norm",
+    "rope",
+    "sample",
+    "silu_mul",
+    "verify_speculative_tokens",
+]

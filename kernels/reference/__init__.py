@@ -1,0 +1,29 @@
+"""The PyTorch twins: what the CPU runs, and the oracle of the Triton kernels."""
+
+from headway.kernels.reference.advance import advance
+from headway.kernels.reference.kv_append import kv_append
+from headway.kernels.reference.mamba import mamba_state_selective_copy
+from headway.kernels.reference.paged_attention import paged_attention
+from headway.kernels.reference.prepare import prepare_next_forward_pass
+from headway.kernels.reference.rewind import rewind_kv_cache
+from headway.kernels.reference.rms_norm import add_rms_norm, rms_norm
+from headway.kernels.reference.rope import rope
+from headway.kernels.reference.sample import gumbel_noise, sample
+from headway.kernels.reference.silu_mul import silu_mul
+from headway.kernels.reference.verify import verify_speculative_tokens
+
+__all__ = [
+    "add_rms_norm",
+    "advance",
+    "gumbel_noise",
+    "kv_append",
+    "mamba_state_selective_copy",
+    "paged_attention",
+    "prepare_next_forward_pass",
+    "rewind_kv_cache",
+    "rms_norm",
+    "rope",
+    "sample",
+    "silu_mul",
+    "verify_speculative_tokens",
+]

@@ -1,0 +1,16 @@
+"""Where the operations run: the CPU (twins, or Triton's interpreter when TRITON_INTERPRET=1) or a GPU."""
+
+import os
+
+import pytest
+import torch
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,84 @@
+"""rms_norm and add_rms_norm against float64 arithmetic and the rounding order of the models."""
+
+import pytest
+import torch
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+from headway.kernels import add_rms_norm, rms_norm
+
+EPSILON = 1e-5
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+WIDTHS = pytest.mark.parametrize("hidden", [1, 7, 64, 200, 256, 1500])
+OFFSETS = pytest.mark.parametrize("unit_offset", [False, True], ids=["weight", "1+weight"])
+
+
+def tensors(tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens + hidden)
+    shapes = (tokens, hidden), (tokens, hidden), (hidden,)
+    return [torch.randn(s, generator=generator).to(device, dtype) for s in shapes]
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, unit_offset: bool) -> torch.Tensor:
+    wide = x.double()
+    factor = weight.double() + unit_offset
+    return wide / (wide.square().mean(-1, keepdim=True) + EPSILON).sqrt() * factor
+
+
+@WIDTHS
+@OFFSETS
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_norm(hidden: int, unit_offset: bool, dtype: torch.dtype, device: torch.device) -> None:
+    x, _, weight = tensors(5, hidden, dtype, device)
+    result = rms_norm(x, weight, EPSILON, unit_offset=unit_offset)
+    assert result.dtype == dtype
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(result.double(), exact(x, weight, unit_offset), rtol=tolerance, atol=tolerance)
+
+
+@WIDTHS
+@OFFSETS
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_norm_after_a_residual_addition(
+    hidden: int, unit_offset: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, residual, weight = tensors(3, hidden, dtype, device)
+    total = x + residual
+    before = x.clone()
+    result = add_rms_norm(x, residual, weight, EPSILON, unit_offset=unit_offset)
+    assert torch.equal(residual, total)
+    assert torch.equal(x, before)
+    assert torch.equal(result, rms_norm(total, weight, EPSILON, unit_offset=unit_offset))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_rounds_as_the_models_do(dtype: torch.dtype, device: torch.device, is_interpreted: bool) -> None:
+    """Bit for bit on the CPU twin; elsewhere the order of the sum may differ in the last place."""
+    x, _, weight = tensors(16, 256, dtype, device)
+    oracle = Qwen2RMSNorm(256, EPSILON).to(device, dtype)
+    oracle.weight.data.copy_(weight)
+    result, expected = rms_norm(x, weight, EPSILON), oracle(x).detach()
+    if device.type == "cpu" and not is_interpreted:
+        assert torch.equal(result, expected)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
+    x, _, weight = tensors(64, 256, torch.float32, device)
+    together = rms_norm(x, weight, EPSILON)
+    for rows in (1, 4, 16, 33):
+        assert torch.equal(rms_norm(x[:rows].contiguous(), weight, EPSILON), together[:rows])
+
+
+def test_rows_of_a_wider_tensor(device: torch.device) -> None:
+    """What a split of a fused projection gives: rows apart, columns together."""
+    x, _, weight = tensors(4, 64, torch.float32, device)
+    wide = torch.full((4, 100), 7.0, device=device)
+    wide[:, 10:74] = x
+    assert torch.equal(rms_norm(wide[:, 10:74], weight, EPSILON), rms_norm(x, weight, EPSILON))
+
+
+def test_no_tokens(device: torch.device) -> None:
+    x, residual, weight = tensors(0, 64, torch.float32, device)
+    assert rms_norm(x, weight, EPSILON).shape == (0, 64)
+    assert add_rms_norm(x, residual, weight, EPSILON).shape == (0, 64)

@@ -1,0 +1,242 @@
+"""sample: noise from published vectors, filters against a token-by-token statement, shares against chi-square."""
+
+import pytest
+import torch
+from scipy import stats
+
+from headway.kernels import gumbel_noise, sample
+from headway.kernels.reference._philox import philox_4x32
+
+# tests/kat_vectors of Random123: counter, key, output of philox4x32 with 10 rounds.
+KNOWN_ANSWERS = [
+    "00000000 00000000 00000000 00000000 00000000 00000000 6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+    "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff 408f276d 41c83b0e a20bc7c6 6d5451fd",
+    "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0 d16cfe09 94fdcceb 5001e420 24126ea1",
+]
+LEAST_P_VALUE = 1e-4
+
+
+def signed(low: int, high: int) -> int:
+    value = high << 32 | low
+    return value - 2**64 if value >= 2**63 else value
+
+
+def pick(
+    logits: torch.Tensor,
+    *,
+    positions: torch.Tensor | None = None,
+    temperature: float | list[float] = 1.0,
+    top_k: int | list[int] = 0,
+    top_p: float | list[float] = 1.0,
+    min_p: float | list[float] = 0.0,
+    seeds: torch.Tensor | None = None,
+) -> torch.Tensor:
+    rows, device = logits.shape[0], logits.device
+
+    def column(value: float | list[float], dtype: torch.dtype) -> torch.Tensor:
+        values = value if isinstance(value, list) else [value] * rows
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return sample(
+        logits,
+        torch.arange(rows, device=device) * 7 if positions is None else positions,
+        column(temperature, torch.float32),
+        column(top_k, torch.int64),
+        column(top_p, torch.float32),
+        column(min_p, torch.float32),
+        torch.arange(rows, device=device) + 11 if seeds is None else seeds,
+    )
+
+
+def noisy_argmax(
+    row: torch.Tensor, seed: int, position: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> int:
+    """One token, stated plainly in float64."""
+    if temperature == 0:
+        return int(row.argmax())
+    scaled = row.double() / temperature
+    kept = torch.ones_like(row, dtype=torch.bool)
+    if top_k > 0:
+        kept &= scaled >= scaled.sort(descending=True).values[min(top_k, row.numel()) - 1]
+    probabilities = scaled.masked_fill(~kept, -torch.inf).softmax(-1)
+    above = torch.tensor([float(probabilities[probabilities > p].sum()) for p in probabilities])
+    if top_p < 1:
+        kept &= above < max(top_p, 1e-30)
+    kept &= probabilities >= min_p * probabilities.max()
+    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), row.numel())[0].double()
+    return int((scaled + noise).masked_fill(~kept, -torch.inf).argmax())
+
+
+@pytest.mark.parametrize("line", KNOWN_ANSWERS, ids=["zeros", "ones", "pi"])
+def test_philox_gives_the_published_words(line: str) -> None:
+    words = [int(word, 16) for word in line.split()]
+    counter, key, answer = words[:4], words[4:6], words[6:]
+    even, odd = philox_4x32(
+        torch.tensor(counter[::2]).view(2, 1, 1),
+        torch.tensor(counter[1::2]).view(2, 1, 1),
+        torch.tensor(key).view(2, 1, 1),
+    )
+    assert [int(even[0]), int(odd[0]), int(even[1]), int(odd[1])] == answer
+
+
+def test_the_counter_is_id_and_position_and_the_key_is_the_seed(device: torch.device) -> None:
+    seed, position = signed(0xA4093822, 0xF99F31D0), signed(0x85A308D3, 0x93198A2E)
+    noise = gumbel_noise(
+        torch.tensor([seed], device=device), torch.tensor([position], device=device), 4 * 70 + 3
+    )
+    counter = torch.tensor([70, 0x93198A2E]).view(2, 1, 1), torch.tensor([0x85A308D3, 0]).view(2, 1, 1)
+    even, odd = philox_4x32(*counter, torch.tensor([0xA4093822, 0xF99F31D0]).view(2, 1, 1))
+    v = (torch.stack((even[0], odd[0], even[1])).double().flatten() + 0.5) / 2**32
+    torch.testing.assert_close(noise[0, 280:].cpu().double(), -torch.log(-torch.log1p(-v)), rtol=0, atol=2e-6)
+
+
+def test_noise_depends_on_nothing_else(device: torch.device) -> None:
+    seeds, positions = torch.tensor([5, -3, 5], device=device), torch.tensor([9, 2**33, 10], device=device)
+    together = gumbel_noise(seeds, positions, 1000)
+    for row in range(3):
+        alone = gumbel_noise(seeds[row : row + 1], positions[row : row + 1], 517)
+        assert torch.equal(alone[0], together[row, :517])
+    assert not bool((together[0] == together[2]).any())
+
+
+def test_noise_is_finite_and_gumbel(device: torch.device) -> None:
+    noise = gumbel_noise(torch.tensor([1], device=device), torch.tensor([2], device=device), 200_000)
+    assert bool(noise.isfinite().all())
+    assert stats.kstest(noise[0].cpu().numpy(), stats.gumbel_r.cdf).pvalue > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_greedy_is_argmax_with_ties_to_the_lowest_id(dtype: torch.dtype, device: torch.device) -> None:
+    logits = torch.randn(3, 4, 1000, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    logits[1, 2, [70, 3, 999]] = 50.0
+    expected = logits.double().cpu().argmax(-1)
+    tokens = pick(logits, temperature=0.0, top_k=3, top_p=0.5, min_p=0.3)
+    assert tokens.dtype == torch.int64
+    assert torch.equal(tokens.cpu(), expected)
+    assert int(tokens[1, 2]) == 3
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 5},
+        {"top_k": 1},
+        {"top_k": 10_000},
+        {"top_p": 0.9},
+        {"top_p": 0.0},
+        {"top_p": 0.999, "temperature": 3.0},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.02},
+        {
+            "temperature": [0.0, 1.0, 0.5, 2.0, 0.0, 1.0],
+            "top_k": [3, 0, 7, 2, 0, 900],
+            "top_p": [0.2, 0.8, 1.0, 0.5, 1.0, 0.3],
+            "min_p": [0.0, 0.3, 0.0, 0.05, 0.0, 0.0],
+        },
+    ],
+    ids=lambda f: " ".join(f"{k}={'mixed' if isinstance(v, list) else v}" for k, v in f.items()),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_tokens_are_the_noisy_argmax_of_the_kept_tokens(
+    filters: dict[str, float | list[float]], dtype: torch.dtype, device: torch.device
+) -> None:
+    rows, window, vocab_size = 6, 3, 301
+    logits = torch.randn(rows, window, vocab_size, generator=torch.Generator().manual_seed(5)) * 2
+    logits = (logits * 8).round() / 8  # ties everywhere
+    parameters = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
+    tokens = pick(logits.to(device, dtype), **parameters)
+    columns = [v if isinstance(v, list) else [v] * rows for v in parameters.values()]
+    expected = [
+        [noisy_argmax(logits[r, w], r + 11, 7 * r + w, *(c[r] for c in columns)) for w in range(window)]
+        for r in range(rows)
+    ]
+    assert tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 7}, {"top_p": 0.9}, {"min_p": 0.05}], ids=str)
+def test_a_token_depends_neither_on_the_window_nor_on_other_rows(
+    filters: dict[str, float], device: torch.device
+) -> None:
+    logits = torch.randn(4, 5, 4096, generator=torch.Generator().manual_seed(1)).to(device) * 3
+    positions, seeds = torch.arange(4, device=device) * 100, torch.arange(4, device=device)
+    together = pick(logits, positions=positions, seeds=seeds, **filters)
+    for row in range(4):
+        for place in range(5):
+            alone = pick(
+                logits[row : row + 1, place : place + 1],
+                positions=positions[row : row + 1] + place,
+                seeds=seeds[row : row + 1],
+                **filters,
+            )
+            assert int(alone) == int(together[row, place])
+
+
+def test_top_p_reaches_far_into_a_flat_distribution(device: torch.device) -> None:
+    """All tokens tie or nearly: most of the vocabulary must be kept."""
+    logits = torch.linspace(0, 1e-3, 5000).view(1, 1, -1).expand(400, 1, -1).contiguous().to(device)
+    tokens = pick(logits, top_p=0.9).flatten()
+    assert int(tokens.min()) >= 499
+    assert int(tokens.min()) < 600
+    assert len(set(tokens.tolist())) > 370
+
+
+def test_a_tiny_temperature_overflows_nothing(device: torch.device) -> None:
+    logits = torch.tensor([[[30.0, 40.0, 39.0]]], device=device)
+    assert pick(logits, temperature=1e-38, top_p=0.9).tolist() == [[1]]
+
+
+def test_masked_tokens_are_never_picked(device: torch.device) -> None:
+    logits = torch.full((300, 1, 64), -torch.inf, device=device)
+    logits[:, :, [5, 40]] = 0.0
+    for filters in ({}, {"top_k": 10}, {"top_p": 0.99}, {"min_p": 0.5}):
+        assert set(pick(logits, **filters).flatten().tolist()) == {5, 40}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_shares_over_100_000_draws(
+    temperature: float, top_p: float, device: torch.device, is_interpreted: bool
+) -> None:
+    """Chi-square over consecutive seeds and positions at once."""
+    draws = 1_000 if is_interpreted else 100_000
+    logits = torch.tensor([1.2, -0.3, 0.4, 2.0, -4.0, 0.0, 1.1], device=device)
+    window = 4
+    rows = draws // window
+    tokens = pick(logits.expand(rows, window, 7).contiguous(), temperature=temperature, top_p=top_p)
+    shares = (logits.cpu().double() / temperature).softmax(-1)
+    above = torch.tensor([float(shares[shares > p].sum()) for p in shares])
+    shares = torch.where(above < top_p, shares, 0)
+    shares /= shares.sum()
+    counts = torch.bincount(tokens.flatten().cpu(), minlength=7).double()
+    assert bool((counts[shares == 0] == 0).all())
+    possible = shares > 0
+    expected = shares[possible] * counts.sum()
+    assert stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue > LEAST_P_VALUE
+
+
+def test_rare_tokens_keep_their_share(device: torch.device, is_interpreted: bool) -> None:
+    """4096 tokens of 1e-7 each beside one that holds the rest: noise of low precision would lose them."""
+    rows = 200 if is_interpreted else 4000
+    logits = torch.full((1, 1, 4097), 0.0, device=device)
+    share = 0.1
+    logits[0, 0, 0] = torch.tensor(4096 * (1 - share) / share).log()
+    tokens = pick(logits.expand(rows, 1, 4097).contiguous())
+    rare = int((tokens > 0).sum())
+    assert stats.binomtest(rare, rows, share).pvalue > LEAST_P_VALUE
+
+
+def test_no_rows(device: torch.device) -> None:
+    assert pick(torch.zeros(0, 3, 16, device=device)).shape == (0, 3)
+
+
+def test_a_given_buffer_is_filled_and_returned(device: torch.device) -> None:
+    logits = torch.zeros(2, 1, 8, device=device)
+    logits[0, 0, 3] = logits[1, 0, 5] = 9.0
+    buffer = torch.full((2, 1), -1, device=device)
+    zeros, ones = torch.zeros(2, device=device), torch.ones(2, device=device)
+    integers = torch.zeros(2, dtype=torch.int64, device=device)
+    result = sample(logits, integers, zeros, integers, ones, zeros, integers, out=buffer)
+    assert result is buffer
+    assert buffer.tolist() == [[3], [5]]
