@@ -1,6 +1,6 @@
 """The only door to the engine: what the API process may know of it. Imports no torch."""
 
-from headway.engine.config import EngineConfig
+from headway.engine.config import MAX_DEPTH, EngineConfig
 from headway.engine.errors import (
     ConfigError,
     EngineDeadError,
@@ -14,6 +14,7 @@ from headway.engine.mailbox import (
     Configure,
     EngineInfo,
     Failure,
+    FromEngine,
     Heartbeat,
     Mailbox,
     Phase,
@@ -22,12 +23,15 @@ from headway.engine.mailbox import (
     Shutdown,
     StatsSnapshot,
     Submit,
+    ToEngine,
     TokenEvent,
 )
+from headway.engine.model_config import ModelConfig, read_model_config
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.stats import EngineStats
 
 __all__ = [
+    "MAX_DEPTH",
     "Abort",
     "ConfigError",
     "Configure",
@@ -37,9 +41,11 @@ __all__ = [
     "EngineStats",
     "Failure",
     "FinishReason",
+    "FromEngine",
     "HeadwayError",
     "Heartbeat",
     "Mailbox",
+    "ModelConfig",
     "ModelError",
     "Phase",
     "QueueFullError",
@@ -50,5 +56,7 @@ __all__ = [
     "Shutdown",
     "StatsSnapshot",
     "Submit",
+    "ToEngine",
     "TokenEvent",
+    "read_model_config",
 ]

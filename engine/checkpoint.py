@@ -1,0 +1,213 @@
+"""Reads a model folder in Hugging Face layout: config.json and safetensors files, never pickle.
+
+Everything that can be wrong is found in the files' headers before memory is taken; then tensors are
+streamed one by one into the parameters, so that no second copy of the model exists.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from headway.engine.errors import ModelError
+from headway.engine.memory import available_bytes, format_bytes
+from headway.engine.model_config import read_model_config
+from headway.engine.models.layers import Placement
+from headway.engine.models.registry import MODELS, CausalLM
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+MAX_NAMES_SHOWN = 8
+
+DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+
+
+class Header(Protocol):
+    """What a file says of one tensor, without reading it."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+
+class Reader(Protocol):
+    """An open safetensors file."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_slice(self, name: str) -> Header: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: torch.device,
+    dtype: DtypeName,
+    with_mtp: bool,
+    progress: Callable[[float], None],
+) -> CausalLM:
+    """Loads a model folder, with its MTP head if it ships one and `with_mtp`. Raises ModelError.
+
+    dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
+    that is loaded, after each tensor.
+    """
+    folder = Path(path)
+    config = read_model_config(folder)
+    family = MODELS[config.architecture]
+    with ExitStack() as stack:
+        stored = _open_tensors(folder, stack)
+        heads = {name for name in stored if family.MTP_PREFIX and name.startswith(family.MTP_PREFIX)}
+        has_mtp = with_mtp and len(heads) > 0
+        target = _dtype(dtype, device, stored)
+        shapes = family(config, Placement(torch.device("meta"), target), with_mtp=has_mtp).tensors()
+        ignored = set() if has_mtp else heads
+        if config.tie_word_embeddings:
+            ignored.add("lm_head.weight")
+        _check_names(folder, shapes, stored, ignored)
+        _check_tensors(folder, shapes, stored)
+        _check_memory(folder, shapes.values(), device)
+        model = family(config, Placement(device, target), with_mtp=has_mtp)
+        _copy(stored, model.tensors(), progress)
+    return model
+
+
+def parameter_counts(model: CausalLM) -> tuple[int, int]:
+    """(number of parameters, their size in bytes)."""
+    tensors = model.tensors().values()
+    return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
+
+
+def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
+    """The open file that holds each tensor."""
+    stored: dict[str, Reader] = {}
+    for file in _weight_files(folder):
+        try:
+            reader: Reader = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} is not a whole safetensors file ({error}); fetch it again") from None
+        stored |= dict.fromkeys(reader.keys(), reader)
+    return stored
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The one file, or all shards that the index names."""
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    if (folder / INDEX_FILE).is_file():
+        files = [folder / name for name in _shard_names(folder / INDEX_FILE)]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelError(
+                f"{folder} lacks {_listed(missing)}, named in {INDEX_FILE}; fetch the missing files"
+            )
+        return files
+    pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED_SUFFIXES)
+    if pickled:
+        raise ModelError(
+            f"{folder} has weights only as pickle ({_listed(pickled)}), which can run code when it is read; "
+            f"convert them to {WEIGHTS_FILE} (save_pretrained of transformers does it)"
+        )
+    raise ModelError(f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; fetch the weights")
+
+
+def _shard_names(index: Path) -> list[str]:
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        names = sorted(set(content["weight_map"].values()))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{index} is no JSON object with a weight_map; fetch the file again") from None
+    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if outside:
+        raise ModelError(f"{index} names files outside its folder: {_listed(outside)}")
+    return names
+
+
+def _dtype(name: DtypeName, device: torch.device, stored: Mapping[str, Reader]) -> torch.dtype:
+    """The checkpoint's own dtype is that of most of its tensors."""
+    if name != "auto":
+        return {"float64": torch.float64, "float32": torch.float32}.get(name) or (
+            torch.bfloat16 if name == "bfloat16" else torch.float16
+        )
+    if device.type == "cpu":
+        return torch.float32
+    found = [reader.get_slice(tensor).get_dtype() for tensor, reader in stored.items()]
+    return DTYPES.get(max(set(found), key=found.count), torch.float32) if found else torch.float32
+
+
+def _check_names(
+    folder: Path, shapes: Mapping[str, torch.Tensor], stored: Mapping[str, Reader], ignored: set[str]
+) -> None:
+    """Rotary frequencies, which old checkpoints store, are computed here."""
+    missing = [name for name in shapes if name not in stored]
+    if missing:
+        raise ModelError(
+            f"{folder} lacks {len(missing)} tensors: {_listed(missing)}; fetch the weights again"
+        )
+    unexpected = [
+        name
+        for name in stored
+        if name not in shapes and name not in ignored and not name.endswith(".rotary_emb.inv_freq")
+    ]
+    if unexpected:
+        raise ModelError(
+            f"{folder} has {len(unexpected)} tensors that the architecture of its config.json does not have: "
+            f"{_listed(unexpected)}; check that config.json belongs to these weights"
+        )
+
+
+def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Mapping[str, Reader]) -> None:
+    wrong_shapes, wrong_dtypes = [], []
+    for name, wanted in shapes.items():
+        header = stored[name].get_slice(name)
+        shape, dtype = list(header.get_shape()), header.get_dtype()
+        if shape != list(wanted.shape):
+            wrong_shapes.append(f"{name} is {shape}, not {list(wanted.shape)}")
+        if dtype not in DTYPES:
+            wrong_dtypes.append(f"{name} is {dtype}")
+    if wrong_shapes:
+        raise ModelError(
+            f"{folder} has {len(wrong_shapes)} tensors of another shape than config.json says: "
+            f"{_listed(wrong_shapes, separator='; ')}; check that config.json belongs to these weights"
+        )
+    if wrong_dtypes:
+        raise ModelError(
+            f"{folder} has {len(wrong_dtypes)} tensors of a dtype that is not supported: "
+            f"{_listed(wrong_dtypes)}; supported are {', '.join(DTYPES)}"
+        )
+
+
+def _check_memory(folder: Path, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    sizes = [(tensor.numel(), tensor.nbytes) for tensor in tensors]
+    num_parameters, needed = sum(n for n, _ in sizes), sum(n for _, n in sizes)
+    available = available_bytes(device)
+    if needed > available:
+        raise ModelError(
+            f"the weights of {folder} take {format_bytes(needed)} ({num_parameters:,} parameters of "
+            f"{needed // num_parameters} bytes), {format_bytes(available)} are available on {device}; "
+            "take a smaller --dtype, a smaller model or a larger machine"
+        )
+
+
+def _copy(
+    stored: Mapping[str, Reader], parameters: Mapping[str, torch.Tensor], progress: Callable[[float], None]
+) -> None:
+    total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
+    for name, parameter in parameters.items():
+        parameter.copy_(stored[name].get_tensor(name))
+        done += parameter.nbytes
+        progress(done / total)
+
+
+def _listed(names: list[str], *, separator: str = ", ") -> str:
+    shown = separator.join(names[:MAX_NAMES_SHOWN])
+    hidden = len(names) - MAX_NAMES_SHOWN
+    return f"{shown} and {hidden} more" if hidden > 0 else shown

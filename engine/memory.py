@@ -1,0 +1,122 @@
+"""How much memory there is, and how many KV blocks are taken from it. Knows sizes, not models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from headway.engine.config import EngineConfig
+from headway.engine.errors import ConfigError
+from headway.engine.model_config import ModelConfig
+
+CPU_KV_CACHE_BYTES = 1 << 30
+CPU_KV_CACHE_SHARE = 0.25
+CUDA_KV_CACHE_SHARE = 0.85  # the rest is for activations and captured graphs
+MAX_KV_CACHE_SHARE = 0.9
+
+
+def format_bytes(size: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.{0 if units[0] == 'bytes' else 1}f} {units[0]}"
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can be taken now. On the CPU within the limits of the control groups we run in."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([_machine_bytes(Path("/proc/meminfo")), *_group_bytes(Path("/"))])
+
+
+def kv_block_bytes(
+    model: ModelConfig, *, num_kv_layers: int, has_mtp: bool, block_size: int, dtype: torch.dtype
+) -> int:
+    """Keys and values of all layers, and the hidden state kept beside the block for an MTP head."""
+    keys_and_values = 2 * num_kv_layers * block_size * model.num_kv_heads * model.head_dim
+    return (keys_and_values + (model.hidden_size if has_mtp else 0)) * dtype.itemsize
+
+
+def num_kv_blocks(config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int) -> int:
+    """At least one request of full length and one block more; at most that many for every row.
+
+    available: bytes on the device once the weights are loaded. Raises ConfigError.
+    """
+    blocks_per_request = -(-max_model_len // config.block_size)
+    least = (blocks_per_request + 1) * block_bytes
+    budget = _kv_budget(config, least=least, available=available)
+    if budget < least or budget > MAX_KV_CACHE_SHARE * available:
+        raise _unmet(config, max_model_len, least=least, budget=budget, available=available)
+    return min(budget // block_bytes, config.max_running * blocks_per_request + 1)
+
+
+def _kv_budget(config: EngineConfig, *, least: int, available: int) -> int:
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if config.device == "cpu":
+        return max(least, min(CPU_KV_CACHE_BYTES, int(CPU_KV_CACHE_SHARE * available)))
+    return max(least, int(CUDA_KV_CACHE_SHARE * available))
+
+
+def _unmet(
+    config: EngineConfig, max_model_len: int, *, least: int, budget: int, available: int
+) -> ConfigError:
+    room = f"{format_bytes(available)} are available"
+    if budget >= least and config.kv_cache_memory_bytes is not None:
+        return ConfigError(
+            f"--kv-cache-memory-bytes is {budget} ({format_bytes(budget)}), but {room}; "
+            f"set at most {int(MAX_KV_CACHE_SHARE * available)}"
+        )
+    usable = min(budget, int(MAX_KV_CACHE_SHARE * available))
+    fitting = max(0, usable * (max_model_len + config.block_size) // least - config.block_size)
+    remedies = [f"lower --max-model-len to {fitting} or less"] if fitting >= 2 else []
+    if config.kv_cache_memory_bytes is not None:
+        remedies.append(f"raise --kv-cache-memory-bytes to {least} or more")
+    remedies = remedies or ["free memory or take a smaller model"]
+    return ConfigError(
+        f"a request of {max_model_len} tokens (max_model_len) needs {format_bytes(least)} of KV cache, "
+        f"{format_bytes(usable)} can be had ({room}); {', or '.join(remedies)}"
+    )
+
+
+def _machine_bytes(meminfo: Path) -> int:
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group_bytes(root: Path) -> Iterator[int]:
+    """What each control group above this process still allows; page cache that can be dropped counts as free."""
+    for folder, limit_file, usage_file in _memory_groups(root):
+        try:
+            limit, usage = (folder / limit_file).read_text(), int((folder / usage_file).read_text())
+            stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if limit.strip() != "max":
+            yield max(0, int(limit) - usage + int(stats.get("inactive_file", 0)))
+
+
+def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """(folder, name of the limit, name of the usage): of this process's group and all above, both versions."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers not in ("", "memory"):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        names = ("memory.max", "memory.current")
+        if controllers:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(top):
+                yield folder, *names

@@ -1,0 +1,100 @@
+"""MiMo: the trunk of Qwen2 and one MTP layer, itself a decoder block over pairs (h_{i-1}, t_i).
+
+The head is fed with the residual stream before the final norm, and is carried on with its own normed output.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.cache.pool import KVPool
+from headway.engine.model_config import ModelConfig
+from headway.engine.models.inputs import ForwardInputs
+from headway.engine.models.layers import DecoderLayer, LayerCache, Linear, Placement
+from headway.engine.models.qwen2 import Qwen2
+from headway.kernels import add_rms_norm, rms_norm
+
+
+class MiMo:
+    """See CausalLM in registry.py. The MTP layer's keys and values are the pool's last layer."""
+
+    MTP_PREFIX: str | None = "model.mtp_layers.0."
+
+    def __init__(self, config: ModelConfig, place: Placement, *, with_mtp: bool) -> None:
+        self.config = config
+        self.device, self.dtype = place.device, place.dtype
+        self.has_mtp = with_mtp
+        self.num_kv_layers = config.num_layers + with_mtp
+        self.trunk = Qwen2(config, place, with_mtp=False)
+        self.head = MTPLayer(config, place) if with_mtp else None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        head = {} if self.head is None else self.head.tensors("model.mtp_layers.0.")
+        return self.trunk.tensors() | head
+
+    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
+        return self.trunk.forward(inputs, pool)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.trunk.logits(hidden)
+
+    def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
+        assert self.head is not None, "the MTP head is not loaded: depth must be 0"
+        pairs = self.head.pair(hidden, self.trunk.embed(inputs.token_ids))
+        return self.head.carry(pairs, inputs, self._cache(pool), self.trunk.cos_sin)
+
+    def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
+        return self.trunk.lm_head(carry)
+
+    def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
+        assert self.head is not None, "the MTP head is not loaded: depth must be 0"
+        pairs = self.head.pair(hidden, self.trunk.embed(inputs.token_ids))
+        self.head.block.append(None, pairs, inputs, self._cache(pool), self.trunk.cos_sin)
+
+    def _cache(self, pool: KVPool) -> LayerCache:
+        return LayerCache(*pool.layer(self.config.num_layers), first_position=1)
+
+
+class MTPLayer:
+    """Joins a hidden state with a token, then one decoder block and a norm."""
+
+    def __init__(self, config: ModelConfig, place: Placement) -> None:
+        hidden = config.hidden_size
+        self._epsilon = config.rms_norm_epsilon
+        self.hidden_norm = place.empty(hidden)
+        self.token_norm = place.empty(hidden)
+        self.input = Linear(place.empty(hidden, 2 * hidden))
+        self.block = DecoderLayer(config, place)
+        self.final_norm = place.empty(hidden)
+
+    def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
+        return {
+            f"{prefix}hidden_layernorm.weight": self.hidden_norm,
+            f"{prefix}token_layernorm.weight": self.token_norm,
+            f"{prefix}input_proj.weight": self.input.weight,
+            f"{prefix}final_layernorm.weight": self.final_norm,
+            **self.block.tensors(prefix),
+        }
+
+    def pair(
+        self,
+        hidden: torch.Tensor,  # [tokens, hidden]: h_{i-1}, or the carry of slot i - 1
+        embedded: torch.Tensor,  # [tokens, hidden]: of t_i
+    ) -> torch.Tensor:  # [tokens, hidden]
+        """The hidden state comes first, unlike in all other families."""
+        normed_hidden = rms_norm(hidden, self.hidden_norm, self._epsilon)
+        normed_token = rms_norm(embedded, self.token_norm, self._epsilon)
+        return self.input(torch.cat([normed_hidden, normed_token], dim=-1))
+
+    def carry(
+        self,
+        pairs: torch.Tensor,  # [tokens, hidden], overwritten
+        inputs: ForwardInputs,
+        cache: LayerCache,
+        cos_sin: torch.Tensor,  # [max_position, head_dim]
+    ) -> torch.Tensor:  # [tokens, hidden]
+        delta = self.block(None, pairs, inputs, cache, cos_sin)
+        return add_rms_norm(delta, pairs, self.final_norm, self._epsilon)

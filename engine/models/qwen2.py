@@ -1,0 +1,66 @@
+"""Qwen2: a plain decoder with grouped heads and biased q, k, v. Ships no MTP head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from headway.engine.cache.pool import KVPool
+from headway.engine.model_config import ModelConfig
+from headway.engine.models.inputs import ForwardInputs
+from headway.engine.models.layers import DecoderLayer, LayerCache, Linear, Placement, rotary_table
+from headway.kernels import rms_norm
+
+
+class Qwen2:
+    """See CausalLM in registry.py."""
+
+    MTP_PREFIX: str | None = None
+    has_mtp = False
+
+    def __init__(self, config: ModelConfig, place: Placement, *, with_mtp: bool) -> None:
+        assert not with_mtp, "Qwen2 ships no MTP head"
+        self.config = config
+        self.device, self.dtype = place.device, place.dtype
+        self.num_kv_layers = config.num_layers
+        self.cos_sin = rotary_table(config, place)
+        self.embedding = place.empty(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, place) for _ in range(config.num_layers)]
+        self.final_norm = place.empty(config.hidden_size)
+        is_tied = config.tie_word_embeddings
+        self.lm_head = Linear(
+            self.embedding if is_tied else place.empty(config.vocab_size, config.hidden_size)
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.final_norm}
+        for index, layer in enumerate(self.layers):
+            named |= layer.tensors(f"model.layers.{index}.")
+        if not self.config.tie_word_embeddings:
+            named["lm_head.weight"] = self.lm_head.weight
+        return named
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:  # [tokens] int64 -> [tokens, hidden]
+        return F.embedding(token_ids, self.embedding)
+
+    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
+        residual = self.embed(inputs.token_ids)
+        delta: torch.Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            delta = layer(delta, residual, inputs, LayerCache(*pool.layer(index)), self.cos_sin)
+        return residual if delta is None else residual.add_(delta)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(rms_norm(hidden, self.final_norm, self.config.rms_norm_epsilon))
+
+    def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("Qwen2 has no MTP head: depth must be 0")
+
+    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
+        raise AssertionError("Qwen2 has no MTP head: depth must be 0")
+
+    def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("Qwen2 has no MTP head: depth must be 0")
+
+    def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
+        raise AssertionError("Qwen2 has no MTP head: depth must be 0")
