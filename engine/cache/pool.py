@@ -9,8 +9,9 @@ class KVPool:
     """Paged keys and values, and for each block the hidden state of its last token.
 
     keys, values: [layers, num_blocks, block_size, kv_heads, head_dim] in the model's dtype.
-    block_hidden: [num_blocks, hidden_size], the state that the MTP head is fed with at a block's last
-    position, so that the first pair after a prefix hit can be formed; None without an MTP head.
+    block_hidden: [num_blocks + 1, hidden_size], the state that the MTP head is fed with at a block's last
+    position, so that the first pair after a prefix hit can be formed; None without an MTP head. The last
+    entry belongs to no block: states that are not to be kept go there.
     """
 
     def __init__(
@@ -33,9 +34,14 @@ class KVPool:
         self.block_hidden = (
             None
             if hidden_size is None
-            else torch.zeros((num_blocks, hidden_size), dtype=dtype, device=device)
+            else torch.zeros((num_blocks + 1, hidden_size), dtype=dtype, device=device)
         )
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(keys, values) of one layer: [num_blocks, block_size, kv_heads, head_dim] each."""
         return self.keys[index], self.values[index]
+
+    def keep_hidden(self, block_ids: torch.Tensor, states: torch.Tensor, is_kept: torch.Tensor) -> None:
+        """block_ids: [n] int64; states: [n, hidden_size]; is_kept: [n] bool."""
+        if self.block_hidden is not None:
+            self.block_hidden[torch.where(is_kept, block_ids, self.num_blocks)] = states

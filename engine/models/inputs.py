@@ -19,7 +19,7 @@ class Segment:
     first_token: int
     rows: int
     window: int
-    block_table: torch.Tensor  # [rows, max_blocks] int32
+    block_table: torch.Tensor  # [rows, max_blocks] int64, -1 where no block is granted
     start_positions: torch.Tensor  # [rows] int64
 
 
@@ -33,3 +33,33 @@ class ForwardInputs:
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     segments: tuple[Segment, ...]
+
+
+CPU_ROW_MULTIPLE = 16
+
+
+def window_inputs(
+    token_ids: torch.Tensor,
+    start_positions: torch.Tensor,
+    is_valid: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+) -> ForwardInputs:
+    """One segment of equal windows; entries that are not valid get id 0, position 0 and are not written.
+
+    token_ids: [rows, window] int64; start_positions: [rows] int64; is_valid: [rows, window] bool;
+    block_table: [rows, max_blocks] int64.
+    """
+    rows, window = token_ids.shape
+    places = torch.arange(window, device=token_ids.device)
+    positions = (start_positions[:, None] + places) * is_valid
+    slots = block_table.gather(1, positions // block_size) * block_size + positions % block_size
+    padding = -(rows * window) % CPU_ROW_MULTIPLE if token_ids.device.type == "cpu" else 0
+    return ForwardInputs(
+        token_ids=torch.nn.functional.pad((token_ids * is_valid).flatten(), (0, padding)),
+        positions=torch.nn.functional.pad(positions.flatten(), (0, padding)),
+        slot_mapping=torch.nn.functional.pad(
+            torch.where(is_valid, slots, -1).flatten(), (0, padding), value=-1
+        ),
+        segments=(Segment(0, rows, window, block_table, start_positions),),
+    )

@@ -1,0 +1,134 @@
+"""Puts an engine together from its configuration: device, model, memory, slot table, scheduler, runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from headway.engine.cache.pool import KVPool
+from headway.engine.checkpoint import load_model, parameter_counts
+from headway.engine.config import EngineConfig
+from headway.engine.errors import ConfigError
+from headway.engine.mailbox import EngineInfo
+from headway.engine.memory import available_bytes, kv_block_bytes, num_kv_blocks
+from headway.engine.models.registry import CausalLM
+from headway.engine.runner import Runner
+from headway.engine.scheduler import Scheduler
+from headway.engine.slots import SlotTable
+from headway.engine.speculation.draft import Drafter, mtp_drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """All that the loop needs, and what was found out on the way."""
+
+    scheduler: Scheduler
+    runner: Runner
+    info: EngineInfo
+
+
+def assemble(
+    config: EngineConfig, *, progress: Callable[[float], None], drafter: Drafter = mtp_drafts
+) -> Engine:
+    """Loads the model and takes the memory. Raises ModelError or ConfigError.
+
+    A model without an MTP head is served at depth 0. progress: called with the share that is loaded.
+    """
+    device = _device(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    model = load_model(
+        config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
+    )
+    depth = config.depth if model.has_mtp else 0
+    config = msgspec.structs.replace(config, device=device.type, depth=depth)
+    max_model_len = _max_model_len(config, model)
+    pool = _take_pool(config, model, max_model_len)
+    max_blocks = -(-max_model_len // config.block_size)
+    slots = SlotTable.allocate(
+        config.max_running,
+        max_blocks=max_blocks,
+        max_depth=depth,
+        hidden_size=model.config.hidden_size,
+        dtype=model.dtype,
+        device=device,
+    )
+    scheduler = Scheduler(
+        config,
+        num_blocks=pool.num_blocks,
+        max_model_len=max_model_len,
+        has_mtp=model.has_mtp,
+        model_identity=config.model_path,
+        kv_dtype=str(model.dtype),
+    )
+    runner = Runner(model, pool, slots, drafter=drafter)
+    return Engine(scheduler, runner, _info(config, model, pool, max_model_len))
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError(
+            "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
+        )
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
+    trained = model.config.max_position_embeddings
+    if config.max_model_len is None:
+        return trained
+    if config.max_model_len > trained:
+        raise ConfigError(
+            f"--max-model-len is {config.max_model_len:,}, the model was made for {trained:,} positions "
+            f"(max_position_embeddings); use {trained:,} or less"
+        )
+    return config.max_model_len
+
+
+def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVPool:
+    shape = model.config
+    block_bytes = kv_block_bytes(
+        shape,
+        num_kv_layers=model.num_kv_layers,
+        has_mtp=model.has_mtp,
+        block_size=config.block_size,
+        dtype=model.dtype,
+    )
+    return KVPool(
+        num_layers=model.num_kv_layers,
+        num_blocks=num_kv_blocks(
+            config,
+            max_model_len=max_model_len,
+            block_bytes=block_bytes,
+            available=available_bytes(model.device),
+        ),
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size if model.has_mtp else None,
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def _info(config: EngineConfig, model: CausalLM, pool: KVPool, max_model_len: int) -> EngineInfo:
+    num_parameters, weights_bytes = parameter_counts(model)
+    return EngineInfo(
+        architecture=model.config.architecture,
+        device=model.device.type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_parameters=num_parameters,
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=pool.keys.nbytes + pool.values.nbytes,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        max_model_len=max_model_len,
+        max_running=config.max_running,
+        vocab_size=model.config.vocab_size,
+        depth=config.depth,
+        has_mtp=model.has_mtp,
+    )

@@ -1,0 +1,133 @@
+"""The engine's loop: takes mail, asks the scheduler, launches, publishes.
+
+One step stays in flight while the one before is read. Knows neither tensors nor sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Protocol
+
+from headway.engine.batch import Plan, StepResult
+from headway.engine.errors import RequestError
+from headway.engine.mailbox import (
+    Abort,
+    FromEngine,
+    Heartbeat,
+    RoundOutput,
+    Shutdown,
+    StatsSnapshot,
+    Submit,
+    ToEngine,
+    TokenEvent,
+)
+from headway.engine.request import FinishReason, Request
+from headway.engine.scheduler import Scheduler
+
+IDLE_SECONDS = 0.5
+STATS_SECONDS = 0.1
+HEARTBEAT_SECONDS = 0.25
+
+
+class Handle(Protocol):
+    """A launched step."""
+
+    def is_ready(self) -> bool: ...
+    def result(self) -> StepResult: ...
+
+
+class Launcher(Protocol):
+    """What carries plans out: the runner, or a simulation of it."""
+
+    def launch(self, plan: Plan) -> Handle: ...
+
+
+class Post(Protocol):
+    """Where messages come from and go to: the mailbox, or lists in a test."""
+
+    def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]: ...
+    def send(self, message: FromEngine) -> None: ...
+
+
+class EngineLoop:
+    """Mutable: owns the steps in flight; the only caller of scheduler and runner."""
+
+    def __init__(self, scheduler: Scheduler, runner: Launcher, post: Post) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._post = post
+        self._in_flight: deque[tuple[Plan, Handle]] = deque()
+        self._step = 0
+        self._stats_sent = self._heartbeat_sent = 0.0
+        self._has_news = True  # something changed since the last snapshot
+
+    def step(self) -> bool:
+        """Takes mail, launches one step if there is work, reads what is ready. False after a Shutdown."""
+        for message in self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS):
+            if isinstance(message, Shutdown):
+                return False
+            self._take(message)
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._in_flight.append((plan, self._runner.launch(plan)))
+            self._step += 1
+        while self._in_flight and self._should_read(has_launched=plan is not None):
+            self._publish(*self._in_flight.popleft())
+        self._report()
+        return True
+
+    def _is_busy(self) -> bool:
+        return bool(self._in_flight) or self._scheduler.has_work
+
+    def _should_read(self, *, has_launched: bool) -> bool:
+        """Waiting for a step is due once another was launched behind it, or when none can be."""
+        return not has_launched or len(self._in_flight) > 1 or self._in_flight[0][1].is_ready()
+
+    def _take(self, message: ToEngine) -> None:
+        self._has_news = True
+        if isinstance(message, Submit):
+            try:
+                self._scheduler.add(_request(message))
+            except RequestError as error:
+                self._post.send(RoundOutput([_refusal(message.request_id, error)]))
+        elif isinstance(message, Abort):
+            self._scheduler.abort(message.request_id)
+
+    def _publish(self, plan: Plan, handle: Handle) -> None:
+        events = self._scheduler.update(plan, handle.result())
+        self._has_news = True
+        if any(event.finish_reason for event in events):
+            self._send_stats()  # first, so that who sees the end of a request sees it counted
+        if events:
+            self._post.send(RoundOutput(events))
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        is_due = now - self._stats_sent >= STATS_SECONDS or not self._is_busy()
+        if self._has_news and is_due:
+            self._send_stats()
+        if now - self._heartbeat_sent >= HEARTBEAT_SECONDS:
+            self._heartbeat_sent = now
+            self._post.send(Heartbeat("serve", 1.0, self._step))
+
+    def _send_stats(self) -> None:
+        self._stats_sent = time.monotonic()
+        self._has_news = False
+        self._post.send(StatsSnapshot(self._scheduler.snapshot()))
+
+
+def _request(message: Submit) -> Request:
+    return Request(
+        request_id=message.request_id,
+        prompt_token_ids=message.prompt_token_ids,
+        sampling=message.sampling,
+        max_tokens=message.max_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        max_draft_tokens=message.max_draft_tokens,
+        cache_salt=message.cache_salt,
+    )
+
+
+def _refusal(request_id: int, error: RequestError) -> TokenEvent:
+    return TokenEvent(request_id, [], FinishReason.ERROR, error=str(error), error_code=error.code)

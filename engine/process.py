@@ -1,0 +1,64 @@
+"""The engine process: `python -P -m headway.engine.process ADDRESS`.
+
+Its configuration is the first frame. It leaves on Shutdown, on a failure that it reports, and when the
+process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import traceback
+from contextlib import closing
+
+from headway.engine.assembly import assemble
+from headway.engine.config import EngineConfig
+from headway.engine.errors import HeadwayError
+from headway.engine.loop import EngineLoop
+from headway.engine.mailbox import Configure, Failure, Heartbeat, Mailbox, Ready
+
+CONFIGURE_SECONDS = 30.0
+
+logger = logging.getLogger("headway.engine")
+
+
+def main(address: str) -> int:
+    """Serves until told to leave. Returns the exit status: 0 after a Shutdown, 1 after a failure."""
+    faulthandler.enable()
+    with closing(Mailbox(address)) as mailbox:
+        config = _receive_config(mailbox)
+        if config is None:
+            return 1
+        try:
+            _serve(config, mailbox)
+        except HeadwayError as error:
+            mailbox.send(Failure(type(error).__name__, str(error)))
+            return 1
+        except Exception as error:
+            logger.exception("the engine ends because of a fault of its own")
+            trace = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{os.path.basename(trace.filename)}:{trace.lineno}"
+            mailbox.send(Failure("crash", f"{type(error).__name__}: {error} ({where})"))
+            return 1
+    return 0
+
+
+def _receive_config(mailbox: Mailbox) -> EngineConfig | None:
+    messages = mailbox.receive(CONFIGURE_SECONDS)
+    return messages[0].config if messages and isinstance(messages[0], Configure) else None
+
+
+def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
+    parent = os.getppid()
+    engine = assemble(config, progress=lambda done: mailbox.send(Heartbeat("load", done)))
+    loop = EngineLoop(engine.scheduler, engine.runner, mailbox)
+    mailbox.send(Ready(engine.info))
+    while loop.step() and os.getppid() == parent:
+        pass
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,99 @@
+"""The slot table: device truth of every running request, one row each, at fixed addresses.
+
+Written by the runner at admission and by the kernels inside the round; the host never reads it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """N rows. The tensors are mutable, their addresses are not.
+
+    A row with kv_lengths >= limits is padding: rounds neither change it nor count it.
+    kv_lengths counts tokens in the KV cache (L); last_tokens is t_L, the first token not in it.
+    Pending pairs are (h_{i-1}, t_i) for i in L - pending_counts + 1 .. L: what the MTP head has not seen.
+    """
+
+    last_tokens: torch.Tensor  # [N] int64
+    kv_lengths: torch.Tensor  # [N] int64
+    limits: torch.Tensor  # [N] int64: positions at or beyond it are never computed
+    depth_caps: torch.Tensor  # [N] int64
+    last_block_offsets: torch.Tensor  # [N] int64: (L - 1) mod block size
+    block_counts: torch.Tensor  # [N] int64: ceil(L / block size)
+    last_block_ids: torch.Tensor  # [N] int64
+    kv_block_ids: torch.Tensor  # [N, max_blocks] int64: blocks in use, -1 beyond
+    granted_block_ids: torch.Tensor  # [N, max_blocks] int64: blocks the row may use
+    prefill_status: torch.Tensor  # [N] int64: 1 on rows that the round left alone
+    temperatures: torch.Tensor  # [N] float32
+    top_k: torch.Tensor  # [N] int64
+    top_p: torch.Tensor  # [N] float32
+    min_p: torch.Tensor  # [N] float32
+    seeds: torch.Tensor  # [N] int64
+    pending_tokens: torch.Tensor  # [N, max depth + 1] int64
+    pending_hidden: torch.Tensor  # [N, max depth + 1, hidden]
+    pending_counts: torch.Tensor  # [N] int64
+    chunk_hidden: torch.Tensor  # [N, hidden]: the MTP head's input state of a prefill's last computed token
+
+    @classmethod
+    def allocate(
+        cls,
+        num_rows: int,
+        *,
+        max_blocks: int,
+        max_depth: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> SlotTable:
+        def integers(*shape: int, fill: int = 0) -> torch.Tensor:
+            return torch.full((num_rows, *shape), fill, dtype=torch.int64, device=device)
+
+        def floats(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros((num_rows, *shape), dtype=dtype, device=device)
+
+        return cls(
+            last_tokens=integers(),
+            kv_lengths=integers(),
+            limits=integers(),
+            depth_caps=integers(),
+            last_block_offsets=integers(),
+            block_counts=integers(),
+            last_block_ids=integers(fill=-1),
+            kv_block_ids=integers(max_blocks, fill=-1),
+            granted_block_ids=integers(max_blocks, fill=-1),
+            prefill_status=integers(fill=1),
+            temperatures=floats(),
+            top_k=integers(),
+            top_p=floats() + 1,
+            min_p=floats(),
+            seeds=integers(),
+            pending_tokens=integers(max_depth + 1),
+            pending_hidden=floats(max_depth + 1, hidden_size, dtype=dtype),
+            pending_counts=integers(),
+            chunk_hidden=floats(hidden_size, dtype=dtype),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def first(self, num_rows: int) -> SlotTable:
+        """The same memory, only the first rows."""
+        return SlotTable(**{name: tensor[:num_rows] for name, tensor in self.tensors().items()})
+
+    def move(self, source: int, target: int) -> None:
+        """Row `source` goes to `target`; `source` becomes padding."""
+        for tensor in self.tensors().values():
+            tensor[target] = tensor[source]
+        self.release(source)
+
+    def release(self, row: int) -> None:
+        """The row becomes padding; its blocks are no longer its own."""
+        self.limits[row] = 0
+        self.kv_lengths[row] = 0
+        self.granted_block_ids[row] = -1
+        self.kv_block_ids[row] = -1

@@ -1,0 +1,72 @@
+"""Drafts from the model's own MTP head: one pass over the pending pairs, then single steps.
+
+Slot i of the MTP layer's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from headway.engine.cache.pool import KVPool
+from headway.engine.models.inputs import window_inputs
+from headway.engine.models.registry import CausalLM
+from headway.engine.sampler import pick_tokens
+from headway.engine.slots import SlotTable
+
+# (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
+Drafter = Callable[[CausalLM, KVPool, SlotTable, int], torch.Tensor]
+
+
+def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> torch.Tensor:
+    """Drafts for positions L+1 .. L+depth of each row; fills the MTP layer's slots up to L + depth - 1.
+
+    The drafter picks with the same noise as the target does at the same position, so that a draft is
+    accepted as often as the two distributions allow. Rows that are padding get rubbish and write nothing.
+    """
+    lengths = rows.kv_lengths
+    is_live = lengths < rows.limits
+    carry = _absorb_pending(model, pool, rows, is_live, depth)
+    drafts = [_pick(model, rows, carry, lengths + 1)]
+    for step in range(1, depth):
+        slots = lengths + step
+        inputs = window_inputs(
+            drafts[-1][:, None],
+            slots,
+            (is_live & (slots < rows.limits))[:, None],
+            rows.granted_block_ids,
+            pool.block_size,
+        )
+        carry = model.draft(inputs, pad_rows(carry, len(inputs.token_ids)), pool)[: len(lengths)]
+        drafts.append(_pick(model, rows, carry, slots + 1))
+    return torch.stack(drafts, dim=1)
+
+
+def _absorb_pending(
+    model: CausalLM, pool: KVPool, rows: SlotTable, is_live: torch.Tensor, depth: int
+) -> torch.Tensor:
+    """Fills slots L - pending + 1 .. L with the true pairs; returns the carry at slot L: [rows, hidden]."""
+    width = depth + 1
+    counts = rows.pending_counts
+    places = torch.arange(width, device=counts.device)
+    inputs = window_inputs(
+        rows.pending_tokens[:, :width],
+        rows.kv_lengths - counts + 1,
+        is_live[:, None] & (places < counts[:, None]),
+        rows.granted_block_ids,
+        pool.block_size,
+    )
+    hidden = pad_rows(rows.pending_hidden[:, :width].flatten(0, 1), len(inputs.token_ids))
+    carry = model.draft(inputs, hidden, pool)
+    first_of_row = torch.arange(0, len(counts) * width, width, device=counts.device)
+    return carry[first_of_row + (counts - 1).clamp(min=0)]
+
+
+def _pick(model: CausalLM, rows: SlotTable, carry: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return pick_tokens(model.draft_logits(carry)[:, None], rows, positions)[:, 0]
+
+
+def pad_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """[n, hidden] -> [num_rows, hidden], zeros below."""
+    return x if len(x) == num_rows else torch.nn.functional.pad(x, (0, 0, 0, num_rows - len(x)))

@@ -1,0 +1,209 @@
+"""Sampling under speculation follows the target's distribution, whatever the drafter's is.
+
+A Markov chain stands in for the model, so that the law of every token and pair is known exactly. Each of
+100,000 rows is one trial with its own seed; the real round, sampler and verification run on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+import headway.engine.round as round_module
+from headway.engine.cache.pool import KVPool
+from headway.engine.models.inputs import ForwardInputs
+from headway.engine.round import decode_round
+from headway.engine.slots import SlotTable
+from headway.engine.speculation.draft import mtp_drafts
+
+VOCAB = 8
+DEPTH = 3
+START = 2  # the token before the first sampled one
+POSITION = 5  # its position
+NUM_TRIALS = 100_000
+NUM_TOKENS = 5
+ALPHA = 1e-4
+
+
+class MarkovChain:
+    """A model whose next token depends on the last one only; the MTP head has a law of its own."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.target = torch.randn(VOCAB, VOCAB, generator=generator)
+        self.drafts = 0.5 * self.target + torch.randn(VOCAB, VOCAB, generator=generator)
+
+    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
+        return torch.nn.functional.one_hot(inputs.token_ids, VOCAB).float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self.target
+
+    def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
+        return self.forward(inputs, pool)
+
+    def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
+        return carry @ self.drafts
+
+    def transitions(self, temperature: float, top_p: float) -> torch.Tensor:
+        """[VOCAB, VOCAB] float64: the law of the next token by the last one."""
+        p = (self.target.double() / temperature).softmax(-1)
+        ordered, ids = p.sort(-1, descending=True)
+        kept = ordered * (ordered.cumsum(-1) - ordered < top_p)
+        return torch.zeros_like(p).scatter(1, ids, kept / kept.sum(-1, keepdim=True))
+
+
+def new_rows(num_rows: int, first_seed: int, temperature: float, top_p: float) -> tuple[SlotTable, KVPool]:
+    """Rows that stand at POSITION with START as the last token and one pending pair."""
+    cpu = torch.device("cpu")
+    rows = SlotTable.allocate(
+        num_rows, max_blocks=1, max_depth=DEPTH, hidden_size=VOCAB, dtype=torch.float32, device=cpu
+    )
+    rows.last_tokens.fill_(START)
+    rows.pending_tokens[:, 0] = START
+    rows.pending_counts.fill_(1)
+    rows.kv_lengths.fill_(POSITION)
+    rows.limits.fill_(16)
+    rows.depth_caps.fill_(DEPTH)
+    rows.last_block_offsets.fill_(POSITION - 1)
+    rows.block_counts.fill_(1)
+    rows.last_block_ids.fill_(0)
+    rows.kv_block_ids.fill_(0)
+    rows.granted_block_ids.fill_(0)
+    rows.temperatures.fill_(temperature)
+    rows.top_p.fill_(top_p)
+    rows.seeds.copy_(torch.arange(first_seed, first_seed + num_rows))
+    pool = KVPool(
+        num_layers=1, num_blocks=1, block_size=16, num_kv_heads=1, head_dim=1,
+        hidden_size=None, dtype=torch.float32, device=cpu,
+    )  # fmt: skip
+    return rows, pool
+
+
+def run(
+    temperature: float, top_p: float, first_seed: int = 0
+) -> tuple[torch.Tensor, list[torch.Tensor], float]:
+    """NUM_TRIALS rows to NUM_TOKENS tokens each.
+
+    Returns the tokens [trials, NUM_TOKENS + 1] with START first; for each place of the window the pairs
+    (token before, token) [n, 2] emitted there; and the share of drafts accepted.
+    """
+    model = MarkovChain()
+    rows, pool = new_rows(NUM_TRIALS, first_seed, temperature, top_p)
+    tokens = torch.full((NUM_TRIALS, NUM_TOKENS + 1 + DEPTH + 1), -1)
+    tokens[:, 0] = START
+    counts = torch.zeros(NUM_TRIALS, dtype=torch.int64)
+    by_place: list[list[torch.Tensor]] = [[] for _ in range(DEPTH + 1)]
+    accepted = rounds = 0
+    while int(counts.min()) < NUM_TOKENS:
+        rows.limits.copy_(torch.where(counts < NUM_TOKENS, 16, 0))
+        emitted = decode_round(model, pool, rows, DEPTH, mtp_drafts)  # type: ignore[arg-type]
+        accepted += int((emitted[:, 0] - 1).clamp(min=0).sum())
+        rounds += int((emitted[:, 0] > 0).sum())
+        for place in range(DEPTH + 1):
+            chosen = (emitted[:, 0] > place).nonzero()[:, 0]
+            at = counts[chosen] + place + 1
+            tokens[chosen, at] = emitted[chosen, 1 + place]
+            by_place[place].append(torch.stack([tokens[chosen, at - 1], tokens[chosen, at]], 1))
+        counts += emitted[:, 0]
+    return tokens[:, : NUM_TOKENS + 1], [torch.cat(p) for p in by_place], accepted / (rounds * DEPTH)
+
+
+def p_value(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """Chi-square of counts against a law; cells that are expected under five times are merged into one."""
+    expected = probabilities / probabilities.sum() * observed.sum()
+    assert int(observed[probabilities == 0].sum()) == 0, "a token outside the filters was sampled"
+    is_small = expected < 5
+    cells = [(o, e) for o, e in zip(observed[~is_small].tolist(), expected[~is_small].tolist(), strict=True)]
+    if float(expected[is_small].sum()) >= 5:
+        cells.append((float(observed[is_small].sum()), float(expected[is_small].sum())))
+    total = sum(e for _, e in cells)
+    share = sum(o for o, _ in cells) / total
+    return float(chisquare([o for o, _ in cells], [e * share for _, e in cells]).pvalue)
+
+
+def pair_counts(pairs: torch.Tensor) -> torch.Tensor:
+    return torch.bincount(pairs[:, 0] * VOCAB + pairs[:, 1], minlength=VOCAB * VOCAB).view(VOCAB, VOCAB)
+
+
+def p_values(temperature: float, top_p: float, first_seed: int = 0) -> Iterator[tuple[str, float]]:
+    """Every claim with its p-value: each token, each pair of neighbours, each place of the window."""
+    tokens, by_place, _ = run(temperature, top_p, first_seed)
+    transitions = MarkovChain().transitions(temperature, top_p)
+    law = torch.nn.functional.one_hot(torch.tensor(START), VOCAB).double()
+    for i in range(1, NUM_TOKENS + 1):
+        pair_law = law[:, None] * transitions
+        law = law @ transitions
+        yield f"token {i}", p_value(torch.bincount(tokens[:, i], minlength=VOCAB), law)
+        yield (
+            f"pair {i - 1}, {i}",
+            p_value(pair_counts(tokens[:, i - 1 : i + 1]).flatten(), pair_law.flatten()),
+        )
+    for place, pairs in enumerate(by_place):
+        counts = pair_counts(pairs)
+        for before in range(VOCAB):
+            if int(counts[before].sum()) >= 1000:
+                yield f"place {place} after {before}", p_value(counts[before], transitions[before])
+
+
+SETTINGS = [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (1.0, 0.7)]
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), SETTINGS, ids=str)
+def test_tokens_and_pairs_follow_the_targets_law_at_every_place(temperature: float, top_p: float) -> None:
+    results = dict(p_values(temperature, top_p))
+    assert {name.split()[1] for name in results if name.startswith("place")} == {"0", "1", "2", "3"}
+    failed = {name: p for name, p in results.items() if p < ALPHA / len(results) * 10}
+    assert not failed
+
+
+def test_distant_seeds_follow_it_too() -> None:
+    assert min(p for _, p in p_values(1.0, 1.0, first_seed=-(1 << 62))) > ALPHA
+
+
+def test_the_drafters_law_is_unlike_the_targets() -> None:
+    """Else the tests above would not see a draft that was accepted wrongly."""
+    _, _, acceptance = run(1.0, 1.0)
+    assert 0.2 < acceptance < 0.6
+    model = MarkovChain()
+    distance = (model.drafts.softmax(-1) - model.target.softmax(-1)).abs().sum(-1) / 2
+    assert float(distance.mean()) > 0.2
+
+
+def test_two_seeds_that_follow_one_another_are_independent() -> None:
+    tokens, _, _ = run(1.0, 1.0)
+    law = MarkovChain().transitions(1.0, 1.0)[START]
+    neighbours = torch.stack([tokens[0::2, 1], tokens[1::2, 1]], 1)
+    assert p_value(pair_counts(neighbours).flatten(), (law[:, None] * law).flatten()) > ALPHA
+
+
+def accept_all(
+    input_tokens: torch.Tensor, output_tokens: torch.Tensor, num_decode: int, num_prefill: int, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    flat = input_tokens.flatten()
+    last = torch.arange(num_decode) * (depth + 1) + depth
+    return last, torch.ones_like(flat, dtype=torch.bool), flat
+
+
+def ignore_the_first_mismatch(
+    input_tokens: torch.Tensor, output_tokens: torch.Tensor, num_decode: int, num_prefill: int, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Counts matches instead of consecutive matches."""
+    flat = input_tokens.flatten()
+    window = flat.view(num_decode, depth + 1)
+    matches = (window[:, 1:] == output_tokens.view(num_decode, depth + 1)[:, :-1]).sum(-1)
+    places = torch.arange(depth + 1)
+    mask = places <= matches[:, None]
+    return torch.arange(num_decode) * (depth + 1) + matches, mask.flatten(), flat
+
+
+@pytest.mark.parametrize("broken", [accept_all, ignore_the_first_mismatch], ids=lambda f: f.__name__)
+def test_broken_verification_is_seen(monkeypatch: pytest.MonkeyPatch, broken: object) -> None:
+    monkeypatch.setattr(round_module, "verify_speculative_tokens", broken)
+    assert min(p for _, p in p_values(1.0, 1.0)) < 1e-12

@@ -1,0 +1,104 @@
+"""An engine inside the test's own process: real scheduler, runner and loop, with lists for a mailbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+
+from headway.engine.assembly import Engine, assemble
+from headway.engine.config import EngineConfig
+from headway.engine.loop import EngineLoop
+from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
+from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.speculation.draft import Drafter, mtp_drafts
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class ListPost:
+    """A mailbox of two lists."""
+
+    def __init__(self) -> None:
+        self.inbox: list[ToEngine] = []
+        self.sent: list[FromEngine] = []
+
+    def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+
+@dataclass
+class Output:
+    """What one request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+    events: list[TokenEvent] = field(default_factory=list)
+
+
+class LocalEngine:
+    """Submit, run, collect. Requests are numbered from 0 in the order of submission."""
+
+    def __init__(self, config: EngineConfig, *, drafter: Drafter = mtp_drafts) -> None:
+        self.engine: Engine = assemble(config, progress=lambda _: None, drafter=drafter)
+        self.post = ListPost()
+        self.loop = EngineLoop(self.engine.scheduler, self.engine.runner, self.post)
+        self.outputs: dict[int, Output] = {}
+        self._ids = count()
+
+    def submit(
+        self,
+        prompt: Iterable[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        stop_token_ids: Iterable[int] = (),
+        max_draft_tokens: int | None = None,
+        cache_salt: str = "",
+    ) -> int:
+        request_id = next(self._ids)
+        self.outputs[request_id] = Output()
+        self.post.inbox.append(
+            Submit(
+                request_id=request_id,
+                prompt_token_ids=list(prompt),
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop_token_ids=list(stop_token_ids),
+                max_draft_tokens=max_draft_tokens,
+                cache_salt=cache_salt,
+            )
+        )
+        return request_id
+
+    def step(self) -> None:
+        self.loop.step()
+        sent, self.post.sent = self.post.sent, []
+        for message in sent:
+            for event in message.events if isinstance(message, RoundOutput) else ():
+                output = self.outputs[event.request_id]
+                output.token_ids += event.token_ids
+                output.finish_reason = event.finish_reason or output.finish_reason
+                output.num_drafted += event.num_drafted
+                output.num_accepted += event.num_accepted
+                output.events.append(event)
+
+    def run(self, max_steps: int = 100_000) -> dict[int, Output]:
+        """Steps until every request has finished."""
+        for _ in range(max_steps):
+            if all(output.finish_reason for output in self.outputs.values()):
+                return self.outputs
+            self.step()
+        raise AssertionError(f"not finished after {max_steps} steps: {self.outputs}")
+
+    def generate(self, prompt: Iterable[int], **kwargs: object) -> list[int]:
+        """One request, alone."""
+        request_id = self.submit(prompt, **kwargs)  # type: ignore[arg-type]
+        self.run()
+        return self.outputs[request_id].token_ids
