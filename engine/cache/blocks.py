@@ -47,7 +47,7 @@ class BlockAllocator:
     def share(self, block_ids: Iterable[int]) -> None:
         """One more owner for each block, which must be published."""
         for block_id in block_ids:
-            assert block_id in self._keys, f"block {block_id} was never published, it cannot be shared"
+            assert self.is_published(block_id), f"block {block_id} was never published, it cannot be shared"
             self._idle.pop(block_id, None)
             self._counts[block_id] += 1
 
@@ -68,6 +68,9 @@ class BlockAllocator:
         assert self._keys.get(block_id, key) == key, f"block {block_id} is published under two keys"
         if self._blocks.setdefault(key, block_id) == block_id:
             self._keys[block_id] = key
+
+    def is_published(self, block_id: int) -> bool:
+        return block_id in self._keys
 
     def find(self, key: bytes) -> int | None:
         return self._blocks.get(key)

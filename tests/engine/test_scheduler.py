@@ -1,0 +1,395 @@
+"""Admission, chunks, rows, grants and preemption, rule by rule."""
+
+from __future__ import annotations
+
+import pytest
+from headway_testing.scheduling import ScheduledDevice, oracle
+
+from headway.engine.batch import RowMove
+from headway.engine.errors import QueueFullError, RequestError
+from headway.engine.request import FinishReason, Status
+
+# --- queue -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "code", "words"),
+    [(0, "invalid_value", "0 tokens"), (64, "context_length_exceeded", "64 tokens, the limit is 63")],
+    ids=["empty", "leaves-no-room-for-a-token"],
+)
+def test_a_prompt_that_cannot_be_served_is_refused(length: int, code: str, words: str) -> None:
+    device = ScheduledDevice(max_model_len=64)
+    with pytest.raises(RequestError, match=words) as caught:
+        device.add(length, max_tokens=1)
+    assert (caught.value.code, caught.value.param) == (code, "prompt")
+    assert not device.scheduler.has_work
+
+
+def test_the_longest_prompt_that_leaves_room_is_served() -> None:
+    device = ScheduledDevice(max_model_len=64, num_blocks=4)
+    request = device.add(63, max_tokens=1)
+    device.drain()
+    assert request.output_token_ids == oracle(request)
+
+
+def test_max_tokens_beyond_the_context_is_our_own_bug() -> None:
+    with pytest.raises(AssertionError, match="limit 64 of 64"):
+        ScheduledDevice(max_model_len=64).add(10, max_tokens=55)
+
+
+def test_too_few_blocks_for_one_request_is_our_own_bug() -> None:
+    with pytest.raises(AssertionError, match="cannot hold one request of 256"):
+        ScheduledDevice(num_blocks=15)
+
+
+def test_a_full_queue_refuses_and_takes_again_after_an_admission() -> None:
+    device = ScheduledDevice(max_waiting=2, max_running=1)
+    device.add(4)
+    device.add(4)
+    with pytest.raises(QueueFullError, match=r"2 requests wait, the limit is 2 \(max_waiting\)"):
+        device.add(4)
+    device.step()
+    device.add(4)
+    assert (device.scheduler.num_running, device.scheduler.num_waiting) == (1, 2)
+
+
+def test_an_idle_scheduler_plans_nothing() -> None:
+    device = ScheduledDevice()
+    assert device.launch() is None
+    assert not device.scheduler.has_work
+
+
+# --- prefill ---------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_cut_to_the_budget_and_short_ones_share_a_step() -> None:
+    device = ScheduledDevice(prefill_chunk=32, depth=0)
+    for length in (70, 10, 12, 9):
+        device.add(length)
+    steps = [
+        [(c.request_id, c.start, len(c.token_ids), c.is_last) for c in device.step()[0].prefill]
+        for _ in range(4)
+    ]
+    assert steps == [
+        [(0, 0, 32, False)],
+        [(0, 32, 32, False)],
+        [(0, 64, 6, True), (1, 0, 10, True), (2, 0, 12, True), (3, 0, 4, False)],
+        [(3, 4, 5, True)],
+    ]
+
+
+def test_a_chunk_carries_its_own_tokens() -> None:
+    device = ScheduledDevice(prefill_chunk=16)
+    request = device.add(40)
+    chunks = [device.step()[0].prefill[0] for _ in range(3)]
+    assert [token for chunk in chunks for token in chunk.token_ids] == request.prompt_token_ids
+
+
+def test_rows_go_on_decoding_while_a_long_prompt_is_prefilled() -> None:
+    device = ScheduledDevice(prefill_chunk=16, depth=1)
+    device.add(4, max_tokens=60)
+    device.step()
+    device.add(100)
+    device.add(4, max_tokens=60)
+    plans = [device.step()[0] for _ in range(7)]
+    assert [plan.decode_request_ids for plan in plans] == [(0,)] * 6 + [(0, 1, 2)]
+    assert all(plan.prefill for plan in plans)
+
+
+def test_a_prefilling_row_among_live_ones_is_padding() -> None:
+    device = ScheduledDevice(prefill_chunk=16, depth=0)
+    device.add(4, max_tokens=60)
+    middle = device.add(4)
+    device.add(4, max_tokens=60)
+    device.step()
+    device.scheduler.abort(middle.request_id)
+    device.add(40)
+    assert [device.step()[0].decode_request_ids for _ in range(3)] == [(0, None, 2), (0, None, 2), (0, 3, 2)]
+
+
+def test_a_row_joins_the_round_of_the_step_that_ends_its_prefill() -> None:
+    device = ScheduledDevice(depth=2)
+    request = device.add(20)
+    plan, events = device.step()
+    assert plan.prefill[0].is_last
+    assert plan.decode_request_ids == (0,)
+    assert events[0].token_ids == oracle(request)[:4]
+
+
+# --- rounds ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_for_one_token_never_joins_a_round() -> None:
+    device = ScheduledDevice()
+    request = device.add(20, max_tokens=1)
+    plan, events = device.step()
+    assert plan.decode_request_ids == ()
+    assert (events[0].token_ids, events[0].finish_reason) == (oracle(request), FinishReason.LENGTH)
+    assert not device.scheduler.has_work
+
+
+def test_a_row_that_is_certain_to_reach_its_limit_is_left_out() -> None:
+    """Two tokens: the prefill gives the first, the round of the same step cannot fail to give the second."""
+    device = ScheduledDevice(depth=0)
+    device.add(20, max_tokens=2)
+    device.add(20, max_tokens=9)
+    plans = [device.launch(), device.launch()]
+    assert [plan.decode_request_ids for plan in plans if plan] == [(0, 1), (None, 1)]
+
+
+def test_there_is_no_step_when_all_rows_are_certain_to_end() -> None:
+    device = ScheduledDevice(depth=0)
+    device.add(20, max_tokens=2)
+    device.launch()
+    assert device.launch() is None
+    assert device.scheduler.has_work
+    assert device.read()[0].finish_reason is FinishReason.LENGTH
+
+
+def test_a_row_that_may_or_may_not_end_takes_part() -> None:
+    device = ScheduledDevice(depth=3, accept=lambda num_valid: num_valid)
+    request = device.add(20, max_tokens=4)
+    device.launch()
+    second = device.launch()
+    assert second is not None
+    assert second.decode_request_ids == (0,)
+    assert device.read()[0].token_ids == oracle(request)
+    assert device.read() == []
+
+
+@pytest.mark.parametrize(
+    ("depth", "has_mtp", "expected"), [(3, True, 3), (0, True, 0), (3, False, 0)], ids=str
+)
+def test_without_a_head_rounds_have_depth_zero(depth: int, has_mtp: bool, expected: int) -> None:
+    device = ScheduledDevice(depth=depth, has_mtp=has_mtp)
+    request = device.add(20)
+    assert {plan.depth for plan in device.drain()} == {expected}
+    assert request.output_token_ids == oracle(request)
+
+
+@pytest.mark.parametrize(("cap", "expected"), [(None, 3), (0, 0), (2, 2), (7, 3)], ids=str)
+def test_a_request_caps_its_own_depth(cap: int | None, expected: int) -> None:
+    device = ScheduledDevice(depth=3)
+    device.add(20, max_draft_tokens=cap, max_tokens=9)
+    plan, events = device.step()
+    assert (plan.setups[0].depth_cap, plan.setups[0].limit) == (expected, 28)
+    assert (events[0].num_drafted, len(events[0].token_ids)) == (expected, 2 + expected)
+
+
+# --- blocks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "depth", "max_tokens", "grants"),
+    [
+        (10, 3, 60, [1, 1, 0]),  # 10 + 4 tokens; then 10 + 4 unread + 4: a second block
+        (12, 3, 60, [1, 1, 0]),  # 12 + 4 = 16: just fits
+        (13, 3, 60, [2, 0, 0]),
+        (13, 3, 4, [1, 0, 0]),  # the limit, 16, is covered
+        (13, 3, 5, [2, 0, 0]),
+        (16, 0, 60, [2, 0, 0]),
+        (14, 0, 60, [1, 0, 1]),  # positions 14, 15, then 16
+        (14, 0, 3, [1, 0, None]),
+        (64, 8, 2, [5, None, None]),
+    ],
+    ids=str,
+)
+def test_blocks_cover_the_next_round_if_all_unread_drafts_stay(
+    prompt: int, depth: int, max_tokens: int, grants: list[int | None]
+) -> None:
+    """grants: new blocks in each of the first steps; None where there is none. The second step is planned
+    before the first is read."""
+    device = ScheduledDevice(depth=depth, accept=lambda num_valid: 0)
+    device.add(prompt, max_tokens=max_tokens)
+    plans = [device.launch(), device.launch()]
+    device.read()
+    plans.append(device.launch())
+    counts = [None if plan is None else sum(len(g.block_ids) for g in plan.grants) for plan in plans]
+    assert counts == grants
+
+
+@pytest.mark.parametrize("accepted", [0, 4], ids=["none-accepted", "all-accepted"])
+def test_a_request_never_holds_more_than_its_limit_needs(accepted: int) -> None:
+    device = ScheduledDevice(depth=4, accept=lambda num_valid: min(accepted, num_valid))
+    device.add(20, max_tokens=45)
+    grants = [grant for plan in device.drain() for grant in plan.grants]
+    assert sum(len(grant.block_ids) for grant in grants) == 4  # limit 64
+    assert [grant.first_index for grant in grants] == list(range(1)) + list(range(2, 4))
+
+
+def test_the_head_of_the_queue_is_not_overtaken_by_what_would_fit() -> None:
+    device = ScheduledDevice(num_blocks=16, prefix_caching=False, depth=0, prefill_chunk=4096)
+    device.add(150, max_tokens=20)
+    large, small = device.add(150), device.add(4)
+    device.step()
+    assert [large.status, small.status] == [Status.WAITING, Status.WAITING]
+    device.scheduler.abort(large.request_id)
+    device.step()
+    assert small.status is Status.RUNNING
+
+
+def test_a_request_waits_for_a_row() -> None:
+    device = ScheduledDevice(max_running=2)
+    requests = [device.add(4) for _ in range(3)]
+    device.step()
+    assert [r.status for r in requests] == [Status.RUNNING, Status.RUNNING, Status.WAITING]
+    device.drain()
+    assert [r.output_token_ids for r in requests] == [oracle(r) for r in requests]
+
+
+# --- rows ------------------------------------------------------------------------------------------------
+
+
+def test_a_freed_row_in_the_middle_goes_to_the_next_request() -> None:
+    device = ScheduledDevice(depth=0)
+    requests = [device.add(4, max_tokens=50) for _ in range(3)]
+    device.step()
+    device.scheduler.abort(requests[1].request_id)
+    device.add(4)
+    plan, _ = device.step()
+    assert (plan.released_rows, plan.moves, [s.row for s in plan.setups]) == ((1,), (), [1])
+
+
+def test_the_highest_rows_move_into_holes_that_nobody_takes() -> None:
+    device = ScheduledDevice(depth=0)
+    requests = [device.add(4, max_tokens=50) for _ in range(6)]
+    device.step()
+    for number in (0, 2, 3):
+        device.scheduler.abort(requests[number].request_id)
+    device.add(4)
+    plan, _ = device.step()
+    assert plan.released_rows == (0, 2, 3)
+    assert plan.moves == (RowMove(source=5, target=2), RowMove(source=4, target=3))
+    assert [s.row for s in plan.setups] == [0]
+    assert plan.decode_request_ids == (6, 1, 5, 4)
+
+
+def test_the_result_of_a_step_in_flight_goes_by_the_rows_of_its_own_plan() -> None:
+    device = ScheduledDevice(depth=1)
+    requests = [device.add(4 + i, max_tokens=50) for i in range(3)]
+    device.launch()
+    device.scheduler.abort(requests[0].request_id)
+    plan = device.launch()
+    assert plan is not None
+    assert plan.moves == (RowMove(source=2, target=0),)
+    device.drain()
+    assert [r.output_token_ids for r in requests[1:]] == [oracle(r) for r in requests[1:]]
+
+
+# --- preemption ------------------------------------------------------------------------------------------
+
+
+def preemptible(**options: int | bool) -> ScheduledDevice:
+    """Eight blocks: two requests of 40 tokens are admitted with three each, and grow beyond four."""
+    return ScheduledDevice(num_blocks=8, max_model_len=128, depth=1, **options)
+
+
+def test_the_newest_is_preempted_and_goes_to_the_front_of_the_queue() -> None:
+    device = preemptible()
+    old, new = device.add(40, max_tokens=60), device.add(40, max_tokens=60)
+    device.step()
+    later = device.add(60)
+    while not new.num_preemptions:
+        device.step()
+    assert [r.status for r in (old, new, later)] == [Status.RUNNING, Status.WAITING, Status.WAITING]
+    assert list(device.scheduler._waiting) == [new, later]
+    assert (new.block_ids, new.row) == ([], None)
+    device.drain()
+    assert [r.output_token_ids for r in (old, new, later)] == [oracle(r) for r in (old, new, later)]
+    assert (old.num_preemptions, later.num_preemptions) == (0, 0)
+
+
+def test_the_newest_gives_way_itself_when_it_is_the_one_in_need() -> None:
+    device = preemptible()
+    old, new = device.add(65, max_tokens=5), device.add(46, max_tokens=60)  # five blocks for ever, and three
+    device.step()
+    plan, _ = device.step()
+    assert (old.num_preemptions, new.num_preemptions) == (0, 1)
+    assert plan.released_rows == (1,)
+    device.drain()
+    assert new.output_token_ids == oracle(new)
+
+
+def test_a_request_is_not_taken_back_while_a_round_of_it_is_unread() -> None:
+    device = preemptible()
+    old, new = device.add(65, max_tokens=5), device.add(45, max_tokens=60)
+    device.launch()
+    plan = device.launch()
+    assert plan is not None
+    assert new.num_preemptions == 1
+    device.scheduler.abort(old.request_id)
+    assert device.launch() is None, "its blocks are free, its tokens unknown"
+    device.read()
+    assert new.output_token_ids == oracle(new)[: len(new.output_token_ids)] != []
+    plan = device.launch()
+    assert plan is not None
+    assert plan.prefill[0].start + len(plan.prefill[0].token_ids) == new.num_tokens
+    device.drain()
+    assert new.output_token_ids == oracle(new)
+
+
+def test_tokens_that_arrive_for_a_preempted_request_may_end_it() -> None:
+    device = preemptible()
+    device.add(65, max_tokens=5)
+    new = device.add(46, max_tokens=4)
+    device.launch()
+    device.scheduler._preempt(new)
+    events = device.read()
+    assert events[1].request_id == new.request_id
+    device.drain()
+    assert new.output_token_ids == oracle(new)
+    assert device.scheduler.snapshot().num_kv_blocks_used == 0
+
+
+def test_blocks_that_a_preempted_request_published_are_found_again() -> None:
+    device = preemptible()
+    device.add(40, max_tokens=60)
+    new = device.add(40, max_tokens=60)
+    device.step()
+    device.scheduler._preempt(new)
+    plan, _ = device.step()
+    assert [(c.request_id, c.start) for c in plan.prefill] == [(1, 32)]
+    assert new.num_cached == 32
+
+
+# --- abort -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_launched", "num_read", "status"),
+    [
+        (0, 0, Status.WAITING),
+        (1, 0, Status.PREFILLING),
+        (1, 1, Status.PREFILLING),
+        (2, 1, Status.PREFILLING),
+        (3, 2, Status.RUNNING),
+        (4, 4, Status.RUNNING),
+    ],
+    ids=str,
+)
+def test_abort_frees_everything_at_any_state(num_launched: int, num_read: int, status: Status) -> None:
+    device = ScheduledDevice(prefill_chunk=16)
+    request = device.add(40, max_tokens=100)
+    for _ in range(num_launched):
+        device.launch()
+        if num_read:
+            device.read()
+            num_read -= 1
+    assert request.status is status
+    device.scheduler.abort(request.request_id)
+    stats = device.scheduler.snapshot()
+    assert (stats.num_kv_blocks_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
+    assert (request.finish_reason, device.scheduler.has_work) == (FinishReason.ABORT, False)
+    device.drain()
+    other = device.add(50, max_tokens=20)
+    device.drain()
+    assert other.output_token_ids == oracle(other)
+
+
+def test_aborting_an_unknown_or_ended_request_changes_nothing() -> None:
+    device = ScheduledDevice()
+    request = device.add(4, max_tokens=1)
+    device.drain()
+    device.scheduler.abort(request.request_id)
+    device.scheduler.abort(99)
+    assert device.scheduler.snapshot().finished_by_reason == {"length": 1}

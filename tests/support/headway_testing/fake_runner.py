@@ -1,0 +1,333 @@
+"""A device made of lists: carries plans out token by token and raises at the first wrong access.
+
+The KV cache holds, for each position, the token and a state that stands for all tokens up to it. Whatever
+attention would read is checked, so a block that is lost, reused, overwritten or read too early shows.
+The text is a function of the tokens alone: `oracle_output` says what any request must give.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowSetup, StepResult
+
+VOCAB_SIZE = 97
+_MASK = (1 << 64) - 1
+
+
+def next_state(state: int, token_id: int) -> int:
+    """The state after one more token; 0 is the state before the first."""
+    mixed = ((state ^ (token_id + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
+    return mixed ^ (mixed >> 29)
+
+
+def next_token(state: int, seed: int) -> int:
+    return next_state(state, seed % (1 << 32)) % VOCAB_SIZE
+
+
+def oracle_output(prompt: list[int], max_tokens: int, stop: frozenset[int], seed: int) -> list[int]:
+    """What a request gives if it runs alone, one token at a time."""
+    state, output = 0, list[int]()
+    for token_id in prompt:
+        state = next_state(state, token_id)
+    while len(output) < max_tokens and not (output and output[-1] in stop):
+        output.append(next_token(state, seed))
+        state = next_state(state, output[-1])
+    return output
+
+
+class DeviceError(AssertionError):
+    """A plan made the device do what must never happen."""
+
+
+def require(is_met: bool, message: str) -> None:
+    if not is_met:
+        raise DeviceError(message)
+
+
+@dataclass(slots=True)
+class FakeHandle:
+    """A launched step."""
+
+    value: StepResult
+    ready: Callable[[], bool]
+
+    def is_ready(self) -> bool:
+        return self.ready()
+
+    def result(self) -> StepResult:
+        return self.value
+
+
+@dataclass(slots=True)
+class _Row:
+    """length, state: of what stands in the KV cache. last_token: None until the prefill has ended.
+
+    num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs.
+    """
+
+    setup: RowSetup
+    block_ids: list[int] = field(default_factory=list)
+    request_id: int | None = None
+    length: int = 0
+    state: int = 0
+    last_token: int | None = None
+    num_pairs: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.last_token is not None and self.length < self.setup.limit
+
+
+@dataclass(slots=True)
+class _Block:
+    """kv: (token, state after it) by offset; mtp: (state before it, token); hidden: the last token's state."""
+
+    kv: list[tuple[int, int] | None]
+    mtp: list[tuple[int, int] | None]
+    hidden: int | None = None
+
+
+class FakeRunner:
+    """Launches plans as the runner does; executes them at once, as a stream would in the same order.
+
+    accept: how many of n valid drafts are right, 0 .. n. is_published: whether others may find a block.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        has_mtp: bool,
+        accept: Callable[[int], int] = lambda num_valid: num_valid,
+        is_published: Callable[[int], bool] = lambda block_id: False,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.plans: list[Plan] = []
+        self._size = block_size
+        self._has_mtp = has_mtp
+        self._accept = accept
+        self._is_published = is_published
+        self._ready = ready
+        self._blocks = [self._empty_block() for _ in range(num_blocks)]
+        self._rows: dict[int, _Row] = {}
+        self._users: Counter[int] = Counter()
+
+    def launch(self, plan: Plan) -> FakeHandle:
+        self.plans.append(plan)
+        for number in plan.released_rows:
+            self._users.subtract(self._take_away(number).block_ids)
+        for move in plan.moves:
+            require(move.target not in self._rows, f"row {move.target} is not free")
+            self._rows[move.target] = self._take_away(move.source)
+        for setup in plan.setups:
+            require(setup.row not in self._rows, f"row {setup.row} is not free")
+            self._rows[setup.row] = _Row(setup)
+        for grant in plan.grants:
+            self._grant(grant)
+        last = [token for chunk in plan.prefill if (token := self._prefill(chunk, plan.depth)) is not None]
+        return FakeHandle(StepResult(tuple(last), self._decode(plan)), self._ready)
+
+    def snapshot(self, block_id: int) -> tuple[object, ...]:
+        """All that the block holds, to be compared later."""
+        block = self._blocks[block_id]
+        return (tuple(block.kv), tuple(block.mtp), block.hidden)
+
+    def is_complete(self, block_id: int, *, with_mtp: bool) -> bool:
+        """Whether the block can serve as part of a prefix: every token, every true pair, the last state."""
+        block = self._blocks[block_id]
+        before: int | None = None
+        for kv, pair in zip(block.kv, block.mtp, strict=True):
+            if kv is None or (before is not None and next_state(before, kv[0]) != kv[1]):
+                return False
+            starts_request = before is None and next_state(0, kv[0]) == kv[1]
+            is_true_pair = pair is not None and pair[1] == kv[0] and next_state(*pair) == kv[1]
+            if with_mtp and not starts_request and not is_true_pair:
+                return False
+            before = kv[1]
+        return block.hidden == before
+
+    # --- rows ------------------------------------------------------------------------------------------
+
+    def _take_away(self, number: int) -> _Row:
+        require(number in self._rows, f"row {number} holds no request")
+        return self._rows.pop(number)
+
+    def _grant(self, grant: BlockGrant) -> None:
+        row = self._rows[grant.row]
+        require(grant.first_index == len(row.block_ids), f"{grant} does not continue {row.block_ids}")
+        if grant.first_index > 0:
+            self._wipe(grant.block_ids)
+        row.block_ids += grant.block_ids
+        self._users.update(grant.block_ids)
+
+    def _wipe(self, block_ids: tuple[int, ...] | list[int]) -> None:
+        """New blocks hold nothing that may be read; nobody else has them."""
+        for block_id in block_ids:
+            require(not self._is_published(block_id), f"block {block_id} is new to a row, but published")
+            self._blocks[block_id] = self._empty_block()
+
+    def _empty_block(self) -> _Block:
+        return _Block([None] * self._size, [None] * self._size)
+
+    # --- work ------------------------------------------------------------------------------------------
+
+    def _prefill(self, chunk: PrefillChunk, depth: int) -> int | None:
+        """The first token after a last chunk."""
+        row = self._rows[chunk.row]
+        if row.request_id is None:
+            self._open(row, chunk, depth)
+        else:
+            require(row.request_id == chunk.request_id, f"row {chunk.row} is not of {chunk.request_id}")
+            require(chunk.hidden_block_id is None, "the row itself knows the state before its chunk")
+        require(row.length == chunk.start, f"chunk starts at {chunk.start}, the row ends at {row.length}")
+        require(row.last_token is None, f"row {chunk.row} is prefilled already")
+        require(self._read(row, row.length) == row.state, f"row {chunk.row} reads what it did not write")
+        for token_id in chunk.token_ids:
+            if depth > 0 and row.length > 0:
+                self._write_pair(row, row.length, row.state, token_id)
+            row.state = next_state(row.state, token_id)
+            self._write(row, row.length, token_id, row.state)
+            row.length += 1
+        row.num_pairs = row.length - 1
+        if not chunk.is_last:
+            return None
+        row.last_token = next_token(row.state, row.setup.sampling.seed)
+        return row.last_token
+
+    def _open(self, row: _Row, chunk: PrefillChunk, depth: int) -> None:
+        """A request's first chunk: what lies before it comes from the prefix cache."""
+        require(chunk.start % self._size == 0, f"a hit of {chunk.start} tokens ends within a block")
+        row.request_id, row.length = chunk.request_id, chunk.start
+        num_hits = chunk.start // self._size
+        self._wipe(row.block_ids[num_hits:])
+        row.state = self._read(row, chunk.start)
+        must_name = self._has_mtp and num_hits > 0
+        require((chunk.hidden_block_id is not None) == must_name, f"{chunk.hidden_block_id=}, {num_hits=}")
+        if chunk.hidden_block_id is not None:
+            hidden = self._blocks[chunk.hidden_block_id].hidden
+            require(hidden == row.state, f"block {chunk.hidden_block_id} keeps another state")
+        if depth > 0:
+            self._read_pairs(row, chunk.start - 1)
+
+    def _decode(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
+        ids = plan.decode_request_ids
+        for number, row in self._rows.items():
+            listed = ids[number] if number < len(ids) else None
+            is_right = listed == row.request_id if row.is_live or listed is not None else True
+            require(is_right, f"row {number} of request {row.request_id} is listed as {listed}")
+        for number, request_id in enumerate(ids):
+            row_or_none = self._rows.get(number)
+            is_prefilled = row_or_none is not None and row_or_none.last_token is not None
+            require(request_id is None or is_prefilled, f"row {number} is not ready for request {request_id}")
+        return tuple(self._round(self._rows.get(number), plan.depth) for number in range(len(ids)))
+
+    def _round(self, row: _Row | None, depth: int) -> tuple[int, ...]:
+        if row is None or not row.is_live:
+            return ()
+        start, limit = row.length, row.setup.limit
+        require(self._read(row, start) == row.state, f"request {row.request_id} reads what it did not write")
+        if depth > 0:
+            self._draft(row, depth)
+        num_valid = max(0, min(depth, row.setup.depth_cap, limit - start - 1))
+        num_accepted = self._accept(num_valid)
+        require(0 <= num_accepted <= num_valid, f"{num_accepted} of {num_valid} drafts accepted")
+        emitted = self._true_tokens(row, num_accepted + 1)
+        self._write_window(row, emitted, min(depth + 1, limit - start))
+        for token_id in emitted:
+            assert row.last_token is not None
+            row.state = next_state(row.state, row.last_token)
+            row.last_token = token_id
+        row.length += len(emitted)
+        return tuple(emitted)
+
+    def _draft(self, row: _Row, depth: int) -> None:
+        """The pass over the pending pairs, then rubbish where the single steps write."""
+        assert row.last_token is not None
+        state, start = self._read(row, row.num_pairs), row.length
+        for position in range(row.num_pairs, start + 1):
+            token_id = row.last_token if position == start else self._slot(row, position)[0]
+            if position > row.num_pairs:
+                self._write_pair(row, position, state, token_id)
+            state = next_state(state, token_id)
+        row.num_pairs = start
+        self._read_pairs(row, start)
+        for position in range(start + 1, min(start + depth, row.setup.limit)):
+            self._write_pair(row, position, -position, -1)
+
+    def _true_tokens(self, row: _Row, count: int) -> list[int]:
+        assert row.last_token is not None
+        state, tokens = next_state(row.state, row.last_token), list[int]()
+        for _ in range(count):
+            tokens.append(next_token(state, row.setup.sampling.seed))
+            state = next_state(state, tokens[-1])
+        return tokens
+
+    def _write_window(self, row: _Row, emitted: list[int], width: int) -> None:
+        """t_L and the drafts: as many right ones as stay, wrong ones after them."""
+        assert row.last_token is not None
+        window = [row.last_token, *emitted[:-1], (emitted[-1] + 1) % VOCAB_SIZE]
+        window += [VOCAB_SIZE] * width
+        state = row.state
+        for place in range(width):
+            state = next_state(state, window[place])
+            self._write(row, row.length + place, window[place], state)
+
+    # --- memory ----------------------------------------------------------------------------------------
+
+    def _place(self, row: _Row, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self._size)
+        require(
+            index < len(row.block_ids),
+            f"request {row.request_id} is at position {position}, but has {len(row.block_ids)} blocks",
+        )
+        return row.block_ids[index], offset
+
+    def _slot(self, row: _Row, position: int) -> tuple[int, int]:
+        block_id, offset = self._place(row, position)
+        content = self._blocks[block_id].kv[offset]
+        require(content is not None, f"request {row.request_id} reads position {position}, never written")
+        assert content is not None
+        return content
+
+    def _read(self, row: _Row, length: int) -> int:
+        """The state after the first `length` tokens, each checked to continue the one before."""
+        state = 0
+        for position in range(length):
+            token_id, stored = self._slot(row, position)
+            state = next_state(state, token_id)
+            require(state == stored, f"request {row.request_id} reads a foreign token at {position}")
+        return state
+
+    def _read_pairs(self, row: _Row, last: int) -> None:
+        """Slots 1 .. last of the MTP layer hold true pairs."""
+        state = 0
+        for position in range(last + 1):
+            token_id = row.last_token if position == row.length else self._slot(row, position)[0]
+            assert token_id is not None
+            block_id, offset = self._place(row, position)
+            is_true = position == 0 or self._blocks[block_id].mtp[offset] == (state, token_id)
+            require(is_true, f"request {row.request_id} reads a wrong MTP pair in slot {position}")
+            state = next_state(state, token_id)
+
+    def _write(self, row: _Row, position: int, token_id: int, state: int) -> None:
+        block, offset = self._writable(row, position)
+        block.kv[offset] = (token_id, state)
+        if offset == self._size - 1:
+            block.hidden = state
+
+    def _write_pair(self, row: _Row, position: int, state: int, token_id: int) -> None:
+        block, offset = self._writable(row, position)
+        block.mtp[offset] = (state, token_id)
+
+    def _writable(self, row: _Row, position: int) -> tuple[_Block, int]:
+        block_id, offset = self._place(row, position)
+        require(position < row.setup.limit, f"request {row.request_id} writes at its limit, {position}")
+        require(
+            self._users[block_id] == 1, f"block {block_id} is written, {self._users[block_id]} rows use it"
+        )
+        require(not self._is_published(block_id), f"block {block_id} is written, but published")
+        return self._blocks[block_id], offset

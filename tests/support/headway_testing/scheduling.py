@@ -1,0 +1,104 @@
+"""A scheduler before a simulated device, driven step by step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from headway.engine.batch import Plan
+from headway.engine.config import EngineConfig
+from headway.engine.mailbox import TokenEvent
+from headway.engine.request import Request, SamplingParams
+from headway.engine.scheduler import Scheduler
+from headway_testing.fake_runner import VOCAB_SIZE, FakeHandle, FakeRunner, oracle_output
+
+
+class ScheduledDevice:
+    """`launch` and `read` apart, as a pipeline does it, or `step`, which is both."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_model_len: int = 256,
+        has_mtp: bool = True,
+        accept: Callable[[int], int] = lambda num_valid: num_valid,
+        **options: int | bool,
+    ) -> None:
+        self.config = EngineConfig(model_path="none", **options)
+        self.scheduler = Scheduler(
+            self.config,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            has_mtp=has_mtp,
+            model_identity="model",
+            kv_dtype="float32",
+        )
+        self.blocks = self.scheduler._blocks
+        self.runner = FakeRunner(
+            num_blocks=num_blocks,
+            block_size=self.config.block_size,
+            has_mtp=has_mtp,
+            accept=accept,
+            is_published=self.blocks.is_published,
+        )
+        self._in_flight: deque[tuple[Plan, FakeHandle]] = deque()
+        self._num_requests = 0
+
+    def add(
+        self,
+        prompt: int | list[int],
+        *,
+        max_tokens: int = 8,
+        stop: tuple[int, ...] = (),
+        max_draft_tokens: int | None = None,
+        salt: str = "",
+    ) -> Request:
+        """prompt: token ids, or how many of this request's own."""
+        request_id = self._num_requests
+        if isinstance(prompt, int):
+            prompt = [(11 * request_id + i) % VOCAB_SIZE for i in range(prompt)]
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(seed=request_id),
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset(stop),
+            max_draft_tokens=max_draft_tokens,
+            cache_salt=salt,
+        )
+        self.scheduler.add(request)
+        self._num_requests += 1
+        return request
+
+    def launch(self) -> Plan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self._in_flight.append((plan, self.runner.launch(plan)))
+        return plan
+
+    def read(self) -> list[TokenEvent]:
+        plan, handle = self._in_flight.popleft()
+        return self.scheduler.update(plan, handle.result())
+
+    def step(self) -> tuple[Plan, list[TokenEvent]]:
+        plan = self.launch()
+        assert plan is not None, "there is nothing to do"
+        return plan, self.read()
+
+    def drain(self) -> list[Plan]:
+        """Until all is done, one step always in flight."""
+        plans: list[Plan] = []
+        while self.scheduler.has_work or self._in_flight:
+            plan = self.launch()
+            if plan is not None:
+                plans.append(plan)
+            while len(self._in_flight) > (plan is not None):
+                self.read()
+        return plans
+
+
+def oracle(request: Request) -> list[int]:
+    return oracle_output(
+        request.prompt_token_ids, request.max_tokens, request.stop_token_ids, request.sampling.seed
+    )
