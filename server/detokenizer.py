@@ -1,0 +1,191 @@
+"""Token ids to text, as they come: no character is split, no stop string is shown, each id is decoded once.
+
+The text of all deltas together is what decoding all ids at once gives, however the ids were cut into rounds.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders
+
+REPLACEMENT = "�"
+MAX_PENDING = 16  # tokens held back for a character that does not complete
+CONTEXT_TOKENS = 32  # how far back in the prompt to look for a token that stands for itself
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The printable stand-ins that byte-level tokenizers write for bytes (the table of GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_of_character()
+
+
+class Vocabulary:
+    """What every detokenizer of one model shares. Mutable: fills its table of token bytes on first use."""
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._bytes: dict[int, bytes] = {}
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a byte-level token; none for special tokens and ids that have no token."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._look_up(token_id)
+        return known
+
+    def _look_up(self, token_id: int) -> bytes:
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None or token_id in self.special_ids:
+            return b""
+        if all(character in BYTE_OF_CHARACTER for character in token):
+            return bytes(BYTE_OF_CHARACTER[character] for character in token)
+        return token.encode()
+
+    def stands_for_a_byte(self, token_id: int) -> bool:
+        """Byte-fallback tokens `<0x00>` .. `<0xFF>`: what a run of them means is known at its end only."""
+        token = self.tokenizer.id_to_token(token_id) or ""
+        return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+    def is_silent(self, token_id: int) -> bool:
+        return token_id in self.special_ids or self.tokenizer.id_to_token(token_id) is None
+
+
+class Decoder(Protocol):
+    """Ids to certain text. Two kinds: by bytes, and by the tokenizer's own decoder in a window."""
+
+    def push(self, token_id: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+class ByteDecoder:
+    """For byte-level tokenizers. Mutable: holds the bytes of a character that is not complete."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._utf8.decode(self._vocabulary.token_bytes(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDecoder:
+    """For every other tokenizer: new tokens are decoded behind the last token that was shown.
+
+    That token keeps a decoder from treating the new ones as the start of a text (which drops a space).
+    Mutable: holds tokens whose text is not certain.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._anchor = [i for i in prompt_token_ids[-CONTEXT_TOKENS:] if self._is_anchor(i)][-1:]
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if self._vocabulary.is_silent(token_id):
+            return ""
+        self._pending.append(token_id)
+        if self._vocabulary.stands_for_a_byte(token_id):
+            return ""
+        text = self._pending_text()
+        if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING:
+            return ""
+        self._anchor, self._pending = [token_id], []
+        return text
+
+    def flush(self) -> str:
+        return self._pending_text() if self._pending else ""
+
+    def _pending_text(self) -> str:
+        shown = self._vocabulary.tokenizer.decode(self._anchor)
+        return self._vocabulary.tokenizer.decode(self._anchor + self._pending)[len(shown) :]
+
+    def _is_anchor(self, token_id: int) -> bool:
+        return not (self._vocabulary.is_silent(token_id) or self._vocabulary.stands_for_a_byte(token_id))
+
+
+class StopMatcher:
+    """Finds stop strings in text that comes in pieces. Mutable: holds what could begin one.
+
+    The stop string that is complete first wins, the longest of those that end together; so the place of
+    the cut does not depend on the pieces.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = stop
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text that may be shown, a stop string is complete)."""
+        text = self._held + text
+        matches = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
+        if matches:
+            self._held = ""
+            return text[: min(matches)[1]], True
+        cut = len(text) - self._num_held(text)
+        self._held = text[cut:]
+        return text[:cut], False
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        return max((_overlap(text, s) for s in self._stop), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """text: what may be shown now. num_tokens: ids that were used; fewer than given after a stop string."""
+
+    text: str
+    num_tokens: int
+    is_stopped: bool = False
+
+
+class Detokenizer:
+    """The text of one choice. Mutable: owned by that choice."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int] = (), stop: Sequence[str] = ()
+    ) -> None:
+        self._decoder: Decoder = (
+            ByteDecoder(vocabulary)
+            if vocabulary.is_byte_level
+            else WindowDecoder(vocabulary, prompt_token_ids)
+        )
+        self._matcher = StopMatcher(stop)
+
+    def push(self, token_ids: Sequence[int]) -> Decoded:
+        parts: list[str] = []
+        for num_tokens, token_id in enumerate(token_ids, start=1):
+            text, is_stopped = self._matcher.push(self._decoder.push(token_id))
+            parts.append(text)
+            if is_stopped:
+                return Decoded("".join(parts), num_tokens, is_stopped=True)
+        return Decoded("".join(parts), len(token_ids))
+
+    def flush(self) -> Decoded:
+        """The end: what was held back is certain now."""
+        text, is_stopped = self._matcher.push(self._decoder.flush())
+        return Decoded(text if is_stopped else text + self._matcher.flush(), 0, is_stopped)

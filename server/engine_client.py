@@ -1,0 +1,275 @@
+"""The API process's view of the engine: requests in, token events out, and the care for its life.
+
+Starts the engine, watches it, fails what was in flight when it ends and starts it again with back-off.
+Knows token ids only; text is made elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.engine import (
+    Abort,
+    ConfigError,
+    EngineConfig,
+    EngineDeadError,
+    EngineInfo,
+    EngineStats,
+    Failure,
+    FromEngine,
+    HeadwayError,
+    ModelError,
+    Phase,
+    Ready,
+    RoundOutput,
+    StatsSnapshot,
+    Submit,
+    TokenEvent,
+)
+from headway.server.engine_process import ENGINE_COMMAND, EngineProcess, Patience
+from headway.server.totals import add_counters, no_gauges
+
+MAX_FIRST_STARTS = 3
+
+State = Literal["loading", "serving", "restarting", "draining", "stopped"]
+_FATAL: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
+
+logger = logging.getLogger("headway.server")
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """Pause before a restart: doubles from first to longest, and starts over after a life in health."""
+
+    first_seconds: float = 0.5
+    longest_seconds: float = 30.0
+    healthy_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What /health and /ready tell. heartbeat_age_seconds: None while no process runs."""
+
+    state: State
+    phase: Phase
+    progress: float
+    step: int
+    heartbeat_age_seconds: float | None
+    is_alive: bool
+    num_restarts: int
+
+
+class EventStream:
+    """The events of a group of requests, in order. Mutable: filled by the client, read by one task."""
+
+    def __init__(self) -> None:
+        self._events: deque[TokenEvent] = deque()
+        self._error: HeadwayError | None = None
+        self._has_news = asyncio.Event()
+
+    def put(self, event: TokenEvent) -> None:
+        self._events.append(event)
+        self._has_news.set()
+
+    def fail(self, error: HeadwayError) -> None:
+        self._error = error
+        self._has_news.set()
+
+    async def take(self) -> list[TokenEvent]:
+        """All events that wait, at least one; raises what the group failed with once they are read."""
+        await self._has_news.wait()
+        if not self._events and self._error is not None:
+            raise self._error
+        events = list(self._events)
+        self._events.clear()
+        if self._error is None:
+            self._has_news.clear()
+        return events
+
+
+class EngineClient:
+    """Mutable: the only owner of the engine process and of the table of requests in flight."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        patience: Patience | None = None,
+        back_off: BackOff | None = None,
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._patience = patience or Patience()
+        self._back_off = back_off or BackOff()
+        self._ids = itertools.count()
+        self._streams: dict[int, EventStream] = {}
+        self._process: EngineProcess | None = None
+        self._state: State = "loading"
+        self._num_restarts = 0
+        self._past = EngineStats()
+        self._now = EngineStats()
+        self.info: EngineInfo | None = None
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Returns at once; `wait_until_ready` tells how it went."""
+        self._first_start: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+
+    async def wait_until_ready(self) -> EngineInfo:
+        """Raises ConfigError, ModelError or EngineDeadError if the first start fails for good."""
+        return await asyncio.shield(self._first_start)
+
+    def drain(self, seconds: float) -> None:
+        """Takes no more requests; those in flight have so long to finish."""
+        if self._state != "stopped":
+            self._state = "draining"
+            error = EngineDeadError(f"the server is shutting down; it waited {seconds:g} s for this request")
+            asyncio.get_running_loop().call_later(seconds, self._fail_all, error)
+
+    async def close(self) -> None:
+        """Ends the engine process; requests in flight fail."""
+        self._state = "stopped"
+        self._fail_all(EngineDeadError("the server has shut down"))
+        if self._process is not None:
+            await self._process.stop()
+        self._supervisor.cancel()
+        await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._first_start.done() and not self._first_start.cancelled():
+            self._first_start.exception()  # seen: nobody may have waited
+        self._first_start.cancel()
+
+    def status(self) -> EngineStatus:
+        process = self._process
+        beat = process.heartbeat if process else None
+        return EngineStatus(
+            state=self._state,
+            phase=beat.phase if beat else "load",
+            progress=beat.progress if beat else 0.0,
+            step=beat.step if beat else 0,
+            heartbeat_age_seconds=process.heartbeat_age_seconds if process else None,
+            is_alive=process is not None and process.is_alive,
+            num_restarts=self._num_restarts,
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest gauges; counters over all lives of the engine."""
+        return add_counters(self._past, self._now)
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def new_request_id(self) -> int:
+        return next(self._ids)
+
+    def submit(self, requests: Sequence[Submit]) -> EventStream:
+        """Sends the requests of one group. Raises EngineDeadError when no engine takes them now."""
+        if self._state != "serving" or self._process is None:
+            raise EngineDeadError(_WHY_NOT[self._state])
+        stream = EventStream()
+        for request in requests:
+            self._streams[request.request_id] = stream
+            self._process.send(request)
+        return stream
+
+    def abort(self, request_ids: Iterable[int]) -> None:
+        """Ends those that still run; no event of them follows."""
+        for request_id in request_ids:
+            if self._streams.pop(request_id, None) is not None and self._process is not None:
+                self._process.send(Abort(request_id))
+
+    # --- private -----------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        pause_seconds = self._back_off.first_seconds
+        while True:
+            started_seconds = time.monotonic()
+            failure = await self._live()
+            if self._state in ("draining", "stopped") or self._gave_up(failure):
+                return
+            self._num_restarts += 1
+            if time.monotonic() - started_seconds > self._back_off.healthy_seconds:
+                pause_seconds = self._back_off.first_seconds
+            logger.error("the engine ended: %s; restart in %g s", failure.message, pause_seconds)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, self._back_off.longest_seconds)
+
+    async def _live(self) -> Failure:
+        """One life of the engine, to its end."""
+        process = EngineProcess(self._config, self._receive, command=self._command, patience=self._patience)
+        try:
+            await process.start()
+            self._process = process
+            failure = await process.ended()
+            self._bury(failure)
+            return failure
+        finally:
+            self._process = None
+            process.close()
+
+    def _bury(self, failure: Failure) -> None:
+        if self._state == "serving":
+            self._state = "restarting"
+        self._past, self._now = no_gauges(self.stats), EngineStats()
+        self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
+
+    def _gave_up(self, failure: Failure) -> bool:
+        """A first start that cannot succeed by trying again is reported to who waits for it."""
+        if self._first_start.done():
+            return False
+        kind = _FATAL.get(failure.kind)
+        if kind is None and self._num_restarts + 1 < MAX_FIRST_STARTS:
+            return False
+        self._state = "stopped"
+        self._first_start.set_exception((kind or EngineDeadError)(failure.message))
+        return True
+
+    def _receive(self, message: FromEngine) -> None:
+        if isinstance(message, RoundOutput):
+            for event in message.events:
+                self._deliver(event)
+        elif isinstance(message, StatsSnapshot):
+            self._now = message.stats
+        elif isinstance(message, Ready):
+            self._begin_serving(message.info)
+
+    def _begin_serving(self, info: EngineInfo) -> None:
+        self.info = info
+        if self._state in ("loading", "restarting"):
+            self._state = "serving"
+        if not self._first_start.done():
+            self._first_start.set_result(info)
+
+    def _deliver(self, event: TokenEvent) -> None:
+        """Events of an aborted request may still be on their way: nobody waits for them."""
+        is_last = event.finish_reason is not None
+        streams = self._streams
+        stream = streams.pop(event.request_id, None) if is_last else streams.get(event.request_id)
+        if stream is not None:
+            stream.put(event)
+
+    def _fail_all(self, error: HeadwayError) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in set(streams.values()):
+            stream.fail(error)
+        if self._process is not None:
+            for request_id in streams:
+                self._process.send(Abort(request_id))
+
+
+_WHY_NOT: dict[State, str] = {
+    "loading": "the model is still loading; /health tells how far it is",
+    "serving": "the engine has just ended; it is being restarted",
+    "restarting": "the engine ended and is being restarted; try again in a few seconds",
+    "draining": "the server is shutting down and takes no more requests",
+    "stopped": "the server has stopped",
+}

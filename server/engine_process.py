@@ -1,0 +1,187 @@
+"""One life of the engine process: its socket, its frames, its end. Knows no requests and never restarts it.
+
+The API process binds a PAIR socket in a private folder; the child connects and gets its configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from headway.engine import (
+    Configure,
+    EngineConfig,
+    Failure,
+    FromEngine,
+    Heartbeat,
+    Phase,
+    Ready,
+    Shutdown,
+    ToEngine,
+)
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
+LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds without a sign of life after which the engine counts as stuck, and for its farewell.
+
+    Loading is given more: importing libraries from a cold disk says nothing for a while.
+    """
+
+    load_seconds: float = 300.0
+    serve_seconds: float = 60.0
+    shutdown_seconds: float = 10.0
+
+    def limit_seconds(self, phase: Phase) -> float:
+        return self.serve_seconds if phase == "serve" else self.load_seconds
+
+
+class EngineProcess:
+    """Mutable: owned by the engine client; its frames go to `receive` as they arrive."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        receive: Callable[[FromEngine], None],
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        patience: Patience | None = None,
+    ) -> None:
+        self._config = config
+        self._receive = receive
+        self._command = command
+        self._patience = patience or Patience()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
+        self._is_configured = False
+        self._failure: Failure | None = None
+        self._process: Process | None = None
+        self._heard_seconds = time.monotonic()
+        self.heartbeat = Heartbeat("load", 0.0)
+
+    @property
+    def heartbeat_age_seconds(self) -> float:
+        return time.monotonic() - self._heard_seconds
+
+    @property
+    def is_alive(self) -> bool:
+        """Signs of life come in time; stricter than what gets it killed."""
+        return self.heartbeat_age_seconds < self._patience.limit_seconds(self.heartbeat.phase) / 2
+
+    @property
+    def _child(self) -> Process:
+        assert self._process is not None, "start() comes first"
+        return self._process
+
+    async def start(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
+        address = f"ipc://{self._folder}/engine"
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._socket.bind(address)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
+        self._heard_seconds = time.monotonic()
+        # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, address, stdin=DEVNULL, start_new_session=True
+        )
+
+    def send(self, message: ToEngine) -> None:
+        """Frames to a process that has just ended are lost; its end is reported by `ended`."""
+        with suppress(zmq.Again):
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        # Sending may swallow the edge that would have announced frames to read.
+        asyncio.get_running_loop().call_soon(self._read)
+
+    async def ended(self) -> Failure:
+        """Waits for the process to leave or to get stuck (then it is killed). Says why it ended."""
+        exit_code = asyncio.ensure_future(self._child.wait())
+        reason = None
+        while not exit_code.done():
+            limit = self._patience.limit_seconds(self.heartbeat.phase)
+            await asyncio.wait([exit_code], timeout=min(1.0, limit / 4))
+            if reason is None and not exit_code.done() and self.heartbeat_age_seconds > limit:
+                reason = f"the engine gave no sign of life for {limit:g} s and was stopped"
+                self._kill()
+        await self._hear_last_words(exit_code.result())
+        return self._failure or Failure("crash", reason or _describe_exit(exit_code.result()))
+
+    async def stop(self) -> None:
+        """Asks the process to leave, then insists. Returns when it is gone."""
+        if self.heartbeat.phase == "serve":  # before that nobody reads frames
+            self.send(Shutdown())
+            await self._wait_for_exit()
+        with suppress(ProcessLookupError):
+            self._child.terminate()
+        await self._wait_for_exit()
+        self._kill()
+        await self._child.wait()
+
+    def close(self) -> None:
+        """Frees what the process leaves behind; it has ended."""
+        if self._process is not None:
+            self._kill()
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read(self) -> None:
+        """The socket's descriptor signals changes, not frames: take all that waits."""
+        if self._socket.closed:
+            return
+        while (events := int(self._socket.getsockopt(zmq.EVENTS))) & zmq.POLLIN:
+            self._take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        if events & zmq.POLLOUT and not self._is_configured:
+            self._is_configured = True
+            self.send(Configure(self._config))
+
+    def _take(self, message: FromEngine) -> None:
+        self._heard_seconds = time.monotonic()
+        if isinstance(message, Heartbeat):
+            self.heartbeat = message
+        elif isinstance(message, Ready):
+            self.heartbeat = Heartbeat("serve", 1.0)
+        elif isinstance(message, Failure):
+            self._failure = message
+        self._receive(message)
+
+    async def _wait_for_exit(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._child.wait(), self._patience.shutdown_seconds)
+
+    async def _hear_last_words(self, exit_code: int) -> None:
+        deadline = time.monotonic() + (LAST_WORDS_SECONDS if exit_code > 0 else 0)
+        self._read()
+        while self._failure is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+            self._read()
+
+    def _kill(self) -> None:
+        """The whole group: what the engine started must not outlive it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+
+def _describe_exit(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"the engine process was killed by signal {signal.Signals(-exit_code).name}"
+    return f"the engine process left with status {exit_code}; its last lines on stderr say why"

@@ -1,0 +1,106 @@
+"""Faults as the client sees them: OpenAI's nested envelope, its status codes and its types.
+
+HeadwayError (engine)
+ └─ ApiError             a request refused by this process; carries the status and headers of the answer
+     └─ ClientGoneError  the client hung up; nobody reads the answer
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.engine import EngineDeadError, HeadwayError, QueueFullError, RequestError
+
+RETRY_AFTER = {"Retry-After": "1"}
+_TYPES = {429: "rate_limit_error", 500: "internal_error", 503: "service_unavailable_error"}
+
+logger = logging.getLogger("headway.server")
+
+
+class ApiError(HeadwayError):
+    """A request that is not served. param: the field at fault; code: OpenAI's machine-readable word."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+
+class ClientGoneError(ApiError):
+    """The client hung up before the answer was complete."""
+
+    def __init__(self) -> None:
+        super().__init__("the client closed the connection", status=499)
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct):
+    error: ErrorBody
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What the client is told about an exception."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(str(error), status=429, code="queue_full", headers=RETRY_AFTER)
+    if isinstance(error, RequestError):
+        return ApiError(str(error), param=error.param, code=error.code)
+    if isinstance(error, EngineDeadError):
+        return ApiError(str(error), status=503, code="engine_unavailable", headers=RETRY_AFTER)
+    if isinstance(error, HTTPException):
+        return ApiError(error.detail, status=error.status_code, headers=error.headers)
+    return ApiError("the server failed on this request; its log has the details", status=500)
+
+
+def envelope(error: ApiError) -> bytes:
+    """The JSON body of an error, also the payload of an error event in a stream."""
+    kind = _TYPES.get(error.status, "invalid_request_error")
+    return msgspec.json.encode(ErrorEnvelope(ErrorBody(str(error), kind, error.param, error.code)))
+
+
+def error_response(error: ApiError) -> Response:
+    headers = dict(error.headers or {})
+    return Response(envelope(error), error.status, headers, media_type="application/json")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Every answer that is not a success gets the envelope: also 404, 405 and what nobody foresaw."""
+    for kind in (HeadwayError, HTTPException, Exception):
+        app.add_exception_handler(kind, _handle)
+
+
+async def _handle(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        error = ApiError(f"there is no {request.url.path} here", status=404, code="not_found")
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path}; allowed: {_allowed(error)}"
+        error = ApiError(message, status=405, code="method_not_allowed", headers=error.headers)
+    return error_response(as_api_error(error))
+
+
+def _allowed(error: HTTPException) -> str:
+    return dict(error.headers or {}).get("Allow", "nothing")

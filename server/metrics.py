@@ -1,0 +1,155 @@
+"""Everything /metrics shows: the engine's latest snapshot as families, and times observed in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from headway.engine import EngineStats
+
+LATENCY_BUCKETS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+
+
+class Metrics:
+    """Mutable: observed by generations, read by /metrics. One registry for the process."""
+
+    def __init__(self, read_stats: Callable[[], EngineStats], read_restarts: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(read_stats, read_restarts))
+        self.time_to_first_token = self._histogram(
+            "headway_time_to_first_token_seconds", "From the request's arrival to its first token."
+        )
+        self.time_per_output_token = self._histogram(
+            "headway_time_per_output_token_seconds",
+            "(End to end - time to first token) / (tokens - 1), of requests with two tokens or more.",
+            TOKEN_BUCKETS,
+        )
+        self.end_to_end = self._histogram(
+            "headway_request_duration_seconds", "From the request's arrival to its last token."
+        )
+
+    def _histogram(
+        self, name: str, documentation: str, buckets: tuple[float, ...] = LATENCY_BUCKETS
+    ) -> Histogram:
+        return Histogram(name, documentation, registry=self._registry, buckets=buckets)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class EngineCollector(Collector):
+    """Builds the engine's families anew for each scrape."""
+
+    def __init__(self, read_stats: Callable[[], EngineStats], read_restarts: Callable[[], int]) -> None:
+        self._read_stats = read_stats
+        self._read_restarts = read_restarts
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # registering must not read an engine that has not started
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._read_stats()
+        yield from _gauges(stats)
+        yield from _counters(stats)
+        yield _counter(
+            "headway_engine_restarts", "Times the engine process was restarted.", self._read_restarts()
+        )
+        yield _per_position(
+            "headway_spec_decode_num_draft_tokens_per_pos",
+            "Drafts by position.",
+            stats.draft_tokens_per_position,
+        )
+        yield _per_position(
+            "headway_spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafts by position.",
+            stats.accepted_tokens_per_position,
+        )
+        yield _labelled(
+            "headway_requests_finished", "Requests that ended, by reason.", "reason", stats.finished_by_reason
+        )
+        yield _histogram_of("headway_spec_decode_depth", "Depth chosen, by round.", stats.rounds_by_depth)
+        yield _histogram_of(
+            "headway_tokens_per_round",
+            "Tokens that a row got in a round, the bonus token included; its mean is the acceptance length.",
+            stats.row_rounds_by_emitted_tokens,
+        )
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "headway_num_requests_running", "Requests that hold a row.", stats.num_requests_running
+    )
+    yield GaugeMetricFamily(
+        "headway_num_requests_waiting", "Requests that wait for a row.", stats.num_requests_waiting
+    )
+    yield GaugeMetricFamily(
+        "headway_kv_cache_usage_ratio",
+        "Blocks owned by requests, over all blocks.",
+        stats.num_kv_blocks_used / max(1, stats.num_kv_blocks),
+    )
+    blocks = GaugeMetricFamily(
+        "headway_kv_cache_blocks",
+        "KV blocks: all, owned by requests, kept for prefix reuse only.",
+        labels=["state"],
+    )
+    blocks.add_metric(["total"], stats.num_kv_blocks)
+    blocks.add_metric(["used"], stats.num_kv_blocks_used)
+    blocks.add_metric(["cached"], stats.num_kv_blocks_cached)
+    yield blocks
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    yield _counter("headway_prompt_tokens", "Tokens of prompts.", stats.num_prompt_tokens)
+    yield _counter(
+        "headway_prefix_cache_hit_tokens",
+        "Tokens of prompts that came from the prefix cache.",
+        stats.num_cached_prompt_tokens,
+    )
+    yield _counter("headway_generation_tokens", "Tokens generated.", stats.num_generation_tokens)
+    yield _counter("headway_engine_steps", "Steps of the engine's loop.", stats.num_steps)
+    yield _counter(
+        "headway_spec_decode_num_drafts", "Windows of drafts: one a row and round.", stats.num_drafts
+    )
+    yield _counter("headway_spec_decode_num_draft_tokens", "Drafted tokens.", stats.num_draft_tokens)
+    yield _counter("headway_spec_decode_num_accepted_tokens", "Accepted drafts.", stats.num_accepted_tokens)
+    yield _counter(
+        "headway_preemptions", "Requests that gave their blocks back and start over.", stats.num_preemptions
+    )
+
+
+def _counter(name: str, documentation: str, value: int) -> Metric:
+    return CounterMetricFamily(name, documentation, value)
+
+
+def _labelled(name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, documentation, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+def _per_position(name: str, documentation: str, values: list[int]) -> Metric:
+    by_position = {str(position): value for position, value in enumerate(values, start=1)}
+    return _labelled(name, documentation, "position", by_position)
+
+
+def _histogram_of(name: str, documentation: str, counts: Mapping[int, int]) -> Metric:
+    """Exact counts of small numbers, one bucket each: {1: 5, 3: 2} -> le=1: 5, le=3: 7, +Inf: 7."""
+    buckets, total = [], 0
+    for value in sorted(counts):
+        total += counts[value]
+        buckets.append((f"{value}.0", float(total)))
+    buckets.append(("+Inf", float(total)))
+    weighted_sum = sum(value * count for value, count in counts.items())
+    return HistogramMetricFamily(name, documentation, buckets=buckets, sum_value=weighted_sum)

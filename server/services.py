@@ -1,0 +1,27 @@
+"""What the routes share: built once by who starts the server, found through the request's app."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from headway.server.engine_client import EngineClient
+from headway.server.metrics import Metrics
+from headway.server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    model_name: str
+    engine: EngineClient
+    tokenizer: Tokenizer
+    metrics: Metrics
+    started_unix: int = field(default_factory=lambda: int(time.time()))
+
+
+def services_of(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services

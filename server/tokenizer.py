@@ -1,0 +1,109 @@
+"""A model folder's tokenizer and what else its files say about text: special tokens, default sampling.
+
+Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json; runs none of their code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from headway.engine import ModelError, SamplingParams
+from headway.server.detokenizer import Vocabulary
+
+JsonObject = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one."""
+
+    vocabulary: Vocabulary
+    start_token_id: int | None
+    adds_start_token: bool | None
+    stop_token_ids: tuple[int, ...]
+    default_sampling: SamplingParams
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt; blocks, for about a second per 5 MB."""
+        follows_file = self.adds_start_token is None
+        ids = self.vocabulary.tokenizer.encode(text, add_special_tokens=follows_file).ids
+        if self.adds_start_token and self.start_token_id is not None and ids[:1] != [self.start_token_id]:
+            ids = [self.start_token_id, *ids]
+        if not ids and self.start_token_id is not None:
+            return [self.start_token_id]
+        return ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self.vocabulary.tokenizer.decode(token_ids)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Raises ModelError for files that are missing or broken."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no tokenizer.json; save the model's fast tokenizer there "
+            "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
+        )
+    try:
+        tokenizer = HFTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = _read(folder / "tokenizer_config.json")
+    generation = _read(folder / "generation_config.json")
+    end = _token_id(tokenizer, config.get("eos_token"))
+    stop = _ids(generation.get("eos_token_id")) or _ids(_read(folder / "config.json").get("eos_token_id"))
+    start = _token_id(tokenizer, config.get("bos_token"))
+    adds_start = config.get("add_bos_token")
+    return Tokenizer(
+        vocabulary=Vocabulary(tokenizer),
+        start_token_id=start if start is not None else end,
+        adds_start_token=adds_start if isinstance(adds_start, bool) and start is not None else None,
+        stop_token_ids=tuple(sorted({*stop, *([] if end is None else [end])})),
+        default_sampling=_default_sampling(generation),
+    )
+
+
+def _read(path: Path) -> JsonObject:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a {type(content).__name__}, it must be an object")
+    return content
+
+
+def _token_id(tokenizer: HFTokenizer, token: object) -> int | None:
+    """A special token in tokenizer_config.json is a string, or an object with its string in `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return tokenizer.token_to_id(content) if isinstance(content, str) else None
+
+
+def _ids(value: object) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if isinstance(i, int)]
+
+
+def _default_sampling(generation: JsonObject) -> SamplingParams:
+    """The model's own defaults where generation_config.json names them, OpenAI's elsewhere."""
+    neutral = SamplingParams()
+
+    def number(name: str, default: float) -> float:
+        value = generation.get(name)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    return SamplingParams(
+        temperature=number("temperature", neutral.temperature),
+        top_p=number("top_p", neutral.top_p),
+        top_k=max(0, int(number("top_k", neutral.top_k))),
+        min_p=number("min_p", neutral.min_p),
+    )

@@ -1,0 +1,58 @@
+"""The app around a FakeEngine: in process (`client`) and on a real port (`address`)."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from headway_testing import tiny_tokenizers
+from headway_testing.fake_engine import FakeEngine
+
+from headway.server.app import create_app
+from headway.server.metrics import Metrics
+from headway.server.services import Services
+from headway.server.tokenizer import Tokenizer, load_tokenizer
+
+MODEL = "tiny"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    return load_tokenizer(tiny_tokenizers.save(folder, tiny_tokenizers.byte_level()))
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
+    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
+    return Services(MODEL, engine, tokenizer, metrics)
+
+
+@pytest.fixture
+async def client(services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://headway") as client:
+        yield client
+
+
+@pytest.fixture
+async def address(services: Services) -> AsyncIterator[str]:
+    """http://127.0.0.1:PORT of a uvicorn that runs in the test's own loop."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(create_app(services), log_config=None, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        await task

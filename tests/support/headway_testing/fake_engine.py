@@ -1,0 +1,120 @@
+"""An engine for tests of the HTTP side: the client's interface, with scripted tokens and no process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from headway.engine import (
+    EngineDeadError,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    HeadwayError,
+    Submit,
+    TokenEvent,
+)
+from headway.server.engine_client import EngineStatus, EventStream, State
+
+INFO = EngineInfo(
+    architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=1_000, weights_bytes=4_000,
+    kv_cache_bytes=8_000, num_blocks=64, block_size=16, max_model_len=256, max_running=8, vocab_size=600,
+    depth=3, has_mtp=True,
+)  # fmt: skip
+
+
+def repeat_prompt(request: Submit) -> list[int]:
+    """The default script: the prompt's own ids again and again."""
+    return list(itertools.islice(itertools.cycle(request.prompt_token_ids), request.max_tokens))
+
+
+class FakeEngine:
+    """Each round hands a request `tokens_per_round` tokens of its script; the first of them is no draft.
+
+    Mutable: tests set the knobs and read `submitted`, `aborted` and `running`.
+    """
+
+    def __init__(self, info: EngineInfo | None = INFO) -> None:
+        self.info = info
+        self.state: State = "serving"
+        self.stats = EngineStats(num_kv_blocks=64)
+        self.num_restarts = 0
+        self.script: Callable[[Submit], list[int]] = repeat_prompt
+        self.tokens_per_round = 3
+        self.round_seconds = 0.0
+        self.stall_after: int | None = None  # tokens, then silence
+        self.die_after: int | None = None  # tokens, then EngineDeadError for all
+        self.refusal: TokenEvent | None = None  # its request_id is replaced
+        self.submitted: list[Submit] = []
+        self.aborted: list[int] = []
+        self.running: dict[int, asyncio.Task[None]] = {}
+        self._streams: dict[int, EventStream] = {}
+        self._ids = itertools.count()
+
+    def status(self) -> EngineStatus:
+        is_alive = self.state in ("serving", "loading", "draining")
+        return EngineStatus(self.state, "serve", 1.0, 7, 0.1, is_alive, self.num_restarts)
+
+    def new_request_id(self) -> int:
+        return next(self._ids)
+
+    def submit(self, requests: Sequence[Submit]) -> EventStream:
+        if self.state != "serving":
+            raise EngineDeadError(f"the engine is {self.state}")
+        stream = EventStream()
+        for request in requests:
+            self.submitted.append(request)
+            self._streams[request.request_id] = stream
+            self.running[request.request_id] = asyncio.create_task(self._run(request, stream))
+        return stream
+
+    def abort(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            if (task := self.running.pop(request_id, None)) is not None:
+                task.cancel()
+                self.aborted.append(request_id)
+
+    def fail_all(self, error: HeadwayError) -> None:
+        for request_id in list(self.running):
+            self.running.pop(request_id).cancel()
+            self._streams[request_id].fail(error)
+
+    async def _run(self, request: Submit, stream: EventStream) -> None:
+        if self.refusal is not None:
+            self._end(request, stream, self.refusal.error or "", self.refusal.error_code)
+            return
+        done = 0
+        script = self.script(request)[: request.max_tokens]
+        while True:
+            await asyncio.sleep(self.round_seconds)
+            if self.die_after is not None and done >= self.die_after:
+                self.fail_all(EngineDeadError("the engine ended while this request ran: a test"))
+            if self.stall_after is not None and done >= self.stall_after:
+                await asyncio.Event().wait()
+            tokens = script[done : done + self.tokens_per_round]
+            done += len(tokens)
+            reason = self._reason(request, tokens, is_at_end=done >= len(script))
+            stream.put(_event(request.request_id, _up_to_stop(request, tokens), reason))
+            if reason is not None:
+                self.running.pop(request.request_id, None)
+                return
+
+    def _reason(self, request: Submit, tokens: list[int], *, is_at_end: bool) -> FinishReason | None:
+        if any(i in request.stop_token_ids for i in tokens):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if is_at_end else None
+
+    def _end(self, request: Submit, stream: EventStream, message: str, code: str | None) -> None:
+        self.running.pop(request.request_id, None)
+        event = TokenEvent(request.request_id, [], FinishReason.ERROR, error=message, error_code=code)
+        stream.put(event)
+
+
+def _up_to_stop(request: Submit, tokens: list[int]) -> list[int]:
+    ends = [i for i, token in enumerate(tokens, start=1) if token in request.stop_token_ids]
+    return tokens[: ends[0]] if ends else tokens
+
+
+def _event(request_id: int, tokens: list[int], reason: FinishReason | None) -> TokenEvent:
+    return TokenEvent(request_id, tokens, reason, num_drafted=3, num_accepted=max(0, len(tokens) - 1))

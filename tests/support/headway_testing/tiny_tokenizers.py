@@ -1,0 +1,62 @@
+"""Tokenizers trained on the spot from a few lines of many scripts: byte-level, and one with byte fallback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+END_OF_TEXT = "<|endoftext|>"
+TEXT = [
+    "def read_config(path):\n    with open(path) as f:\n        return json.load(f)\n",
+    "import os, sys\nclass Reader(object):\n    def __init__(self, name=None):\n        self.name = name\n",
+    "Die Größe der Bäume übertrifft alles, naïve café, façade — “quotes” … and ½ of it.",
+    "日本語のテキストと漢字。中文文本也在这里。한국어도 있어요.",
+    "Привет, мир! λψξ. مرحبا بالعالم שלום עולם",
+    "emoji: 😀 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 and flags 🇩🇪🇯🇵; combining: é ñ",
+    "the quick brown fox jumps over the lazy dog and the quick brown cat",
+]
+
+
+def byte_level(vocab_size: int = 600) -> Tokenizer:
+    """As Qwen2's: 256 bytes, merges, one special token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return tokenizer
+
+
+def byte_fallback(vocab_size: int = 500) -> Tokenizer:
+    """As Llama 2's: pieces with `▁` for spaces, characters without a piece spelled in bytes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=names, limit_alphabet=80, show_progress=False
+    )
+    tokenizer.train_from_iterator([line.replace(" ", "▁") for line in TEXT], trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = content["added_tokens"][:3]  # the bytes are plain entries of the vocabulary
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def save(folder: Path, tokenizer: Tokenizer, **generation: object) -> Path:
+    """A model folder's text half; `generation` goes to generation_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END_OF_TEXT, "bos_token": None}))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
