@@ -1,11 +1,20 @@
 """Causal attention of windows of queries over the paged cache (PyTorch twin).
 
-Knows blocks and positions; the keys and values of the window are in the cache already.
+Knows blocks and positions; the keys and values of the window are in the cache already. In float32 a query's
+result does not depend on the window or the rows that it is computed with: see `_gathered_context`.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
+
+# Matrix products of fewer rows take another code path, whose sums round differently.
+_QUERY_MULTIPLE = 4
+# Sums over up to _WHOLE terms are not split, those over _SPLIT or more are split every _WHOLE terms, and
+# those between are split in halves (MKL). PyTorch's fused attention starts a new sum every _CHUNK keys.
+_WHOLE, _SPLIT, _CHUNK = 192, 384, 512
 
 
 def paged_attention(
@@ -26,19 +35,41 @@ def paged_attention(
     rows, window, q_heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
     group = q_heads // kv_heads
-    context = int(start_positions.max()) + window if rows > 0 else 0
-    blocks = min(-(-context // block_size), block_table.shape[1])
-    used = block_table[:, :blocks].clamp(min=0).flatten()
+    result = torch.empty_like(query) if out is None else out
+    if rows == 0:
+        return result
+    context = _gathered_context(int(start_positions.max()) + window)
+    blocks = -(-context // block_size)
+    used = block_table[:, :blocks].clamp(min=0)
+    if used.shape[1] < blocks:
+        used = torch.nn.functional.pad(used, (0, blocks - used.shape[1]))
+    used = used.flatten()
     shape = rows, blocks * block_size, kv_heads, head_dim
     keys = key_cache.index_select(0, used).view(shape).transpose(1, 2)
     values = value_cache.index_select(0, used).view(shape).transpose(1, 2)
+
+    padding = -window % (_QUERY_MULTIPLE // math.gcd(_QUERY_MULTIPLE, group))
+    if padding:
+        query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, padding))
+    ends = start_positions[:, None] + torch.arange(window + padding, device=query.device)
     places = torch.arange(blocks * block_size, device=query.device)
-    ends = start_positions[:, None] + torch.arange(window, device=query.device)
-    is_visible = (places <= ends[..., None]) & (places >= first_position)
+    is_visible = places <= ends[..., None]
+    if first_position > 0:
+        is_visible &= places >= first_position
+    # The heads that share keys stand side by side as further queries.
     mask = is_visible[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)
-    folded = query.view(rows, window, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    folded = query.unflatten(2, (kv_heads, group)).permute(0, 2, 1, 3, 4).flatten(2, 3)
     heads = torch.nn.functional.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
-    heads = heads.masked_fill(~mask.any(-1, keepdim=True), 0)
-    result = heads.view(rows, kv_heads, window, group, head_dim).permute(0, 2, 1, 3, 4)
-    result = result.reshape(query.shape)
-    return result if out is None else out.copy_(result)
+    result.copy_(heads.unflatten(2, (-1, group))[:, :, :window].permute(0, 2, 1, 3, 4).flatten(2, 3))
+    if first_position > int(start_positions.min()):
+        result.masked_fill_((ends[:, :window] < first_position)[..., None, None], 0)
+    return result
+
+
+def _gathered_context(context: int) -> int:
+    """How many positions to gather so that the sum over any query's keys is split at the same places.
+
+    Gathered keys that a query does not see add exact zeros; only where the sum is cut matters.
+    """
+    tail = context % _CHUNK
+    return context - tail + _SPLIT if _WHOLE < tail < _SPLIT else context
