@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from headway.engine.assembly import Engine, assemble
+from headway.engine.batch import Plan, StepResult
 from headway.engine.config import EngineConfig
-from headway.engine.loop import EngineLoop
+from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.speculation.draft import Drafter, mtp_drafts
@@ -31,6 +32,30 @@ class ListPost:
         self.sent.append(message)
 
 
+class Late:
+    """A step's result that the loop must not wait for before it launches the next one."""
+
+    def __init__(self, handle: Handle, *, is_late: bool) -> None:
+        self._handle = handle
+        self._is_late = is_late
+
+    def is_ready(self) -> bool:
+        return not self._is_late
+
+    def result(self) -> StepResult:
+        return self._handle.result()
+
+
+class LateRunner:
+    """A runner whose every result is read only after the next step was launched, as on a busy GPU."""
+
+    def __init__(self, runner: Launcher) -> None:
+        self._runner = runner
+
+    def launch(self, plan: Plan) -> Late:
+        return Late(self._runner.launch(plan), is_late=True)
+
+
 @dataclass
 class Output:
     """What one request got."""
@@ -45,10 +70,13 @@ class Output:
 class LocalEngine:
     """Submit, run, collect. Requests are numbered from 0 in the order of submission."""
 
-    def __init__(self, config: EngineConfig, *, drafter: Drafter = mtp_drafts) -> None:
+    def __init__(
+        self, config: EngineConfig, *, drafter: Drafter = mtp_drafts, reads_late: bool = False
+    ) -> None:
         self.engine: Engine = assemble(config, progress=lambda _: None, drafter=drafter)
         self.post = ListPost()
-        self.loop = EngineLoop(self.engine.scheduler, self.engine.runner, self.post)
+        runner = self.engine.runner
+        self.loop = EngineLoop(self.engine.scheduler, LateRunner(runner) if reads_late else runner, self.post)
         self.outputs: dict[int, Output] = {}
         self._ids = count()
 

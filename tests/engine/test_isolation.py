@@ -1,0 +1,162 @@
+"""A step touches the memory of its own rows only: 2,000 random rounds, every other bit compared.
+
+Real model, kernels, scheduler and runner; acceptance between 0 and 1, prefix hits, aborts, preemption.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from headway_testing.checkpoints import constructed_mimo
+from headway_testing.local import Late, LocalEngine
+
+from headway.engine.batch import Plan
+from headway.engine.cache.pool import KVPool
+from headway.engine.config import EngineConfig
+from headway.engine.loop import EngineLoop
+from headway.engine.memory import kv_block_bytes
+from headway.engine.model_config import read_model_config
+from headway.engine.request import SamplingParams
+from headway.engine.runner import Runner
+
+ROUNDS = 2000
+GUARD_BLOCKS = 3
+GUARD = 12345.0
+BLOCK = 16
+# Says which rows the last round left alone; the round writes it for all rows it was given.
+SCRATCH = {"prefill_status"}
+
+
+class Watch:
+    """Launches steps and compares all that they must not change, bit by bit."""
+
+    def __init__(self, runner: Runner, num_blocks: int) -> None:
+        model, old = runner.model, runner.pool
+        pool = KVPool(
+            num_layers=model.num_kv_layers,
+            num_blocks=num_blocks + GUARD_BLOCKS,
+            block_size=BLOCK,
+            num_kv_heads=model.config.num_kv_heads,
+            head_dim=model.config.head_dim,
+            hidden_size=model.config.hidden_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        assert old.block_size == BLOCK
+        pool.keys[:, num_blocks:] = pool.values[:, num_blocks:] = GUARD
+        self.runner = Runner(model, pool, runner.slots)
+        self.num_blocks = num_blocks
+        self.chance = random.Random(1)
+        self.rounds = 0
+        self.bystanders = 0
+
+    def launch(self, plan: Plan) -> Late:
+        blocks = self.blocks()
+        rows = {name: t.clone() for name, t in self.runner.slots.tensors().items() if name not in SCRATCH}
+        live = self.live_rows(plan)
+        handle = self.runner.launch(plan)
+        self.rounds += len(plan.decode_request_ids) > 0
+        mine = self.blocks_of(plan, live)
+        others = [block for block in range(self.num_blocks + GUARD_BLOCKS) if block not in mine]
+        assert torch.equal(blocks[others], self.blocks()[others]), (
+            f"step {plan.step} wrote to a foreign block"
+        )
+        idle = [row for row in range(len(rows["limits"])) if row not in touched_rows(plan) | live.keys()]
+        self.bystanders += sum(row < len(plan.decode_request_ids) for row in idle)
+        for name, tensor in rows.items():
+            now = self.runner.slots.tensors()[name]
+            assert torch.equal(tensor[idle], now[idle]), f"step {plan.step} changed {name} of a foreign row"
+        return Late(handle, is_late=self.chance.random() < 0.5)
+
+    def live_rows(self, plan: Plan) -> dict[int, int]:
+        """Rows that the round may move on, with their lengths: those the device knows to be below their limits.
+
+        The host may not know yet that a row has come to its limit; the device must leave it alone.
+        """
+        slots = self.runner.slots
+        sources = {move.target: move.source for move in plan.moves}
+        lengths, limits = slots.kv_lengths.tolist(), slots.limits.tolist()
+        prefilled = {chunk.row for chunk in plan.prefill}
+        live = {}
+        for row, request_id in enumerate(plan.decode_request_ids):
+            source = sources.get(row, row)
+            if request_id is not None and row not in prefilled and lengths[source] < limits[source]:
+                live[row] = lengths[source]
+        return live
+
+    def blocks(self) -> torch.Tensor:
+        """[blocks, everything stored for a block]."""
+        pool = self.runner.pool
+        assert pool.block_hidden is not None
+        parts = [t.transpose(0, 1).flatten(1) for t in (pool.keys, pool.values)]
+        return torch.cat([*parts, pool.block_hidden[:-1]], 1)
+
+    def blocks_of(self, plan: Plan, live: dict[int, int]) -> set[int]:
+        """Blocks that the step may write: of chunks their span, of rows what lies behind the pending pairs."""
+        table = self.runner.slots.granted_block_ids
+        mine: set[int] = set()
+        for chunk in plan.prefill:
+            end = chunk.start + len(chunk.token_ids)
+            mine |= set(table[chunk.row, chunk.start // BLOCK : -(-end // BLOCK)].tolist())
+            if chunk.is_last:
+                mine |= set(table[chunk.row, end // BLOCK :].tolist())
+        for row, length in live.items():
+            mine |= set(table[row, max(0, length - plan.depth - 1) // BLOCK :].tolist())
+        return mine - {-1}
+
+
+def touched_rows(plan: Plan) -> set[int]:
+    """Rows that the host's part of the step sets or moves."""
+    rows = {*plan.released_rows, *(s.row for s in plan.setups), *(g.row for g in plan.grants)}
+    rows |= {row for move in plan.moves for row in (move.source, move.target)}
+    return rows | {chunk.row for chunk in plan.prefill}
+
+
+@pytest.mark.timeout(240)
+def test_a_step_writes_to_its_own_rows_and_blocks_only(tmp_path: Path) -> None:
+    path = constructed_mimo(tmp_path / "model", noise=0.06, max_position_embeddings=160)
+    config = EngineConfig(model_path=str(path), max_running=9, prefill_chunk=64, depth=3)
+    engine = LocalEngine(sized(config, num_blocks=30))
+    num_blocks = engine.engine.info.num_blocks
+    watch = Watch(engine.engine.runner, num_blocks)
+    engine.loop = EngineLoop(engine.engine.scheduler, watch, engine.post)
+    chance = random.Random(0)
+    stems = [[chance.randrange(128) for _ in range(100)] for _ in range(3)]
+    active: list[int] = []
+    while watch.rounds < ROUNDS:
+        if len(active) < 14 and chance.random() < 0.5:
+            active.append(submit_random(engine, chance, stems))
+        if active and chance.random() < 0.02:
+            engine.loop._scheduler.abort(active.pop(chance.randrange(len(active))))
+        engine.step()
+        active = [i for i in active if engine.outputs[i].finish_reason is None]
+    stats = engine.engine.scheduler.snapshot()
+    assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+    assert stats.num_preemptions > 10
+    assert stats.num_cached_prompt_tokens > 1000
+    assert watch.bystanders > 100
+
+
+def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[int]]) -> int:
+    prompt = [*chance.choice(stems)[: chance.randint(1, 90)], chance.randrange(128)]
+    temperature = chance.choice([0.0, 0.7])
+    return engine.submit(
+        prompt,
+        max_tokens=chance.randint(1, 60),
+        sampling=SamplingParams(temperature=temperature, seed=chance.getrandbits(64)),
+        stop_token_ids=[7],
+        max_draft_tokens=chance.choice([None, None, 0, 2]),
+    )
+
+
+def sized(config: EngineConfig, *, num_blocks: int) -> EngineConfig:
+    """With memory for that many blocks."""
+    model = read_model_config(config.model_path)
+    block_bytes = kv_block_bytes(
+        model, num_kv_layers=model.num_layers + 1, has_mtp=True, block_size=BLOCK, dtype=torch.float32
+    )
+    return msgspec.structs.replace(config, kv_cache_memory_bytes=num_blocks * block_bytes)
