@@ -135,7 +135,8 @@ def constructed_mimo(path: Path, *, noise: float = 0.0, seed: int = 0, **changes
 
     With noise 0 no block adds anything, trunk and head both read P[t] off the embedding of t, and every
     draft at every depth is right. Noise scales random output projections, in trunk and head alike, so that
-    the text depends on the context and the head is right less often.
+    the text depends on the context and the head is right less often: about 0.97 with noise 0.05, 0.8 with
+    0.08, 0.6 with 0.1, 0.3 with 0.15, 0.15 with 0.2 (first draft, greedy, random text).
     """
     config = mimo_config(**{"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 128} | changes)
     tensors = random_tensors(config, with_mtp=True, seed=seed)

@@ -1,0 +1,155 @@
+"""What transformers computes for the same weights: Qwen2 as it is, MiMo's MTP head built of its layers.
+
+Whole sequences, no cache. Saved with `save_pretrained`, so that names and config.json are transformers' own.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+
+HEAD_PREFIX = "model.mtp_layers.0."
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class HeadOracle(Qwen2DecoderLayer):
+    """The MTP layer, with MiMo-7B's parameter names."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__(config, layer_idx=0)
+        hidden, epsilon = config.hidden_size, config.rms_norm_eps
+        self.token_layernorm = Qwen2RMSNorm(hidden, eps=epsilon)
+        self.hidden_layernorm = Qwen2RMSNorm(hidden, eps=epsilon)
+        self.input_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.final_layernorm = Qwen2RMSNorm(hidden, eps=epsilon)
+
+
+class Oracle:
+    """A tiny Qwen2 with an MTP head. Weights are large, norm weights and biases random: nothing is hidden."""
+
+    def __init__(self, *, dtype: torch.dtype, seed: int = 0, **changes: object) -> None:
+        self.config = Qwen2Config(
+            **{
+                "vocab_size": 151,
+                "hidden_size": 48,
+                "intermediate_size": 72,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "max_position_embeddings": 256,
+                "tie_word_embeddings": False,
+                "attn_implementation": "sdpa",
+                **changes,
+            }
+        )
+        self.model = Qwen2ForCausalLM(self.config).eval()
+        self.head = HeadOracle(self.config).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for module in (self.model, self.head):
+            _randomise(module, generator)
+            module.to(dtype)
+            if dtype == torch.float64:
+                _widen_norms(module)
+
+    def save(self, folder: Path, *, with_head: bool, max_shard_size: str = "1GB") -> Path:
+        """A folder as MiMo ships it, or without the head and under Qwen2's name."""
+        self.model.save_pretrained(folder, max_shard_size=max_shard_size)
+        if with_head:
+            config = json.loads((folder / "config.json").read_text())
+            config |= {
+                "architectures": ["MiMoForCausalLM"],
+                "model_type": "mimo",
+                "num_nextn_predict_layers": 1,
+            }
+            (folder / "config.json").write_text(json.dumps(config))
+            self._save_head(folder)
+        return folder
+
+    def _save_head(self, folder: Path) -> None:
+        """In a shard of its own, as model.safetensors may be one file."""
+        tensors = {HEAD_PREFIX + name: t for name, t in self.head.state_dict().items()}
+        save_file(tensors, folder / "mtp.safetensors")
+        if (folder / INDEX_FILE).exists():
+            index = json.loads((folder / INDEX_FILE).read_text())
+        else:
+            (folder / "model.safetensors").rename(folder / "trunk.safetensors")
+            index = {"weight_map": {"model.norm.weight": "trunk.safetensors"}}
+        index["weight_map"] |= dict.fromkeys(tensors, "mtp.safetensors")
+        (folder / INDEX_FILE).write_text(json.dumps(index))
+
+    @torch.no_grad()
+    def hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [tokens] int64. Returns [tokens, hidden]: the residual stream before the final norm."""
+        seen = []
+        handle = self.model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+        self.model(token_ids[None], use_cache=False)
+        handle.remove()
+        return seen[0]
+
+    @torch.no_grad()
+    def logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [tokens] int64. Returns [tokens, vocab]."""
+        return self.model(token_ids[None], use_cache=False).logits[0]
+
+    @torch.no_grad()
+    def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """z of slots 1 .. n for the pairs (hidden[i-1], token_ids[i-1]): [n, hidden], [n] -> [n, hidden]."""
+        head = self.head
+        embedded = self.model.model.embed_tokens(token_ids)
+        x = head.input_proj(
+            torch.cat([head.hidden_layernorm(hidden), head.token_layernorm(embedded)], dim=-1)
+        )
+        positions = torch.arange(1, len(token_ids) + 1)[None]
+        rotary = self.model.model.rotary_emb(x[None], positions)
+        mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool).tril()[None, None]
+        y = head(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary)
+        return head.final_layernorm(y[0])
+
+    @torch.no_grad()
+    def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab]."""
+        return self.model.lm_head(carry)
+
+    def draft_chain(self, token_ids: torch.Tensor, depth: int) -> torch.Tensor:
+        """Logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab]."""
+        hidden, tokens, found = self.hidden(token_ids)[:-1], token_ids[1:], []
+        for _ in range(depth):
+            carry = self.carries(hidden, tokens)[-1:]
+            found.append(self.draft_logits(carry)[0])
+            hidden = torch.cat([hidden, carry])
+            tokens = torch.cat([tokens, found[-1].argmax()[None]])
+        return torch.stack(found)
+
+
+def _randomise(module: nn.Module, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.4 * noise)
+            elif name.endswith(".bias"):
+                parameter.copy_(0.5 * noise)
+            elif "embed_tokens" in name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+
+
+def _widen_norms(module: nn.Module) -> None:
+    """transformers' norms round to float32 whatever the dtype; an oracle to 1e-10 may not."""
+
+    def forward(self: Qwen2RMSNorm, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+    for part in module.modules():
+        if isinstance(part, Qwen2RMSNorm):
+            part.forward = types.MethodType(forward, part)

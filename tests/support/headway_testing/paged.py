@@ -1,0 +1,81 @@
+"""Runs a model by hand on a paged cache: sequences with scattered blocks, chunk by chunk or window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from headway.engine.cache.pool import KVPool
+from headway.engine.checkpoint import load_model
+from headway.engine.models.inputs import CPU_ROW_MULTIPLE, ForwardInputs, Segment
+from headway.engine.models.registry import CausalLM
+
+
+def load(path: Path, *, dtype: str = "auto", with_mtp: bool = True) -> CausalLM:
+    """On the CPU, without a progress bar."""
+    return load_model(
+        path, device=torch.device("cpu"), dtype=dtype, with_mtp=with_mtp, progress=lambda _: None
+    )
+
+
+class PagedSequences:
+    """The cache of several sequences, with blocks in random order and garbage in those not yet written.
+
+    A span is (row, first position, number of tokens); each becomes a segment.
+    """
+
+    def __init__(self, model: CausalLM, num_rows: int, max_tokens: int, *, block_size: int = 16) -> None:
+        config, per_row = model.config, -(-max_tokens // block_size)
+        self.model = model
+        self.block_size = block_size
+        self.pool = KVPool(
+            num_layers=model.num_kv_layers,
+            num_blocks=num_rows * per_row,
+            block_size=block_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            hidden_size=config.hidden_size if model.has_mtp else None,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self.pool.keys.fill_(1e4)
+        self.pool.values.fill_(1e4)
+        order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1))
+        self.block_table = order.view(num_rows, per_row)  # [rows, blocks of a row] int64
+
+    def forward(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: [all tokens of the spans] int64. Returns [all tokens, hidden]."""
+        return self.model.forward(self.inputs(spans, tokens), self.pool)[: len(tokens)]
+
+    def draft(
+        self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens, hidden]."""
+        inputs = self.inputs(spans, tokens)
+        return self.model.draft(inputs, self._padded(hidden), self.pool)[: len(tokens)]
+
+    def fill(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+        self.model.fill_draft_cache(self.inputs(spans, tokens), self._padded(hidden), self.pool)
+
+    def inputs(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> ForwardInputs:
+        positions = torch.cat([torch.arange(first, first + count) for _, first, count in spans])
+        rows = torch.cat([torch.full((count,), row) for row, _, count in spans])
+        slots = self.block_table[rows, positions // self.block_size] * self.block_size
+        slots += positions % self.block_size
+        segments, offset = [], 0
+        for row, first, count in spans:
+            table = self.block_table[row : row + 1]
+            segments.append(Segment(offset, 1, count, table, torch.tensor([first])))
+            offset += count
+        filler = torch.zeros(-offset % CPU_ROW_MULTIPLE, dtype=torch.int64)
+        return ForwardInputs(
+            token_ids=torch.cat([tokens, filler]),
+            positions=torch.cat([positions, filler]),
+            slot_mapping=torch.cat([slots, filler - 1]),
+            segments=tuple(segments),
+        )
+
+    def _padded(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % CPU_ROW_MULTIPLE))
