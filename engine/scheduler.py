@@ -10,6 +10,7 @@ from above. Knows ids and numbers; no tensors, no text, no clock.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -92,12 +93,12 @@ class Scheduler:
         return len(self._waiting)
 
     def snapshot(self) -> EngineStats:
-        """The counters as they stand; the object goes on changing, so encode or copy it at once."""
+        """A copy of the counters as they stand."""
         self._stats.num_requests_running = len(self._running)
         self._stats.num_requests_waiting = len(self._waiting)
         self._stats.num_kv_blocks_used = self._blocks.num_used
         self._stats.num_kv_blocks_cached = self._blocks.num_cached
-        return self._stats
+        return copy.deepcopy(self._stats)
 
     def add(self, request: Request) -> None:
         """Puts a request at the end of the queue. Raises RequestError, or QueueFullError.
