@@ -26,11 +26,14 @@ def format_bytes(size: float) -> str:
     return f"{size:.{0 if units[0] == 'bytes' else 1}f} {units[0]}"
 
 
-def available_bytes(device: torch.device) -> int:
-    """Memory that can be taken now. On the CPU within the limits of the control groups we run in."""
+def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """Memory that can be taken now. On the CPU within the limits of the control groups we run in.
+
+    root: where /proc and /sys are found.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([_machine_bytes(Path("/proc/meminfo")), *_group_bytes(Path("/"))])
+    return min([_machine_bytes(root / "proc/meminfo"), *_group_bytes(root)])
 
 
 def kv_block_bytes(
@@ -42,44 +45,46 @@ def kv_block_bytes(
 
 
 def num_kv_blocks(config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int) -> int:
-    """At least one request of full length and one block more; at most that many for every row.
+    """At least one request of full length and one block more; at most one such request for every row.
 
-    available: bytes on the device once the weights are loaded. Raises ConfigError.
+    config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded.
+    Raises ConfigError.
     """
     blocks_per_request = -(-max_model_len // config.block_size)
     least = (blocks_per_request + 1) * block_bytes
-    budget = _kv_budget(config, least=least, available=available)
-    if budget < least or budget > MAX_KV_CACHE_SHARE * available:
-        raise _unmet(config, max_model_len, least=least, budget=budget, available=available)
+    most = int(MAX_KV_CACHE_SHARE * available)
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        budget = _default_budget(config, least=least, available=available)
+    if least > min(budget, most):
+        fitting = (min(budget, most) // block_bytes - 1) * config.block_size
+        raise _too_long(config, max_model_len, least=least, fitting=fitting, available=available)
+    if budget > most:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes is {budget} ({format_bytes(budget)}), but {format_bytes(available)} "
+            f"are available on {config.device}; set at most {most}"
+        )
     return min(budget // block_bytes, config.max_running * blocks_per_request + 1)
 
 
-def _kv_budget(config: EngineConfig, *, least: int, available: int) -> int:
-    if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes
+def _default_budget(config: EngineConfig, *, least: int, available: int) -> int:
     if config.device == "cpu":
         return max(least, min(CPU_KV_CACHE_BYTES, int(CPU_KV_CACHE_SHARE * available)))
     return max(least, int(CUDA_KV_CACHE_SHARE * available))
 
 
-def _unmet(
-    config: EngineConfig, max_model_len: int, *, least: int, budget: int, available: int
+def _too_long(
+    config: EngineConfig, max_model_len: int, *, least: int, fitting: int, available: int
 ) -> ConfigError:
-    room = f"{format_bytes(available)} are available"
-    if budget >= least and config.kv_cache_memory_bytes is not None:
-        return ConfigError(
-            f"--kv-cache-memory-bytes is {budget} ({format_bytes(budget)}), but {room}; "
-            f"set at most {int(MAX_KV_CACHE_SHARE * available)}"
-        )
-    usable = min(budget, int(MAX_KV_CACHE_SHARE * available))
-    fitting = max(0, usable * (max_model_len + config.block_size) // least - config.block_size)
-    remedies = [f"lower --max-model-len to {fitting} or less"] if fitting >= 2 else []
-    if config.kv_cache_memory_bytes is not None:
-        remedies.append(f"raise --kv-cache-memory-bytes to {least} or more")
-    remedies = remedies or ["free memory or take a smaller model"]
+    remedies = [f"lower --max-model-len to {fitting}"] if fitting >= 2 else []
+    if config.kv_cache_memory_bytes is not None and least <= MAX_KV_CACHE_SHARE * available:
+        remedies.append(f"raise --kv-cache-memory-bytes to {least}")
+    granted = config.kv_cache_memory_bytes
+    limit = "" if granted is None else f", --kv-cache-memory-bytes is {granted} ({format_bytes(granted)})"
     return ConfigError(
-        f"a request of {max_model_len} tokens (max_model_len) needs {format_bytes(least)} of KV cache, "
-        f"{format_bytes(usable)} can be had ({room}); {', or '.join(remedies)}"
+        f"one request of {max_model_len} tokens (max_model_len) needs {format_bytes(least)} of KV cache; "
+        f"{format_bytes(available)} are available on {config.device}{limit}; "
+        f"{' or '.join(remedies) or 'free memory or take a smaller model'}"
     )
 
 

@@ -60,7 +60,7 @@ def test_logits_of_a_row_are_bitwise_the_same_alone_and_among_others(
     model = load(random_mimo(tmp_path / "model", **sizes), dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 151, (64, 40), generator=generator)
-    lengths = [37] + torch.randint(1, 40, (63,), generator=generator).tolist()
+    lengths = [37, *torch.randint(1, 40, (63,), generator=generator).tolist()]
     sequences = PagedSequences(model, 64, 48)
     prefilled = [(row, 0, length) for row, length in enumerate(lengths)]
     sequences.forward(prefilled, torch.cat([tokens[row, :length] for row, _, length in prefilled]))
