@@ -58,9 +58,11 @@ def paged_attention(
         is_visible &= places >= first_position
     # The heads that share keys stand side by side as further queries.
     mask = is_visible[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)
-    folded = query.unflatten(2, (kv_heads, group)).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    folded = query.view(rows, -1, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
     heads = torch.nn.functional.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
-    result.copy_(heads.unflatten(2, (-1, group))[:, :, :window].permute(0, 2, 1, 3, 4).flatten(2, 3))
+    result.copy_(
+        heads.view(rows, kv_heads, -1, group, head_dim)[:, :, :window].permute(0, 2, 1, 3, 4).flatten(2, 3)
+    )
     if first_position > int(start_positions.min()):
         result.masked_fill_((ends[:, :window] < first_position)[..., None, None], 0)
     return result

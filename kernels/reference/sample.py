@@ -13,6 +13,9 @@ _LOW = 0xFFFFFFFF
 _LARGEST_BELOW_ONE = 1 - 2.0**-24
 _SERIES_BELOW = 2.0**-8
 _FIRST_CANDIDATES = 64
+_WORDS_AT_ONCE = 2**16
+# Below this share of kept tokens noise is made for them one by one instead of in groups of four.
+_FEW = 1 / 8
 
 
 def gumbel_noise(
@@ -25,17 +28,41 @@ def gumbel_noise(
     With v uniform in (0, 1) the noise is -log(E), E = -log(1 - v). A small E decides which rare token may
     win, so it is evaluated by its series where 1 - v would round.
     """
-    rows, groups = seeds.numel(), -(-vocab_size // 4)
-    key = torch.stack((seeds & _LOW, (seeds >> 32) & _LOW)).view(2, rows, 1)
-    group = torch.arange(groups, device=seeds.device).expand(rows, groups)
-    low, high = (positions & _LOW)[:, None], ((positions >> 32) & _LOW)[:, None]
-    even = torch.stack((group, high.expand(rows, groups)))
-    odd = torch.stack((low, torch.zeros_like(low)))
-    words02, words13 = philox_4x32(even, odd, key)
-    words = torch.stack((words02, words13), -1).permute(1, 2, 0, 3).reshape(rows, groups * 4)
-    v = words[:, :vocab_size].float().add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_BELOW_ONE)
-    series = v * (1 + v * (0.5 + v * (1 / 3 + v * 0.25)))
-    return torch.where(v < _SERIES_BELOW, series, -torch.log(1 - v)).log_().neg_()
+    groups = -(-vocab_size // 4)
+    group = torch.arange(groups, device=seeds.device)
+    noise = torch.empty(seeds.numel(), groups * 4, device=seeds.device)
+    # A few rows at a time stay in the processor's cache.
+    step = max(1, _WORDS_AT_ONCE // max(vocab_size, 1))
+    for first in range(0, seeds.numel(), step):
+        some = slice(first, first + step)
+        words02, words13 = _random_words(seeds[some, None], positions[some, None], group)
+        words = torch.stack((words02.float(), words13.float()), -1).permute(1, 2, 0, 3)
+        noise[some] = _gumbel(words.reshape(-1, groups * 4))
+    return noise[:, :vocab_size]
+
+
+def _noise_at(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """[n] float32: for each (seed, position, vocabulary id), [n] int64 each, what `gumbel_noise` holds there."""
+    words02, words13 = _random_words(seeds[None], positions[None], ids >> 2)
+    words = torch.stack((words02, words13), 1).view(4, -1)
+    return _gumbel(words.gather(0, (ids & 3)[None])[0].float())
+
+
+def _random_words(
+    seeds: torch.Tensor, positions: torch.Tensor, groups: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words 0, 2 and words 1, 3 of each group: [2, rows, n] int64 from what broadcasts to [rows, n] int64."""
+    key = torch.stack((seeds & _LOW, (seeds >> 32) & _LOW))
+    low, high = positions & _LOW, (positions >> 32) & _LOW
+    even = torch.stack((groups.expand(seeds.shape[0], -1), high.expand(-1, groups.shape[-1])))
+    return philox_4x32(even, torch.stack((low, torch.zeros_like(low))), key)
+
+
+def _gumbel(words: torch.Tensor) -> torch.Tensor:
+    """words: float32 of random 32-bit numbers; overwritten."""
+    v = words.add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_BELOW_ONE)
+    series = (v * 0.25).add_(1 / 3).mul_(v).add_(0.5).mul_(v).add_(1).mul_(v)
+    return torch.where(v < _SERIES_BELOW, series, (1 - v).log_().neg_()).log_().neg_()
 
 
 def sample(
@@ -77,11 +104,15 @@ def _sample_random(
     rows, window, vocab_size = values.shape
     # Relative to the highest logit nothing overflows, however small the temperature.
     scaled = (values - values.amax(-1, keepdim=True)) / temperatures.view(rows, 1, 1)
-    scaled = _keep_top_k(scaled, top_k)
-    scaled = _keep_probable(scaled, top_p, min_p)
-    places = positions[:, None] + torch.arange(window, device=positions.device)
-    noise = gumbel_noise(seeds.repeat_interleave(window), places.flatten(), vocab_size)
-    return (scaled + noise.view(rows, window, vocab_size)).argmax(-1)
+    kept = _keep_probable(_keep_top_k(scaled, top_k), top_p, min_p)
+    places = (positions[:, None] + torch.arange(window, device=positions.device)).flatten()
+    flat, seeds = kept.view(rows * window, vocab_size), seeds.repeat_interleave(window)
+    if kept is not scaled:
+        row, token = (flat > -torch.inf).nonzero(as_tuple=True)
+        if token.numel() < flat.numel() * _FEW:
+            scores = flat[row, token] + _noise_at(seeds[row], places[row], token)
+            return flat.index_put((row, token), scores).argmax(-1).view(rows, window)
+    return (flat + gumbel_noise(seeds, places, vocab_size)).argmax(-1).view(rows, window)
 
 
 def _keep_top_k(scaled: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:

@@ -240,3 +240,14 @@ def test_a_given_buffer_is_filled_and_returned(device: torch.device) -> None:
     result = sample(logits, integers, zeros, integers, ones, zeros, integers, out=buffer)
     assert result is buffer
     assert buffer.tolist() == [[3], [5]]
+
+
+def test_filtered_rows_get_the_noise_of_unfiltered_ones(device: torch.device) -> None:
+    """With few tokens kept, the noise is made for these alone: it must be the same."""
+    logits = torch.full((50, 2, 4096), -5.0)
+    kept = torch.arange(40) * 100 + 3
+    logits[:, :, kept] = 0.0
+    filtered = pick(logits.to(device), top_p=0.5)
+    masked = torch.full_like(logits, -torch.inf)
+    masked[:, :, kept] = 0.0
+    assert torch.equal(filtered, pick(masked.to(device)))
