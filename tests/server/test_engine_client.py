@@ -1,0 +1,246 @@
+"""The engine's process from the outside: frames, deaths, restarts, farewells. The process is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import headway_testing
+import pytest
+from headway_testing import fake_process
+
+from headway.engine import (
+    EngineConfig,
+    EngineDeadError,
+    FinishReason,
+    ModelError,
+    SamplingParams,
+    Submit,
+    TokenEvent,
+)
+from headway.server.engine_client import BackOff, EngineClient, EventStream
+from headway.server.engine_process import Patience
+
+SUPPORT = Path(headway_testing.__file__).parents[1]
+CONFIG = EngineConfig(model_path="/nowhere", depth=2, max_running=5)
+QUICK = BackOff(first_seconds=0.05, longest_seconds=0.2)
+BRIEF = Patience(load_seconds=10, serve_seconds=10, shutdown_seconds=0.3)
+
+
+@pytest.fixture(autouse=True)
+def support_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+
+
+@asynccontextmanager
+async def started(mode: str = "serve", patience: Patience = BRIEF) -> AsyncIterator[EngineClient]:
+    command = [sys.executable, "-P", "-m", "headway_testing.fake_process", mode]
+    client = EngineClient(CONFIG, command=command, patience=patience, back_off=QUICK)
+    client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[EngineClient]:
+    async with started() as client:
+        await client.wait_until_ready()
+        yield client
+
+
+def request(client: EngineClient, max_tokens: int = 10, last_id: int = 100) -> Submit:
+    return Submit(
+        request_id=client.new_request_id(),
+        prompt_token_ids=[1, 2, last_id],
+        sampling=SamplingParams(),
+        max_tokens=max_tokens,
+    )
+
+
+async def collect(stream: EventStream, num_requests: int = 1) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    num_open = num_requests
+    while num_open:
+        for event in await stream.take():
+            tokens.setdefault(event.request_id, []).extend(event.token_ids)
+            num_open -= event.finish_reason is FinishReason.LENGTH
+    return tokens
+
+
+def pid_of(client: EngineClient) -> int:
+    assert client._process is not None
+    assert client._process._process is not None
+    return client._process._process.pid
+
+
+async def until(is_true: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"not true after {seconds} s"
+        await asyncio.sleep(0.01)
+
+
+async def within(seconds: float, awaitable: Awaitable[object]) -> object:
+    return await asyncio.wait_for(awaitable, seconds)
+
+
+async def test_requests_of_a_group_get_their_tokens_and_the_config_arrives(client: EngineClient) -> None:
+    assert client.info is not None
+    assert (client.info.depth, client.info.max_running) == (2, 5)
+    requests = [request(client, max_tokens=10, last_id=i) for i in (100, 200)]
+    tokens = await collect(client.submit(requests), 2)
+    assert tokens == {0: list(range(101, 111)), 1: list(range(201, 211))}
+
+
+async def test_stats_and_heartbeats_arrive(client: EngineClient) -> None:
+    await collect(client.submit([request(client)]))
+    await until(lambda: client.stats.num_generation_tokens == 10)
+    status = client.status()
+    assert (status.state, status.phase, status.is_alive, status.num_restarts) == ("serving", "serve", True, 0)
+    assert status.step > 0
+    assert status.heartbeat_age_seconds is not None
+    assert status.heartbeat_age_seconds < 1
+
+
+async def test_an_aborted_request_gets_no_more_events(client: EngineClient) -> None:
+    stream = client.submit([request(client, max_tokens=100_000)])
+    await stream.take()
+    client.abort([0])
+    assert stream._events == deque()
+    await asyncio.sleep(0.2)
+    with pytest.raises(TimeoutError):
+        await within(0.1, stream.take())
+    generated = client.stats.num_generation_tokens
+    await asyncio.sleep(0.1)
+    assert client.stats.num_generation_tokens == generated
+
+
+async def test_a_killed_engine_fails_all_streams_at_once_and_comes_back(client: EngineClient) -> None:
+    streams = [client.submit([request(client, max_tokens=100_000)]) for _ in range(8)]
+    await asyncio.gather(*(stream.take() for stream in streams))
+    start = time.monotonic()
+    os.kill(pid_of(client), signal.SIGKILL)
+    results = await within(2, asyncio.gather(*(collect(s) for s in streams), return_exceptions=True))
+    assert isinstance(results, list)
+    assert all(isinstance(error, EngineDeadError) for error in results), results
+    assert "SIGKILL" in str(results[0])
+    assert time.monotonic() - start < 2
+    assert client.status().state == "restarting"
+    with pytest.raises(EngineDeadError, match="restarted"):
+        client.submit([request(client)])
+    await until(lambda: client.status().state == "serving")
+    assert client.status().num_restarts == 1
+    assert len((await collect(client.submit([request(client)]))).popitem()[1]) == 10
+
+
+async def test_counters_do_not_fall_when_the_engine_restarts(client: EngineClient) -> None:
+    await collect(client.submit([request(client, max_tokens=30)]))
+    await until(lambda: client.stats.num_generation_tokens == 30)
+    os.kill(pid_of(client), signal.SIGKILL)
+    await until(lambda: client.status().state == "restarting")
+    assert (client.stats.num_generation_tokens, client.stats.num_kv_blocks) == (30, 0)
+    await until(lambda: client.status().state == "serving")
+    await collect(client.submit([request(client, max_tokens=12)]))
+    await until(lambda: client.stats.num_generation_tokens == 42)
+    assert client.stats.num_kv_blocks == 64
+
+
+async def test_a_request_that_kills_the_engine_fails_with_the_signal(client: EngineClient) -> None:
+    stream = client.submit([request(client, fake_process.DEADLY_MAX_TOKENS)])
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await within(2, stream.take())
+
+
+async def test_the_last_words_of_an_engine_reach_its_requests(client: EngineClient) -> None:
+    stream = client.submit([request(client, fake_process.FAULTY_MAX_TOKENS)])
+    with pytest.raises(EngineDeadError, match="a fault of the engine's own"):
+        await within(5, stream.take())
+
+
+async def test_an_engine_that_gives_no_sign_of_life_is_killed_and_replaced() -> None:
+    async with started(patience=Patience(10, 0.4, 0.3)) as client:
+        await client.wait_until_ready()
+        stream = client.submit([request(client, fake_process.SILENCING_MAX_TOKENS)])
+        await until(lambda: not client.status().is_alive, 2)
+        with pytest.raises(EngineDeadError, match="no sign of life"):
+            await within(5, stream.take())
+        await until(lambda: client.status().state == "serving")
+
+
+async def test_a_model_error_at_the_first_start_is_final() -> None:
+    async with started("model-error") as client:
+        with pytest.raises(ModelError, match=r"config\.json is missing"):
+            await within(10, client.wait_until_ready())
+        assert client.status().num_restarts == 0
+
+
+async def test_a_first_start_that_crashes_is_given_up_after_three_times() -> None:
+    async with started("crash-at-start") as client:
+        with pytest.raises(EngineDeadError, match="left with status 1"):
+            await within(20, client.wait_until_ready())
+        assert client.status().num_restarts == 2
+
+
+async def test_loading_shows_its_progress_and_takes_no_requests() -> None:
+    async with started("slow-load") as client:
+        with pytest.raises(EngineDeadError, match="loading"):
+            client.submit([request(client)])
+        await until(lambda: 0 < client.status().progress < 0.9)
+        assert (client.status().state, client.status().phase, client.status().is_alive) == (
+            "loading", "load", True,
+        )  # fmt: skip
+
+
+async def test_draining_refuses_new_requests_and_lets_running_ones_finish(client: EngineClient) -> None:
+    stream = client.submit([request(client, max_tokens=60)])
+    client.drain(5)
+    with pytest.raises(EngineDeadError, match="shutting down"):
+        client.submit([request(client)])
+    assert len((await collect(stream))[0]) == 60
+    assert client.status().state == "draining"
+
+
+async def test_draining_ends_what_takes_too_long(client: EngineClient) -> None:
+    stream = client.submit([request(client, max_tokens=100_000)])
+    client.drain(0.2)
+    with pytest.raises(EngineDeadError, match=r"waited 0\.2 s"):
+        await within(2, collect(stream))
+
+
+@pytest.mark.parametrize("mode", ["serve", "silent", "deaf"])
+async def test_close_leaves_no_process_and_no_folder(mode: str) -> None:
+    async with started(mode) as client:
+        await until(lambda: client._process is not None and client._process._process is not None)
+        await asyncio.sleep(0.3)
+        pid = pid_of(client)
+        folders = glob.glob(f"{tempfile.gettempdir()}/headway-*")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert client.status().state == "stopped"
+    assert len([f for f in folders if os.path.exists(f)]) < len(folders)
+
+
+async def test_the_engine_has_a_session_of_its_own(client: EngineClient) -> None:
+    """Ctrl-C in the terminal must reach the server only."""
+    assert os.getsid(pid_of(client)) != os.getsid(0)
+
+
+async def test_a_stream_gives_what_waits_before_it_raises() -> None:
+    stream = EventStream()
+    stream.put(TokenEvent(1, [5]))
+    stream.fail(EngineDeadError("gone"))
+    assert [event.token_ids for event in await stream.take()] == [[5]]
+    for _ in range(2):
+        with pytest.raises(EngineDeadError):
+            await stream.take()

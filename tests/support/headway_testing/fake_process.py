@@ -1,0 +1,120 @@
+"""A process that speaks the engine's frames: `python -m headway_testing.fake_process [MODE] ADDRESS`.
+
+It counts up from the prompt's last id, three tokens a round. A request with max_tokens 666 kills it.
+Modes: serve, model-error, crash-at-start, silent, slow-load, deaf (serves, ignores Shutdown and SIGTERM).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from headway.engine import (
+    Abort,
+    Configure,
+    EngineInfo,
+    EngineStats,
+    Failure,
+    FinishReason,
+    Heartbeat,
+    Mailbox,
+    Ready,
+    RoundOutput,
+    Shutdown,
+    StatsSnapshot,
+    Submit,
+    TokenEvent,
+)
+
+DEADLY_MAX_TOKENS = 666
+SILENCING_MAX_TOKENS = 667
+FAULTY_MAX_TOKENS = 668
+ROUND_SECONDS = 0.01
+
+
+class FakeLoop:
+    """Mutable: requests in flight by id, with the next id and the number of tokens left."""
+
+    def __init__(self, mailbox: Mailbox, mode: str) -> None:
+        self.mailbox = mailbox
+        self.mode = mode
+        self.running: dict[int, tuple[int, int]] = {}
+        self.stats = EngineStats(num_kv_blocks=64)
+
+    def serve(self) -> None:
+        step = 0
+        while True:
+            for message in self.mailbox.receive(ROUND_SECONDS):
+                if isinstance(message, Shutdown) and self.mode != "deaf":
+                    return
+                self.take(message)
+            events = [self.advance(request_id) for request_id in list(self.running)]
+            if events:
+                self.mailbox.send(RoundOutput(events))
+            step += 1
+            self.mailbox.send(Heartbeat("serve", 1.0, step))
+            self.mailbox.send(StatsSnapshot(self.stats))
+
+    def take(self, message: object) -> None:
+        if isinstance(message, Abort):
+            self.running.pop(message.request_id, None)
+        if not isinstance(message, Submit):
+            return
+        if message.max_tokens == DEADLY_MAX_TOKENS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if message.max_tokens == SILENCING_MAX_TOKENS:
+            time.sleep(3600)
+        if message.max_tokens == FAULTY_MAX_TOKENS:
+            raise RuntimeError("a fault of the engine's own")
+        self.stats.num_prompt_tokens += len(message.prompt_token_ids)
+        self.running[message.request_id] = (message.prompt_token_ids[-1] + 1, message.max_tokens)
+
+    def advance(self, request_id: int) -> TokenEvent:
+        first, left = self.running.pop(request_id)
+        tokens = list(range(first, first + min(3, left)))
+        self.stats.num_generation_tokens += len(tokens)
+        if len(tokens) == left:
+            return TokenEvent(request_id, tokens, FinishReason.LENGTH)
+        self.running[request_id] = (first + len(tokens), left - len(tokens))
+        return TokenEvent(request_id, tokens, None, 3, 2)
+
+
+def info(config: Configure) -> EngineInfo:
+    return EngineInfo(
+        architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=10, weights_bytes=40,
+        kv_cache_bytes=80, num_blocks=64, block_size=config.config.block_size, max_model_len=2048,
+        max_running=config.config.max_running, vocab_size=600, depth=config.config.depth, has_mtp=True,
+    )  # fmt: skip
+
+
+def main(mode: str, address: str) -> int:
+    mailbox = Mailbox(address)
+    (configure, *_) = mailbox.receive(10.0)
+    assert isinstance(configure, Configure), configure
+    if mode == "model-error":
+        mailbox.send(Failure("ModelError", "config.json is missing"))
+    elif mode == "silent":
+        time.sleep(3600)
+    elif mode == "slow-load":
+        for tenth in range(10):
+            mailbox.send(Heartbeat("load", tenth / 10))
+            time.sleep(0.05)
+        time.sleep(3600)
+    elif mode in ("serve", "deaf"):
+        if mode == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        mailbox.send(Ready(info(configure)))
+        try:
+            FakeLoop(mailbox, mode).serve()
+        except RuntimeError as error:
+            mailbox.send(Failure("crash", str(error)))
+            mailbox.close()
+            return 1
+    mailbox.close()
+    return 0 if mode == "serve" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(sys.argv[1:] if len(sys.argv) == 3 else ("serve", sys.argv[1]))))
