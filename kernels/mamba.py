@@ -4,7 +4,41 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._triton import blocks_of, jit, power_of_two, takes_triton, tl
 from headway.kernels.reference.mamba import mamba_state_selective_copy as mamba_state_selective_copy_twin
+
+_BLOCK = 1024
+# States are copied as bits, so that every dtype is.
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@jit
+def _copy_kernel(
+    intermediate_ptr: tl.tensor,
+    current_ptr: tl.tensor,
+    prefill_ptr: tl.tensor,
+    slot_ptr: tl.tensor,
+    accepted_ptr: tl.tensor,
+    state_size: tl.tensor,
+    from_layer_stride: tl.tensor,
+    from_slot_stride: tl.tensor,
+    from_place_stride: tl.tensor,
+    to_layer_stride: tl.tensor,
+    to_slot_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row, layer and BLOCK elements of the state."""
+    row, layer = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tl.load(prefill_ptr + row) == 0:
+        slot = tl.load(slot_ptr + row).to(tl.int64)
+        place = tl.load(accepted_ptr + row).to(tl.int64)
+        element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        is_inside = element < state_size
+        from_ptr = intermediate_ptr + layer * from_layer_stride + slot * from_slot_stride
+        state = tl.load(from_ptr + place * from_place_stride + element, mask=is_inside)
+        tl.store(
+            current_ptr + layer * to_layer_stride + slot * to_slot_stride + element, state, mask=is_inside
+        )
 
 
 def mamba_state_selective_copy(
@@ -16,6 +50,19 @@ def mamba_state_selective_copy(
     num_layers: int,
 ) -> None:
     """current[l, slot] = intermediate[l, slot, accepted] for the decode rows; slots are distinct."""
+    if takes_triton(current_states):
+        rows, size = prefill_status.numel(), current_states[0, 0].numel()
+        assert intermediate_states[0, 0, 0].is_contiguous(), intermediate_states.stride()
+        assert current_states[0, 0].is_contiguous(), current_states.stride()
+        bits = _BITS[current_states.element_size()]
+        block = min(power_of_two(size), _BLOCK)
+        if rows > 0:
+            _copy_kernel[(blocks_of(size, block), rows, num_layers)](
+                intermediate_states.view(bits), current_states.view(bits), prefill_status, state_idx,
+                accepted_counts, size, *intermediate_states.stride()[:3], *current_states.stride()[:2],
+                BLOCK=block,
+            )  # fmt: skip
+        return
     mamba_state_selective_copy_twin(
         intermediate_states, current_states, prefill_status, state_idx, accepted_counts, num_layers
     )

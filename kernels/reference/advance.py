@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.reference._window import check_window
+
 
 def advance(
     kv_length_offsets: torch.Tensor,  # [N] integer, in place: tokens in the cache
@@ -29,11 +31,7 @@ def advance(
     A window that reaches past what is granted, or past the table, gets -1 there; the tokens at those
     positions lie beyond the row's limit and are never accepted.
     """
-    if num_speculative_tokens >= block_size_tokens:
-        raise ValueError(
-            f"{num_speculative_tokens} speculative tokens would cross more than one boundary of blocks of "
-            f"{block_size_tokens} tokens: use fewer than {block_size_tokens} or larger blocks"
-        )
+    check_window(num_speculative_tokens, block_size_tokens)
     lengths, offsets = kv_length_offsets.view(-1), last_kv_block_offset.view(-1)
     counts, last_ids = kv_block_counts.view(-1), last_kv_block_id.view(-1)
     status = prefill_status.view(-1)

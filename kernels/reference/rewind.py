@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.reference._window import check_window
+
 
 def rewind_kv_cache(
     accepted_counts: torch.Tensor,  # [N] integer
@@ -29,11 +31,7 @@ def rewind_kv_cache(
         blocks   0 1 2 3 | 4 5 6 7 | 8 9        offset 1, 3 blocks
         after    0 1 2 3 | 4 5 6 7              offset (1 - 2) mod 4 = 3, 2 blocks, the third is cleared
     """
-    if num_speculative_tokens >= block_size_tokens:
-        raise ValueError(
-            f"{num_speculative_tokens} speculative tokens would cross more than one boundary of blocks of "
-            f"{block_size_tokens} tokens: use fewer than {block_size_tokens} or larger blocks"
-        )
+    check_window(num_speculative_tokens, block_size_tokens)
     offsets, lengths = last_kv_block_offset.view(-1), kv_length_offsets.view(-1)
     counts, last_ids = kv_block_counts.view(-1), last_kv_block_id.view(-1)
     rows, max_blocks = kv_block_ids.shape

@@ -1,0 +1,50 @@
+"""Triton where it is installed, and the one decision about it: which tensors take Triton, which the twin.
+
+Knows no operation. Without Triton (macOS) the kernels stay plain functions that nobody calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+_IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Kernel(Protocol):
+    """What `jit` makes of a function: launched as kernel[grid](...), called by other kernels as it is."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def jit(function: Callable[..., Any]) -> Kernel:
+    return cast(Kernel, function if triton is None else triton.jit(function))
+
+
+def takes_triton(tensor: torch.Tensor) -> bool:
+    """CUDA tensors, and any tensor under TRITON_INTERPRET=1 (set before the first import)."""
+    return triton is not None and (tensor.is_cuda or _IS_INTERPRETED)
+
+
+def blocks_of(size: int, block: int) -> int:
+    """How many programs of `block` elements cover `size`."""
+    return -(-size // block)
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below `size`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+__all__ = ["Kernel", "blocks_of", "jit", "power_of_two", "takes_triton", "tl"]

@@ -1,0 +1,131 @@
+"""Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill.
+
+python -P tests/kernels/compile_ahead.py 90
+"""
+
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+VECTOR = "*i64"
+
+
+class Case(NamedTuple):
+    """A kernel with the types of its arguments, those that are no i32."""
+
+    op: str
+    kernel: str
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int = 4
+
+
+def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
+    return {f"{name}_ptr": kind for name in names.split()}
+
+
+BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
+CASES = [
+    *(
+        case
+        for depth in (0, 3)
+        for case in (
+            Case(
+                "rewind",
+                "_rewind_kernel",
+                pointers("accepted prefill offset length count last_id table release")
+                | {"remove_ptr": "*i1"},
+                BOOKKEEPING | {"DEPTH": depth, "ACTIVE_IS_POINTER": False},
+            ),
+            Case(
+                "rewind",
+                "_rewind_kernel",
+                pointers("accepted prefill offset length count last_id table release", "*i32")
+                | {"remove_ptr": "*i1", "active": "*i32"},
+                BOOKKEEPING | {"DEPTH": depth, "ACTIVE_IS_POINTER": True},
+            ),
+            Case(
+                "advance",
+                "_advance_kernel",
+                pointers("length offset count last_id table granted limit prefill"),
+                BOOKKEEPING | {"DEPTH": depth, "ACTIVE_IS_POINTER": False},
+            ),
+            Case(
+                "verify",
+                "_verify_kernel",
+                pointers("input output last") | {"mask_ptr": "*i1"},
+                {"DEPTH": depth, "ROWS": 128},
+            ),
+            Case(
+                "prepare",
+                "_prepare_kernel",
+                pointers("output place last input sampled last_place accepted count") | {"mask_ptr": "*i1"},
+                {"DEPTH": depth, "ROWS": 128},
+            ),
+        )
+    ),
+    *(
+        Case(
+            "mamba",
+            "_copy_kernel",
+            pointers("intermediate current", kind) | pointers("prefill slot accepted"),
+            {"BLOCK": 1024},
+        )
+        for kind in ("*i8", "*i16", "*i32", "*i64")
+    ),
+]
+
+
+def compiled(case: Case, capability: int) -> Any:
+    kernel = getattr(importlib.import_module(f"headway.kernels.{case.op}"), case.kernel)
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in case.constants:
+            signature[name] = "constexpr"
+            constants[(place,)] = case.constants[name]
+            continue
+        signature[name] = case.types.get(name, "i32")
+        if signature[name].startswith("*"):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options={"num_warps": case.num_warps})
+
+
+def registers_and_spills(binary: Any, capability: int) -> tuple[int, int]:
+    suffix = "a" if capability >= 90 else ""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(binary.asm["ptx"])
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name=sm_{capability}{suffix}", str(source)]
+        report = subprocess.run(
+            [*command, "-o", f"{folder}/kernel.cubin"], capture_output=True, text=True, check=True
+        ).stderr
+    registers = re.search(r"Used (\d+) registers", report)
+    spilled = re.findall(r"(\d+) bytes spill", report)
+    assert registers is not None, report
+    return int(registers[1]), sum(int(size) for size in spilled)
+
+
+def main(capability: int) -> int:
+    failures = 0
+    for case in CASES:
+        registers, spilled = registers_and_spills(compiled(case, capability), capability)
+        failures += spilled > 0
+        kinds = "/".join(sorted(set(case.types.values())))
+        print(f"{case.op} {case.kernel} {kinds} {case.constants}: {registers} registers, {spilled} B spilled")
+    print(f"sm_{capability}: {len(CASES)} kernels, {failures} spill registers")
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

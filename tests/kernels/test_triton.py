@@ -1,0 +1,57 @@
+"""The Triton kernels on a machine without a GPU: run by the interpreter, compiled ahead of time.
+
+Both need processes of their own: whether Triton interprets is settled when it is first imported.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.kernels._triton import takes_triton
+
+HERE = Path(__file__).parent
+GROUPS = {
+    "bookkeeping": ("rewind", "verify", "prepare", "mamba", "advance"),
+}
+
+
+def run(command: list[str], cache: Path, **environment: str) -> None:
+    outer = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-P", *command],
+        env=outer | {"TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
+
+
+def test_the_interpreter_takes_the_tensors_of_the_cpu(is_interpreted: bool) -> None:
+    assert takes_triton(torch.zeros(1)) == is_interpreted
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> None:
+    files = [str(HERE / f"test_{op}.py") for op in GROUPS[group]]
+    choice = f"{__file__}::test_the_interpreter_takes_the_tensors_of_the_cpu"
+    options = ["-q", "-m", "not gpu", "-p", "no:cacheprovider"]
+    run(["-m", "pytest", *options, choice, *files], tmp_path, TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
+def test_every_kernel_compiles_without_spills(capability: str, tmp_path: Path) -> None:
+    run([str(HERE / "compile_ahead.py"), capability], tmp_path)
+
+
+def test_without_triton_the_twins_do_the_work(tmp_path: Path) -> None:
+    lines = (
+        "import sys; sys.modules['triton'] = None",
+        "import torch; from headway.kernels import silu_mul",
+        "assert silu_mul(torch.ones(1, 2)).shape == (1, 1)",
+    )
+    run(["-c", "\n".join(lines)], tmp_path)
