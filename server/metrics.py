@@ -13,11 +13,13 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from headway.engine import EngineStats
+from headway.engine import MAX_DEPTH, EngineStats, FinishReason
 
 LATENCY_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
+# Shown from the start: a counter that appears with its first event hides that event from rate().
+ENDINGS = {reason.value: 0 for reason in FinishReason}
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -76,13 +78,22 @@ class EngineCollector(Collector):
             stats.accepted_tokens_per_position,
         )
         yield _labelled(
-            "headway_requests_finished", "Requests that ended, by reason.", "reason", stats.finished_by_reason
+            "headway_requests_finished",
+            "Requests that ended, by reason.",
+            "reason",
+            ENDINGS | stats.finished_by_reason,
         )
-        yield _histogram_of("headway_spec_decode_depth", "Depth chosen, by round.", stats.rounds_by_depth)
+        yield _histogram_of(
+            "headway_spec_decode_depth",
+            "Depth chosen, by round.",
+            stats.rounds_by_depth,
+            range(MAX_DEPTH + 1),
+        )
         yield _histogram_of(
             "headway_tokens_per_round",
             "Tokens that a row got in a round, the bonus token included; its mean is the acceptance length.",
             stats.row_rounds_by_emitted_tokens,
+            range(1, MAX_DEPTH + 2),
         )
 
 
@@ -144,12 +155,13 @@ def _per_position(name: str, documentation: str, values: list[int]) -> Metric:
     return _labelled(name, documentation, "position", by_position)
 
 
-def _histogram_of(name: str, documentation: str, counts: Mapping[int, int]) -> Metric:
-    """Exact counts of small numbers, one bucket each: {1: 5, 3: 2} -> le=1: 5, le=3: 7, +Inf: 7."""
+def _histogram_of(name: str, documentation: str, counts: Mapping[int, int], values: range) -> Metric:
+    """Exact counts of small numbers, one bucket each: {1: 5, 3: 2} -> le=1: 5, le=2: 5, le=3: 7, +Inf: 7."""
     buckets, total = [], 0
-    for value in sorted(counts):
-        total += counts[value]
+    for value in values:
+        total += counts.get(value, 0)
         buckets.append((f"{value}.0", float(total)))
+    assert total == sum(counts.values()), f"{name} has values outside {values}: {counts}"
     buckets.append(("+Inf", float(total)))
     weighted_sum = sum(value * count for value, count in counts.items())
     return HistogramMetricFamily(name, documentation, buckets=buckets, sum_value=weighted_sum)

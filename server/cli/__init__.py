@@ -1,0 +1,129 @@
+"""The command `headway`: serve, complete."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from headway import __version__
+from headway.engine import ConfigError, EngineConfig, HeadwayError
+from headway.server.cli import options
+from headway.server.cli.complete import complete
+from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
+from headway.server.cli.serve import serve
+from headway.server.config import CompleteConfig, ModelSource, ServerConfig
+
+Config = TypeVar("Config")
+
+SERVE_GROUPS = {
+    "server": options.SERVER,
+    "model": options.MODEL,
+    "speculation": options.SPECULATION,
+    "scheduling and memory": options.SCHEDULING,
+}
+COMPLETE_GROUPS = {
+    "generation": options.GENERATION,
+    "model": options.MODEL,
+    "speculation": options.SPECULATION,
+}
+MODEL_HELP = (
+    "a folder in Hugging Face layout, or ORG/NAME on the Hugging Face Hub "
+    "(HF_TOKEN, HF_ENDPOINT and the Hub's offline cache are respected); "
+    "without it, the small model that ships with Headway [HEADWAY_MODEL]"
+)
+SERVE_EPILOG = """\
+every flag can also be set by the variable in brackets; the command line wins.
+
+examples:
+  headway serve                                     the embedded model
+  headway serve ./MiMo-7B-Base --port 9000          a folder
+  headway serve ORG/NAME --kv-cache-memory 8GiB     from the Hub
+
+then:
+  curl localhost:8000/v1/completions -d '{"prompt":"def read_config(path):\\n","max_tokens":64}'
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    arguments = _parser().parse_args(argv)
+    run, groups = (_serve, SERVE_GROUPS) if arguments.command == "serve" else (_complete, COMPLETE_GROUPS)
+    try:
+        return run(arguments, os.environ)
+    except HeadwayError as error:
+        if isinstance(error, ConfigError):
+            error = name_the_variable(error, arguments, _options(groups), os.environ)
+        print(f"headway: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway", description="Serves large language models, fast through their own MTP heads."
+    )
+    parser.add_argument("--version", action="version", version=f"headway {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    formatter = argparse.RawDescriptionHelpFormatter
+    serve_parser = commands.add_parser(
+        "serve", help="start the HTTP server", epilog=SERVE_EPILOG, formatter_class=formatter,
+        description="Serves one model over the OpenAI HTTP API.", allow_abbrev=False,
+    )  # fmt: skip
+    serve_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    complete_parser = commands.add_parser(
+        "complete", help="complete a prompt in the terminal, without a server",
+        description="Streams the completion of a prompt to the terminal.", allow_abbrev=False,
+    )  # fmt: skip
+    complete_parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads stdin")
+    complete_parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    for command, groups in ((serve_parser, SERVE_GROUPS), (complete_parser, COMPLETE_GROUPS)):
+        for title, group in groups.items():
+            add_options(command, title, group)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_values(arguments, _options(SERVE_GROUPS), environment)
+    config = _build(ServerConfig, values)
+    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    source = _source(arguments.model, values, environment)
+    return serve(config, source, _engine_config(values))
+
+
+def _complete(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_values(arguments, _options(COMPLETE_GROUPS), environment)
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    source = _source(arguments.model, values, environment)
+    return complete(_build(CompleteConfig, values), prompt, source, _engine_config(values))
+
+
+def _options(groups: Mapping[str, list[Option]]) -> list[Option]:
+    return [option for group in groups.values() for option in group]
+
+
+def _build(kind: type[Config], values: Mapping[str, Value]) -> Config:
+    """The values that are fields of the configuration, which checks their types."""
+    return msgspec.convert(dict(values), kind)
+
+
+def _source(model: str | None, values: Mapping[str, Value], environment: Mapping[str, str]) -> ModelSource:
+    name = model or environment.get("HEADWAY_MODEL") or None
+    return _build(ModelSource, {**values, "name": name})
+
+
+def _engine_config(values: Mapping[str, Value]) -> EngineConfig:
+    """The folder is filled in by who resolves the source."""
+    renamed: dict[str, Value] = {
+        "model_path": "",
+        "kv_cache_memory_bytes": values.get("kv_cache_memory"),
+        "prefix_caching": not values.get("no_prefix_caching"),
+    }
+    return _build(EngineConfig, {**values, **renamed})

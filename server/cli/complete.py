@@ -1,0 +1,61 @@
+"""`headway complete`: a prompt's completion, streamed to the terminal by an engine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing
+
+import msgspec
+
+from headway.engine import EngineConfig, read_model_config
+from headway.server.cli.console import wait_with_progress
+from headway.server.config import CompleteConfig, ModelSource
+from headway.server.engine_client import EngineClient
+from headway.server.generation import Generation
+from headway.server.hub import model_folder
+from headway.server.prompt import choice_requests, encode_prompts
+from headway.server.protocol import CompletionRequest, check
+from headway.server.tokenizer import Tokenizer, load_tokenizer
+
+
+def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_config: EngineConfig) -> int:
+    """Prints prompt and completion. The same checks as the API's; Ctrl-C ends the engine too."""
+    folder = model_folder(source)
+    read_model_config(folder)
+    tokenizer = load_tokenizer(folder)
+    body = CompletionRequest(
+        prompt=prompt,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        seed=config.seed,
+        stop=config.stop,
+    )
+    check(body)
+    engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
+    asyncio.run(_run(engine, tokenizer, body))
+    return 0
+
+
+async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionRequest) -> None:
+    engine.start()
+    try:
+        info = await wait_with_progress(engine)
+        prompts = await encode_prompts(body.prompt, tokenizer, info)
+        requests = choice_requests(body, prompts, tokenizer, info)
+        generation = Generation(engine, tokenizer.vocabulary, requests)
+        _show(str(body.prompt))
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                _show(delta.text)
+        _show("\n")
+    finally:
+        await engine.close()
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

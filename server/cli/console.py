@@ -1,0 +1,85 @@
+"""What the terminal shows while a model loads, and once it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import suppress
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from headway import __version__
+from headway.engine import EngineInfo
+from headway.server.engine_client import EngineClient
+
+POLL_SECONDS = 0.1
+LINE_EVERY_PERCENT = 25
+EXAMPLE = {"prompt": "def read_config(path):\n", "max_tokens": 64}
+
+
+async def wait_with_progress(engine: EngineClient) -> EngineInfo:
+    """Shows how far loading is: a bar on a terminal, a line now and then elsewhere. Raises as the engine does."""
+    console = Console(stderr=True)
+    show = _show_bar if console.is_terminal else _show_lines
+    showing = asyncio.create_task(show(engine, console))
+    try:
+        return await engine.wait_until_ready()
+    finally:
+        showing.cancel()
+        with suppress(asyncio.CancelledError):
+            await showing
+
+
+async def _show_bar(engine: EngineClient, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("loading weights", total=1.0)
+        while True:
+            progress.update(task, completed=engine.status().progress)
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _show_lines(engine: EngineClient, console: Console) -> None:
+    shown = -1
+    while True:
+        percent = int(100 * engine.status().progress)
+        if percent // LINE_EVERY_PERCENT > shown // LINE_EVERY_PERCENT:
+            shown = percent
+            print(f"loading weights: {percent} %", file=sys.stderr, flush=True)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def banner(model: str, info: EngineInfo, url: str) -> str:
+    if info.depth:
+        depth = f"{info.depth} drafts a round, by the model's MTP head"
+    elif info.has_mtp:
+        depth = "0: speculation is off"
+    else:
+        depth = "0: the model ships no MTP head"
+    body = json.dumps(EXAMPLE, separators=(",", ":"))
+    num_tokens = info.num_blocks * info.block_size
+    lines = {
+        "model": f"{model} ({info.architecture}, {_millions(info.num_parameters)} parameters, "
+        f"{info.dtype} on {info.device})",
+        "memory": f"weights {_size(info.weights_bytes)}, KV cache {_size(info.kv_cache_bytes)}",
+        "blocks": f"{info.num_blocks:,} of {info.block_size} tokens: {num_tokens:,} tokens in all",
+        "context": f"{info.max_model_len:,} tokens, up to {info.max_running:,} requests at once",
+        "depth": depth,
+        "url": url,
+    }
+    table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())
+    return f"\nHeadway {__version__}\n{table}\n\n  curl {url}/v1/completions -d '{body}'\n"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"

@@ -1,0 +1,199 @@
+"""The command line: every flag, its default and its help, from a table; each also read from HEADWAY_<FLAG>."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from headway.engine import MAX_DEPTH, ConfigError
+
+_SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
+
+
+def parse_size(text: str) -> int:
+    """Bytes: 2GiB, 512MiB, 1.5G, 1000000."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?|)b?", text.strip().lower())
+    if match is None:
+        raise ValueError("a size such as 2GiB or 512MiB")
+    return int(float(match[1]) * (_SIZE_UNITS | _BINARY_UNITS)[match[2]])
+
+
+def parse_switch(text: str) -> bool:
+    values = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+    if text.lower() not in values:
+        raise ValueError("1 or 0")
+    return values[text.lower()]
+
+
+def parse_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("a number, 0 or more")
+    return seconds
+
+
+def parse_port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError("0 to 65535 (0: any free port)")
+    return int(text)
+
+
+def one_of(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError("one of " + ", ".join(values))
+        return text
+
+    return parse
+
+
+def numbers_in(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise ValueError(f"{low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+Value = str | int | float | bool | list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One flag. A parser raises ValueError whose message says what the value must be."""
+
+    flag: str
+    parse: Callable[[str], str | int | float | bool]
+    default: Value
+    help: str
+    metavar: str = "N"
+    aliases: tuple[str, ...] = ()
+    is_list: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.flag.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        return "HEADWAY_" + self.key.upper()
+
+    def variable_in(self, environment: Mapping[str, str]) -> str | None:
+        """The variable that sets this flag; its aliases have theirs."""
+        names = [self.variable, *("HEADWAY_" + alias.replace("-", "_").upper() for alias in self.aliases)]
+        return next((name for name in names if name in environment), None)
+
+
+MODEL = [
+    Option("revision", str, None, "branch, tag or commit on the Hub", "NAME"),
+    Option("download-dir", str, None, "where downloads are kept (default: the Hub's own cache)", "PATH"),
+    Option("device", one_of("auto", "cpu", "cuda"), "auto", "auto, cpu or cuda", "NAME"),
+    Option("dtype", one_of("auto", "float32", "float64", "bfloat16", "float16"), "auto",
+           "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
+    Option("max-model-len", parse_int, None, "context in tokens (default: the model's)"),
+    Option("threads", parse_int, None, "CPU threads of the engine (default: all cores)"),
+]  # fmt: skip
+SPECULATION = [
+    Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
+           "Never changes the text, only the speed", aliases=("max-depth",)),
+]  # fmt: skip
+SCHEDULING = [
+    Option("max-running", parse_int, 64, "requests that generate at once"),
+    Option("max-waiting", parse_int, 1024, "requests that may wait; more get status 429"),
+    Option("block-size", parse_int, 16, "tokens a KV cache block"),
+    Option("kv-cache-memory", parse_size, None, "size of the KV cache, such as 2GiB (default: what fits)", "SIZE"),
+    Option("prefill-chunk", parse_int, 512, "prompt tokens computed between two rounds"),
+    Option("no-prefix-caching", parse_switch, False, "compute every prompt from its start"),
+]  # fmt: skip
+SERVER = [
+    Option("host", str, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
+    Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
+    Option("served-model-name", str, None, "the model's name in the API (default: its folder or ORG/NAME)", "NAME"),
+    Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
+    Option("log-level", one_of("debug", "info", "warning", "error"), "info",
+           "debug, info, warning or error", "NAME"),
+]  # fmt: skip
+GENERATION = [
+    Option("max-tokens", parse_int, 64, "tokens to generate at most"),
+    Option("temperature", numbers_in(0, 2), None, "0 always takes the likeliest token (default: the model's)", "T"),
+    Option("top-p", numbers_in(1e-6, 1), None, "sample from the likeliest tokens of this total probability", "P"),
+    Option("top-k", parse_int, None, "sample from the k likeliest tokens; 0 is off", "K"),
+    Option("min-p", numbers_in(0, 1), None, "drop tokens below this share of the likeliest one's", "P"),
+    Option("seed", parse_int, None, "the same seed gives the same text (default: drawn)"),
+    Option("stop", str, None, "end before this text; may be given again", "TEXT", is_list=True),
+]  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser, title: str, options: Iterable[Option]) -> None:
+    group = parser.add_argument_group(title)
+    for option in options:
+        names = [f"--{name}" for name in (option.flag, *option.aliases)]
+        text = f"{option.help}{_default_note(option)} [{option.variable}]".replace("%", "%%")
+        if option.parse is parse_switch:
+            group.add_argument(*names, dest=option.key, action="store_const", const="1", help=text)
+        else:
+            action = "append" if option.is_list else "store"
+            group.add_argument(*names, dest=option.key, action=action, metavar=option.metavar, help=text)
+
+
+def _default_note(option: Option) -> str:
+    is_told = option.default is None or option.default is False or "default" in option.help
+    return "" if is_told else f" (default: {option.default})"
+
+
+def read_values(
+    arguments: argparse.Namespace, options: Iterable[Option], environment: Mapping[str, str]
+) -> dict[str, Value]:
+    """Command line, else environment, else default. Raises ConfigError that names flag or variable."""
+    return {option.key: _read(option, getattr(arguments, option.key), environment) for option in options}
+
+
+def name_the_variable(
+    error: ConfigError,
+    arguments: argparse.Namespace,
+    options: Iterable[Option],
+    environment: Mapping[str, str],
+) -> ConfigError:
+    """A complaint about a flag that was not typed names the variable that set it."""
+    for option in options:
+        variable = option.variable_in(environment)
+        if variable and getattr(arguments, option.key) is None and f"--{option.flag} " in str(error):
+            return ConfigError(str(error).replace(f"--{option.flag} ", f"{variable} "))
+    return error
+
+
+def _read(option: Option, given: str | list[str] | None, environment: Mapping[str, str]) -> Value:
+    if isinstance(given, list):
+        return given
+    if given is not None:
+        return _parse(option, f"--{option.flag}", given)
+    variable = option.variable_in(environment)
+    if variable is None:
+        return option.default
+    value = _parse(option, variable, environment[variable])
+    return [str(value)] if option.is_list else value
+
+
+def _parse(option: Option, source: str, text: str) -> Value:
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} is {text!r}, it must be {error}") from None

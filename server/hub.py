@@ -1,0 +1,87 @@
+"""From what the user calls a model to a folder: the embedded one, a path, or a repository of the Hub.
+
+Downloads configuration, tokenizer and safetensors only; never code, never pickle.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from headway.engine import ModelError
+from headway.server.config import ModelSource
+
+EMBEDDED = "headway.engine.demo"
+EMBEDDED_NAME = "headway-demo"
+WANTED_FILES = ["*.json", "*.safetensors", "*.jinja"]
+UNWANTED_FILES = ["*/*"]
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def model_folder(source: ModelSource) -> Path:
+    """Downloads if need be. Raises ModelError."""
+    if source.name is None:
+        return Path(str(files(EMBEDDED)))
+    path = Path(source.name).expanduser()
+    if path.is_dir():
+        return path
+    if not _REPOSITORY.fullmatch(source.name):
+        raise ModelError(
+            f"{source.name} is neither a folder nor the ORG/NAME of a Hub repository; "
+            "give the path of a folder with config.json, tokenizer.json and *.safetensors"
+        )
+    return _download(source.name, source)
+
+
+def model_name(source: ModelSource) -> str:
+    """What the API calls the model unless --served-model-name says otherwise."""
+    if source.name is None:
+        return EMBEDDED_NAME
+    path = Path(source.name).expanduser()
+    return path.resolve().name if path.is_dir() else source.name
+
+
+def _download(repository: str, source: ModelSource) -> Path:
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=source.revision,
+            cache_dir=source.download_dir,
+            allow_patterns=WANTED_FILES,
+            ignore_patterns=UNWANTED_FILES,
+        )
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{repository} is gated: accept its terms on its page and give a token of your account in HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"the Hub has no repository {repository}, or it is private (then give a token in HF_TOKEN)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(
+            f"{repository} has no revision {source.revision}; give a branch, tag or commit"
+        ) from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ModelError(f"{repository} cannot be fetched: {error}") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"the Hub cannot be reached and {repository} is not in the local cache ({_first_line(error)}); "
+            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or serve a local folder: headway serve PATH"
+        ) from error
+    return Path(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
