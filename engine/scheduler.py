@@ -128,10 +128,8 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """The next step, or None when there is nothing to compute before a step in flight is read."""
-        num_waiting = len(self._waiting)
         grown = self._grow_rows()
-        has_preempted = len(self._waiting) > num_waiting
-        admitted = [] if has_preempted else self._admit_waiting()
+        admitted = self._admit_waiting()
         if not any(r.status is Status.PREFILLING or self._can_decode(r) for r in self._running):
             return None
         moves = self._rows.compact()

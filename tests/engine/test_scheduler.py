@@ -78,6 +78,17 @@ def test_a_long_prompt_is_cut_to_the_budget_and_short_ones_share_a_step() -> Non
     ]
 
 
+def test_a_request_takes_no_row_or_blocks_before_a_step_has_room_for_its_tokens() -> None:
+    device = ScheduledDevice(prefill_chunk=32)
+    device.add(64)
+    late = device.add(10)
+    device.step()
+    device.step()
+    assert (late.status, late.row, late.block_ids) == (Status.WAITING, None, [])
+    device.step()
+    assert late.status is Status.RUNNING
+
+
 def test_a_chunk_carries_its_own_tokens() -> None:
     device = ScheduledDevice(prefill_chunk=16)
     request = device.add(40)
@@ -293,7 +304,7 @@ def test_the_newest_is_preempted_and_goes_to_the_front_of_the_queue() -> None:
         device.step()
     assert [r.status for r in (old, new, later)] == [Status.RUNNING, Status.WAITING, Status.WAITING]
     assert list(device.scheduler._waiting) == [new, later]
-    assert (new.block_ids, new.row) == ([], None)
+    assert (new.block_ids, new.row, new.num_computed) == ([], None, 0)
     device.drain()
     assert [r.output_token_ids for r in (old, new, later)] == [oracle(r) for r in (old, new, later)]
     assert (old.num_preemptions, later.num_preemptions) == (0, 0)

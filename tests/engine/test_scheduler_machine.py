@@ -6,6 +6,7 @@ import random
 from collections import Counter, deque
 
 import hypothesis.strategies as st
+import pytest
 from headway_testing.fake_runner import VOCAB_SIZE, FakeHandle, FakeRunner, oracle_output
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,6 +16,7 @@ from headway.engine.config import EngineConfig
 from headway.engine.request import FinishReason, Request, SamplingParams
 from headway.engine.scheduler import Scheduler
 
+pytestmark = pytest.mark.timeout(600)  # a failure is made smaller for up to 300 s
 MAX_MODEL_LEN = 112
 BLOCK_SIZE = 16
 ACCEPTANCE = {"none": 0.0, "half": 0.5, "most": 0.9, "all": 1.0}
@@ -141,6 +143,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             plan = self.scheduler.plan()
             if plan is not None:
                 self.in_flight.append((plan, self.runner.launch(plan)))
+                rows = sorted(r.row for r in self.requests.values() if r.row is not None)
+                assert rows == list(range(self.scheduler.num_running)), "rows are tight in every step"
             assert plan is not None or self.in_flight or not self.scheduler.has_work, "nothing moves"
             while len(self.in_flight) > (plan is not None):
                 self._read_oldest()
@@ -193,6 +197,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def rows_are_held_by_what_runs(self) -> None:
         rows = [r.row for r in self.requests.values() if r.row is not None]
         assert len(set(rows)) == len(rows) == self.scheduler.num_running <= self.config.max_running
+
+    @invariant()
+    def who_came_first_runs_first(self) -> None:
+        order = [*self.scheduler._running, *self.scheduler._waiting]
+        assert [r.request_id for r in order] == sorted(self.scheduler._requests)
 
     @invariant()
     def outputs_so_far_are_those_of_the_oracle(self) -> None:

@@ -127,6 +127,20 @@ def test_after_an_eviction_within_a_prefix_only_what_stands_before_it_matches() 
     assert prefixes.match(request(0, prompt)) == block_ids[:2]
 
 
+def test_a_request_that_starts_anew_publishes_anew_what_was_evicted() -> None:
+    blocks = BlockAllocator(2)
+    prefixes = cache(blocks)
+    owner = request(0, list(range(40)))
+    owner.block_ids = blocks.allocate(2) or []
+    prefixes.publish(owner, 40)
+    blocks.free(owner.block_ids)
+    blocks.free(blocks.allocate(2) or [])
+    assert prefixes.match(owner) == []
+    owner.block_ids = blocks.allocate(2) or []
+    prefixes.publish(owner, 40)
+    assert prefixes.match(owner) == owner.block_ids
+
+
 def test_a_disabled_cache_finds_and_publishes_nothing() -> None:
     blocks = BlockAllocator(8)
     prefixes = cache(blocks, is_enabled=False)

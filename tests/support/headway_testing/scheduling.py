@@ -93,6 +93,7 @@ class ScheduledDevice:
             plan = self.launch()
             if plan is not None:
                 plans.append(plan)
+            assert plan is not None or self._in_flight, "requests wait, but nothing moves"
             while len(self._in_flight) > (plan is not None):
                 self.read()
         return plans
