@@ -10,10 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is its HTTP library's
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -75,9 +76,9 @@ def _download(repository: str, source: ModelSource) -> Path:
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
         raise ModelError(f"{repository} cannot be fetched: {error}") from error
-    except (LocalEntryNotFoundError, OSError) as error:
+    except (LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise ModelError(
-            f"the Hub cannot be reached and {repository} is not in the local cache ({_first_line(error)}); "
+            f"the Hub cannot be reached and {repository} is not complete in the local cache ({_first_line(error)}); "
             "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or serve a local folder: headway serve PATH"
         ) from error
     return Path(folder)

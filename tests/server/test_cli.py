@@ -1,0 +1,269 @@
+"""The command line: precedence, names in complaints, the banner, the drain on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from headway_testing import tiny_tokenizers
+from headway_testing.fake_engine import INFO, FakeEngine
+
+from headway.engine import ConfigError, EngineConfig, EngineDeadError, ModelError
+from headway.server import cli
+from headway.server.app import create_app
+from headway.server.cli import options
+from headway.server.cli.console import banner, wait_with_progress
+from headway.server.cli.options import Option, parse_size, read_values
+from headway.server.cli.serve import DrainingServer
+from headway.server.config import CompleteConfig, ModelSource, ServerConfig
+from headway.server.services import Services
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_tokenizers.save(tmp_path / "model", tiny_tokenizers.byte_level())
+
+
+Served = tuple[ServerConfig, ModelSource, EngineConfig]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
+    """What `headway serve` would have started."""
+    calls: list[Served] = []
+    monkeypatch.setattr(cli, "serve", lambda *arguments: calls.append(arguments) or 0)
+    return calls
+
+
+def test_without_arguments_the_defaults_serve_the_embedded_model(served: list[Served]) -> None:
+    assert cli.main(["serve"]) == 0
+    assert served == [(ServerConfig(), ModelSource(), EngineConfig(model_path=""))]
+
+
+def test_every_flag_arrives(served: list[Served]) -> None:
+    line = """serve ORG/NAME --host ::1 --port 9 --served-model-name m --drain-seconds 1.5 --log-level debug
+        --revision v1 --download-dir /d --device cpu --dtype float64 --max-model-len 100 --threads 2
+        --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
+        --prefill-chunk 64 --no-prefix-caching"""
+    assert cli.main(shlex.split(line)) == 0
+    server = ServerConfig(host="::1", port=9, served_model_name="m", drain_seconds=1.5, log_level="debug")
+    engine = EngineConfig(
+        model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,
+        max_waiting=6, block_size=32, kv_cache_memory_bytes=3 * 2**19, prefill_chunk=64, prefix_caching=False,
+    )  # fmt: skip
+    assert served == [(server, ModelSource("ORG/NAME", "v1", "/d"), engine)]
+
+
+def test_variables_set_flags_and_the_command_line_wins(
+    served: list[Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {
+        "HEADWAY_MODEL": "A/B", "HEADWAY_PORT": "1", "HEADWAY_DEPTH": "2", "HEADWAY_NO_PREFIX_CACHING": "true",
+    }  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    cli.main(["serve", "--port", "7"])
+    ((server, source, engine),) = served
+    assert (server.port, source.name, engine.depth, engine.prefix_caching) == (7, "A/B", 2, False)
+
+
+ALL_OPTIONS = [
+    o for groups in (cli.SERVE_GROUPS, cli.COMPLETE_GROUPS) for group in groups.values() for o in group
+]
+
+
+@pytest.mark.parametrize("option", ALL_OPTIONS, ids=lambda option: option.flag)
+def test_every_option_has_a_field_and_help(option: Option) -> None:
+    configs = (ServerConfig, ModelSource, CompleteConfig)
+    fields = {f for config in configs for f in config.__dataclass_fields__}
+    fields |= {field.name for field in msgspec.structs.fields(EngineConfig)}
+    assert {option.key, f"{option.key}_bytes", option.key.removeprefix("no_")} & fields
+    assert len(option.help) > 10
+
+
+WRONG = [
+    ("HEADWAY_PORT", "http", "HEADWAY_PORT is 'http', it must be 0 to 65535"),
+    ("HEADWAY_PORT", "65536", "HEADWAY_PORT is '65536'"),
+    ("HEADWAY_DEPTH", "9", "HEADWAY_DEPTH is 9, it must be 0 to 8"),
+    ("HEADWAY_MAX_DEPTH", "-1", "HEADWAY_MAX_DEPTH is -1"),
+    ("HEADWAY_BLOCK_SIZE", "17", "HEADWAY_BLOCK_SIZE is 17, it must be a power of two"),
+    ("HEADWAY_KV_CACHE_MEMORY", "much", "HEADWAY_KV_CACHE_MEMORY is 'much', it must be a size"),
+    ("HEADWAY_NO_PREFIX_CACHING", "maybe", "HEADWAY_NO_PREFIX_CACHING is 'maybe', it must be 1 or 0"),
+    ("HEADWAY_DEVICE", "tpu", "HEADWAY_DEVICE is 'tpu', it must be one of auto, cpu, cuda"),
+    ("HEADWAY_DRAIN_SECONDS", "nan", "HEADWAY_DRAIN_SECONDS is 'nan'"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "complaint"), WRONG, ids=[f"{n}={v}" for n, v, _ in WRONG])
+def test_a_wrong_variable_is_named_and_so_is_its_flag(
+    served: list[Served],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    complaint: str,
+) -> None:
+    flag = "--" + variable.removeprefix("HEADWAY_").lower().replace("_", "-")
+    monkeypatch.setenv(variable, value)
+    assert cli.main(["serve"]) == 1
+    assert capsys.readouterr().err.startswith(f"headway: {complaint}")
+    if flag != "--no-prefix-caching":
+        assert cli.main(["serve", f"{flag}={value}"]) == 1
+        assert value in capsys.readouterr().err
+    assert not served
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("123", 123),
+        ("2GiB", 2**31),
+        ("2 gib", 2**31),
+        ("1.5M", 1_500_000),
+        ("3kb", 3000),
+        ("1Ti", 2**40),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "2XB", "1e9", "1,5G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="2GiB"):
+        parse_size(text)
+
+
+def test_a_list_from_a_variable_has_one_entry() -> None:
+    arguments = cli._parser().parse_args(["complete", "x"])
+    assert read_values(arguments, options.GENERATION, {"HEADWAY_STOP": "END"})["stop"] == ["END"]
+    arguments = cli._parser().parse_args(["complete", "x", "--stop", "a", "--stop", "b"])
+    assert read_values(arguments, options.GENERATION, {"HEADWAY_STOP": "END"})["stop"] == ["a", "b"]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--version"])
+    assert (left.value.code, capsys.readouterr().out) == (0, "headway 0.1.0\n")
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "/no/such/model", "--port", str(port)]) == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [("/no/such/model", "neither a folder nor"), ("{folder}", "the architecture is not named")],
+    ids=["missing", "unknown-architecture"],
+)
+@pytest.mark.parametrize(
+    "command", [["serve", "--port", "0"], ["complete", "x", "--model"]], ids=["serve", "complete"]
+)
+def test_a_bad_model_is_one_line_and_status_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: list[str], model: str, complaint: str
+) -> None:
+    assert cli.main([*command, model.format(folder=folder)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headway: ")
+    assert complaint in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [({}, "3 drafts a round"), ({"depth": 0}, "speculation is off"), ({"depth": 0, "has_mtp": False}, "no MTP head")],
+    ids=["on", "off", "no-head"],
+)  # fmt: skip
+def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, object], line: str) -> None:
+    text = banner("tiny", msgspec.structs.replace(INFO, **change), "http://127.0.0.1:8000")
+    assert line in text
+    command, url, flag, body = shlex.split(text.splitlines()[-1])
+    assert (command, url, flag) == ("curl", "http://127.0.0.1:8000/v1/completions", "-d")
+    assert json.loads(body)["prompt"] == "def read_config(path):\n"
+
+
+class DrainedEngine(FakeEngine):
+    """Mutable: notes the drain, and ends what runs after its time as the client does."""
+
+    def drain(self, seconds: float) -> None:
+        self.state = "draining"
+        late = EngineDeadError(f"the server is shutting down; it waited {seconds:g} s")
+        asyncio.get_running_loop().call_later(seconds, self.fail_all, late)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "last"),
+    [(30, "data: [DONE]"), (240, "shutting down")],
+    ids=["finishes-in-time", "takes-too-long"],
+)
+async def test_sigterm_lets_requests_finish_up_to_the_drain_time(
+    services: Services, num_tokens: int, last: str
+) -> None:
+    engine = DrainedEngine()
+    engine.round_seconds = 0.03
+    services = Services(services.model_name, engine, services.tokenizer, services.metrics)
+    server = DrainingServer(create_app(services), ServerConfig(drain_seconds=0.6), engine)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        address = listener.getsockname()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{address[1]}") as client:
+            body = {"prompt": "abc", "max_tokens": num_tokens, "stream": True}
+            post = asyncio.create_task(client.post("/v1/completions", json=body))
+            while not engine.running:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(running, 5)
+            assert last in (await post).text.strip().splitlines()[-1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+
+class LoadingEngine(FakeEngine):
+    """Mutable: loads for a moment, then fails or is ready."""
+
+    error: Exception | None = None
+
+    async def wait_until_ready(self) -> object:
+        await asyncio.sleep(0.02)
+        if self.error is not None:
+            raise self.error
+        return self.info
+
+
+@pytest.mark.parametrize(
+    "error", [None, ModelError("no"), ConfigError("no")], ids=["ready", "model", "config"]
+)
+async def test_progress_is_told_in_lines_and_a_failed_start_is_raised(
+    capsys: pytest.CaptureFixture[str], error: Exception | None
+) -> None:
+    engine = LoadingEngine()
+    engine.error = error
+    if error is None:
+        assert await wait_with_progress(engine) == INFO
+    else:
+        with pytest.raises(type(error)):
+            await wait_with_progress(engine)
+    assert capsys.readouterr().err == "loading weights: 100 %\n"
