@@ -210,17 +210,19 @@ class EngineClient:
             await process.start()
             self._process = process
             failure = await process.ended()
-            self._bury(failure)
-            return failure
+        except OSError as error:
+            failure = Failure("crash", f"the engine process cannot be started: {error}")
         finally:
-            self._process = None
+            self._bury()
             process.close()
+        self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
+        return failure
 
-    def _bury(self, failure: Failure) -> None:
+    def _bury(self) -> None:
+        self._process = None
         if self._state == "serving":
             self._state = "restarting"
         self._past, self._now = no_gauges(self.stats), EngineStats()
-        self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
 
     def _gave_up(self, failure: Failure) -> bool:
         """A first start that cannot succeed by trying again is reported to who waits for it."""

@@ -14,7 +14,7 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,13 @@ class EngineProcess:
         self._patience = patience or Patience()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._taken = ExitStack()
+        self._taken.callback(self._context.term)
+        self._taken.callback(self._socket.close)
         self._is_configured = False
         self._failure: Failure | None = None
         self._process: Process | None = None
@@ -90,19 +97,22 @@ class EngineProcess:
         return self._process
 
     async def start(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
-        address = f"ipc://{self._folder}/engine"
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.linger = 0
-        self._socket.bind(address)
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
-        self._heard_seconds = time.monotonic()
+        """Raises OSError; `close` frees what was taken until then."""
+        loop = asyncio.get_running_loop()
+        folder = Path(tempfile.mkdtemp(prefix="headway-"))
+        self._taken.callback(shutil.rmtree, folder, ignore_errors=True)
+        address = f"ipc://{folder}/engine"
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise OSError(f"{error} (is TMPDIR too long a path?)") from error
+        loop.add_reader(self._socket.fileno(), self._read)
+        self._taken.callback(loop.remove_reader, self._socket.fileno())
         # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
         self._process = await asyncio.create_subprocess_exec(
             *self._command, address, stdin=DEVNULL, start_new_session=True
         )
+        self._taken.callback(self._kill)
 
     def send(self, message: ToEngine) -> None:
         """Frames to a process that has just ended are lost; its end is reported by `ended`."""
@@ -136,13 +146,8 @@ class EngineProcess:
         await self._child.wait()
 
     def close(self) -> None:
-        """Frees what the process leaves behind; it has ended."""
-        if self._process is not None:
-            self._kill()
-        asyncio.get_running_loop().remove_reader(self._socket.fileno())
-        self._socket.close()
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Frees what the process leaves behind."""
+        self._taken.close()
 
     def _read(self) -> None:
         """The socket's descriptor signals changes, not frames: take all that waits."""

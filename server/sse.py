@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -34,7 +34,8 @@ class EventStreamResponse(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_disconnected(receive, self._send_events(send))
+        with suppress(ClientGoneError):  # nobody is left to tell
+            await unless_disconnected(receive, self._send_events(send))
 
     async def _send_events(self, send: Send) -> None:
         async with aclosing(self._events) as events:

@@ -192,6 +192,22 @@ async def test_a_first_start_that_crashes_is_given_up_after_three_times() -> Non
         assert client.status().num_restarts == 2
 
 
+async def test_a_process_that_cannot_be_started_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client = EngineClient(CONFIG, command=["/no/such/program"], back_off=QUICK)
+    client.start()
+    with pytest.raises(EngineDeadError, match="cannot be started"):
+        await within(5, client.wait_until_ready())
+    await client.close()
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    async with started() as client:
+        with pytest.raises(EngineDeadError, match="TMPDIR"):
+            await within(5, client.wait_until_ready())
+
+
 async def test_loading_shows_its_progress_and_takes_no_requests() -> None:
     async with started("slow-load") as client:
         with pytest.raises(EngineDeadError, match="loading"):

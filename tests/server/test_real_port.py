@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -94,7 +95,7 @@ async def test_deltas_arrive_while_the_rest_is_still_to_come(address: str, engin
 @pytest.mark.parametrize("stall_after", [0, 6], ids=["before-the-first-token", "in-the-middle"])
 @pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
 async def test_hanging_up_aborts_every_choice(
-    address: str, engine: FakeEngine, stream: bool, stall_after: int
+    address: str, engine: FakeEngine, caplog: pytest.LogCaptureFixture, stream: bool, stall_after: int
 ) -> None:
     engine.stall_after = stall_after
     body = {"prompt": "abc", "n": 3, "max_tokens": 50, "stream": stream}
@@ -106,6 +107,7 @@ async def test_hanging_up_aborts_every_choice(
         await asyncio.gather(post, return_exceptions=True)
     await until(lambda: not engine.running)
     assert sorted(engine.aborted) == [0, 1, 2]
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_a_finished_request_is_not_aborted(address: str, engine: FakeEngine) -> None:
