@@ -19,6 +19,7 @@ from headway.engine.errors import ModelError
 from headway.engine.memory import available_bytes, format_bytes
 from headway.engine.model_config import read_model_config
 from headway.engine.models.layers import Placement
+from headway.engine.models.linear import pack_all
 from headway.engine.models.registry import MODELS, CausalLM
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -77,12 +78,15 @@ def load_model(
         _check_memory(folder, shapes.values(), device)
         model = family(config, Placement(device, target), with_mtp=has_mtp)
         _copy(stored, model.tensors(), progress)
+    pack_all(model.linears())
     return model
 
 
 def parameter_counts(model: CausalLM) -> tuple[int, int]:
     """(number of parameters, their size in bytes)."""
-    tensors = model.tensors().values()
+    on_meta = Placement(torch.device("meta"), model.dtype)
+    twin = MODELS[model.config.architecture](model.config, on_meta, with_mtp=model.has_mtp)
+    tensors = twin.tensors().values()
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 
 

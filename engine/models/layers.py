@@ -1,4 +1,4 @@
-"""What the families are built of: linear layers, rotary positions, one decoder block of the Qwen2 kind.
+"""What the families are built of: rotary positions, one decoder block of the Qwen2 kind.
 
 Plain classes that hold tensors. Parameters are made uninitialised, fused where several projections read
 the same input; `tensors` shows them part by part under the checkpoint's names. Inference only.
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from headway.engine.model_config import ModelConfig
-from headway.engine.models.inputs import CPU_ROW_MULTIPLE, ForwardInputs
+from headway.engine.models.inputs import ForwardInputs
+from headway.engine.models.linear import Linear
 from headway.kernels import add_rms_norm, kv_append, paged_attention, rms_norm, rope, silu_mul
 
 
@@ -26,28 +26,6 @@ class Placement:
 
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
-
-
-class Linear:
-    """x W^T + b. On the CPU x has rows of zeros added up to a multiple of CPU_ROW_MULTIPLE: then the result
-    of a row does not depend, not even in its last bit, on how many rows stand beside it.
-    """
-
-    def __init__(
-        self,
-        weight: torch.Tensor,  # [out, in]
-        bias: torch.Tensor | None = None,  # [out]
-    ) -> None:
-        self.weight = weight
-        self.bias = bias
-        self._row_multiple = CPU_ROW_MULTIPLE if weight.device.type == "cpu" else 1
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
-        num_rows = x.shape[0]
-        padding = -num_rows % self._row_multiple
-        if padding == 0:
-            return F.linear(x, self.weight, self.bias)
-        return F.linear(F.pad(x, (0, 0, 0, padding)), self.weight, self.bias)[:num_rows]
 
 
 def rotary_table(config: ModelConfig, place: Placement) -> torch.Tensor:
@@ -107,6 +85,9 @@ class DecoderLayer:
             "mlp.down_proj.weight": self.down.weight,
         }
         return {prefix + name: tensor for name, tensor in own.items()}
+
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
 
     def __call__(
         self,

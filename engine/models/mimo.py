@@ -10,7 +10,8 @@ import torch
 from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
-from headway.engine.models.layers import DecoderLayer, LayerCache, Linear, Placement
+from headway.engine.models.layers import DecoderLayer, LayerCache, Placement
+from headway.engine.models.linear import Linear
 from headway.engine.models.qwen2 import Qwen2
 from headway.kernels import add_rms_norm, rms_norm
 
@@ -31,6 +32,10 @@ class MiMo:
     def tensors(self) -> dict[str, torch.Tensor]:
         head = {} if self.head is None else self.head.tensors("model.mtp_layers.0.")
         return self.trunk.tensors() | head
+
+    def linears(self) -> tuple[Linear, ...]:
+        head = () if self.head is None else (self.head.input, *self.head.block.linears())
+        return self.trunk.linears() + head
 
     def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
         return self.trunk.forward(inputs, pool)

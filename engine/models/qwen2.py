@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
-from headway.engine.models.layers import DecoderLayer, LayerCache, Linear, Placement, rotary_table
+from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, rotary_table
+from headway.engine.models.linear import Linear
 from headway.kernels import rms_norm
 
 
@@ -39,6 +40,9 @@ class Qwen2:
         if not self.config.tie_word_embeddings:
             named["lm_head.weight"] = self.lm_head.weight
         return named
+
+    def linears(self) -> tuple[Linear, ...]:
+        return (*(linear for layer in self.layers for linear in layer.linears()), self.lm_head)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:  # [tokens] int64 -> [tokens, hidden]
         return F.embedding(token_ids, self.embedding)

@@ -9,6 +9,7 @@ import torch
 from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
+from headway.engine.models.linear import Linear
 from headway.engine.models.mimo import MiMo
 from headway.engine.models.qwen2 import Qwen2
 
@@ -28,6 +29,10 @@ class CausalLM(Protocol):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter once, under its name in the checkpoint; to be written in place by the loader."""
+        ...
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Every linear layer once; when they are packed, `tensors` can be called no more."""
         ...
 
     def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the text's independence of its neighbours rests on, and the rotary table."""
+"""A row's logits do not depend on its neighbours, and the rotary table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway_testing.checkpoints import random_mimo
 from headway_testing.paged import PagedSequences, load
 
 from headway.engine.model_config import read_model_config
-from headway.engine.models.layers import Linear, Placement, rotary_table
+from headway.engine.models.layers import Placement, rotary_table
 
 EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
     "vocab_size": 4096,
@@ -26,28 +26,6 @@ EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
 @pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
 def threads(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(request.param)
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-@pytest.mark.parametrize(
-    ("out_size", "in_size"),
-    [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40)],
-    ids=str,
-)
-def test_a_row_of_a_linear_is_bitwise_the_same_among_any_others(
-    out_size: int, in_size: int, dtype: torch.dtype
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    linear = Linear(
-        *(torch.randn(s, dtype=dtype, generator=generator) for s in ((out_size, in_size), out_size))
-    )
-    rows = torch.randn(512, in_size, dtype=dtype, generator=generator)
-    wanted = linear(rows[:1])
-    counts = [*range(1, 34), 60, 64, 128, 500, 512]
-    assert [n for n in counts if not torch.equal(linear(rows[:n])[:1], wanted)] == []
-    last = linear(rows[-1:])
-    assert [n for n in counts if not torch.equal(linear(rows[-n:])[-1:], last)] == []
 
 
 @pytest.mark.usefixtures("threads")
@@ -90,13 +68,6 @@ def test_logits_of_a_window_are_bitwise_those_of_single_steps(
         sequences.forward([(0, 0, 63)], tokens[:63])
         found = sequences.forward([(0, 63, width)], tokens[63 : 63 + width])[:1]
         assert torch.equal(model.logits(found), model.logits(window)), width
-
-
-def test_a_linear_on_the_cpu_pads_rows_and_returns_as_many_as_came() -> None:
-    linear = Linear(torch.eye(3))
-    rows = torch.arange(15.0).view(5, 3)
-    assert torch.equal(linear(rows), rows)
-    assert linear(rows[:0]).shape == (0, 3)
 
 
 def test_rotary_angles_are_rounded_to_float32_in_every_dtype(tmp_path: Path) -> None:

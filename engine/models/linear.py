@@ -1,0 +1,105 @@
+"""A linear layer whose rows do not depend on one another, not even in their last bit.
+
+A GEMM over few rows may round differently from one over many; then a text would depend on what is served
+beside it. On the CPU this is ruled out in one of two ways: float32 weights are packed for oneDNN, whose
+sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
+get rows of zeros up to a multiple of 16.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+
+ROW_MULTIPLE = 16
+CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
+TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64)
+
+
+class Linear:
+    """x W^T + b. Mutable: `pack_all` may take the weight, once it is loaded, and give a packed form of it."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,  # [out, in]
+        bias: torch.Tensor | None = None,  # [out]
+    ) -> None:
+        self.bias = bias
+        self._weight: torch.Tensor | None = weight
+        self._packed: torch.Tensor | None = None
+        self._least_rows = 1
+        self._row_multiple = ROW_MULTIPLE if weight.device.type == "cpu" else 1
+
+    @property
+    def weight(self) -> torch.Tensor:  # [out, in]
+        assert self._weight is not None, "the weight was given up when it was packed"
+        return self._weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+        num_rows = x.shape[0]
+        if self._packed is not None:
+            if num_rows >= self._least_rows:
+                return _multiply_packed(x, self._packed, self.bias)
+            return _multiply_packed(_padded(x, self._least_rows), self._packed, self.bias)[:num_rows]
+        padding = -num_rows % self._row_multiple
+        if padding == 0:
+            return F.linear(x, self.weight, self.bias)
+        return F.linear(_padded(x, num_rows + padding), self.weight, self.bias)[:num_rows]
+
+    @property
+    def can_be_packed(self) -> bool:
+        weight = self.weight
+        return CAN_PACK and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+    def pack(self, *, least_rows: int) -> None:
+        """Gives up `weight`. least_rows: smaller inputs are padded to that many rows."""
+        self._packed, self._weight, self._least_rows = _packed(self.weight), None, least_rows
+
+
+def pack_all(linears: Iterable[Linear]) -> None:
+    """Packs the layers for which that proves independent of the number of rows; each shape is tried once.
+
+    4 rows through [4096, 256] take 86 us packed, 193 us unpacked, 435 us unpacked with 16 rows (AVX-512,
+    one thread). The layers are packed one by one, so that no second copy of the model exists.
+    """
+    found: dict[tuple[torch.Size, bool], int | None] = {}
+    for linear in linears:
+        if not linear.can_be_packed:
+            continue
+        kind = (linear.weight.shape, linear.bias is not None)
+        if kind not in found:
+            found[kind] = _independent_from(linear)
+        least_rows = found[kind]
+        if least_rows is not None:
+            linear.pack(least_rows=least_rows)
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return packed
+
+
+def _multiply_packed(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
+
+
+def _padded(x: torch.Tensor, num_rows: int) -> torch.Tensor:
+    return F.pad(x, (0, 0, 0, num_rows - x.shape[0]))
+
+
+def _independent_from(linear: Linear) -> int | None:
+    """The least number of rows from which a row's result is the same for any number: 1, 2 or None.
+
+    A single row may take another path, as it does on AVX-512 when a row is longer than 1024.
+    """
+    packed, in_size = _packed(linear.weight), linear.weight.shape[1]
+    rows = torch.randn(max(TRIED_ROW_COUNTS), in_size, generator=torch.Generator().manual_seed(0))
+    results = {n: _multiply_packed(rows[:n], packed, linear.bias) for n in TRIED_ROW_COUNTS}
+    if any(not torch.equal(result[:2], results[2]) for result in results.values()):
+        return None
+    single = _multiply_packed(rows[:1], packed, linear.bias)
+    return 1 if torch.equal(single, results[2][:1]) else 2

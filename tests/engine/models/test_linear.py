@@ -1,0 +1,107 @@
+"""A row of a linear layer is bitwise the same among any others; packing changes speed only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.engine.models import linear
+from headway.engine.models.linear import CAN_PACK, Linear, pack_all
+
+SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
+ROUNDING = 1e-5  # of sums of 2048 products of size 1, divided by their root
+
+
+def random_linear(out_size: int, in_size: int, dtype: torch.dtype = torch.float32) -> Linear:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(out_size, in_size, dtype=dtype, generator=generator) / in_size**0.5
+    return Linear(weight, torch.randn(out_size, dtype=dtype, generator=generator))
+
+
+def random_rows(count: int, in_size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(count, in_size, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("threads", [1, 2], ids=["one-thread", "two-threads"])
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize(("out_size", "in_size"), SIZES, ids=str)
+def test_a_row_is_bitwise_the_same_among_any_others(
+    out_size: int, in_size: int, dtype: torch.dtype, is_packed: bool, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    layer = random_linear(out_size, in_size, dtype)
+    if is_packed:
+        pack_all([layer])
+    rows = random_rows(512, in_size, dtype)
+    first, last = layer(rows[:1]), layer(rows[-1:])
+    counts = (
+        [*range(1, 34), 60, 64, 128, 500, 512] if threads == 1 else [1, 2, 3, 4, 5, 8, 13, 16, 17, 64, 512]
+    )
+    assert [n for n in counts if not torch.equal(layer(rows[:n])[:1], first)] == []
+    assert [n for n in counts if not torch.equal(layer(rows[-n:])[-1:], last)] == []
+
+
+@pytest.mark.parametrize(("out_size", "in_size"), SIZES, ids=str)
+def test_packing_changes_no_more_than_the_rounding(out_size: int, in_size: int) -> None:
+    layer, rows = random_linear(out_size, in_size), random_rows(7, in_size)
+    before = layer(rows)
+    pack_all([layer])
+    assert (layer(rows) - before).abs().max() < ROUNDING
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
+def test_as_many_rows_return_as_came_whatever_their_stride(is_packed: bool) -> None:
+    layer = Linear(torch.eye(3))
+    if is_packed:
+        pack_all([layer])
+    rows = torch.arange(30.0).view(5, 6)[:, ::2]
+    assert torch.equal(layer(rows), rows)
+    assert layer(rows[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("is_single_row_alike", [True, False], ids=["alike", "not-alike"])
+def test_single_rows_are_doubled_only_where_they_differ(
+    is_single_row_alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def multiply(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        seen.append(len(x))
+        return x.sum(1, keepdim=True) + (0 if is_single_row_alike or len(x) > 1 else 1e-3)
+
+    monkeypatch.setattr(linear, "_packed", lambda weight: weight)
+    monkeypatch.setattr(linear, "_multiply_packed", multiply)
+    monkeypatch.setattr(linear, "CAN_PACK", True)
+    layer = random_linear(1, 4)
+    pack_all([layer])
+    assert layer(torch.ones(1, 4)).tolist() == [[4.0]]
+    assert seen[-1] == (1 if is_single_row_alike else 2)
+
+
+def test_a_layer_whose_rows_depend_on_their_number_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_packed", lambda weight: weight)
+    monkeypatch.setattr(linear, "_multiply_packed", lambda x, packed, bias: x + (len(x) == 17))
+    monkeypatch.setattr(linear, "CAN_PACK", True)
+    layer = random_linear(3, 4)
+    pack_all([layer])
+    assert torch.equal(layer.weight, random_linear(3, 4).weight)
+
+
+def test_each_shape_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Linear] = []
+    monkeypatch.setattr(linear, "_independent_from", tried.append)
+    monkeypatch.setattr(linear, "CAN_PACK", True)
+    layers = [random_linear(3, 4), random_linear(3, 4), random_linear(4, 3), Linear(torch.ones(3, 4))]
+    pack_all([*layers, random_linear(3, 4, torch.float64)])
+    assert tried == [layers[0], layers[2], layers[3]]
+
+
+def test_a_packed_weight_exists_once() -> None:
+    layer = random_linear(8, 4)
+    pack_all([layer])
+    if CAN_PACK:
+        with pytest.raises(AssertionError, match="given up"):
+            _ = layer.weight
+    else:
+        assert layer.weight.shape == (8, 4)
