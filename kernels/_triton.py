@@ -37,6 +37,12 @@ def takes_triton(tensor: torch.Tensor) -> bool:
     return triton is not None and (tensor.is_cuda or _IS_INTERPRETED)
 
 
+def check_dense(*tensors: torch.Tensor) -> None:
+    """The kernels address these by their shape alone."""
+    for tensor in tensors:
+        assert tensor.is_contiguous(), (tuple(tensor.shape), tensor.stride())
+
+
 def blocks_of(size: int, block: int) -> int:
     """How many programs of `block` elements cover `size`."""
     return -(-size // block)
@@ -47,4 +53,4 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-__all__ = ["Kernel", "blocks_of", "jit", "power_of_two", "takes_triton", "tl"]
+__all__ = ["Kernel", "blocks_of", "check_dense", "jit", "power_of_two", "takes_triton", "tl"]

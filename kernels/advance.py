@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._triton import blocks_of, jit, takes_triton, tl
+from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.reference._window import check_window
 from headway.kernels.reference.advance import advance as advance_twin
 
@@ -73,6 +73,8 @@ def advance(
     """Block size 4, S = 3: a row of 6 tokens becomes one of 10 and takes its third block."""
     if takes_triton(kv_block_ids):
         check_window(num_speculative_tokens, block_size_tokens)
+        check_dense(kv_length_offsets, last_kv_block_offset, kv_block_counts, last_kv_block_id)
+        check_dense(limits, prefill_status)
         rows, max_blocks = kv_block_ids.shape
         if rows > 0:
             _advance_kernel[(blocks_of(rows, _ROWS),)](

@@ -4,7 +4,32 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._triton import check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels.reference.kv_append import kv_append as kv_append_twin
+
+
+@jit
+def _append_kernel(
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_cache_ptr: tl.tensor,
+    value_cache_ptr: tl.tensor,
+    slot_ptr: tl.tensor,
+    width: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a token."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_ptr + token)
+    if slot >= 0:
+        column = tl.arange(0, BLOCK)
+        is_inside = column < width
+        key = tl.load(key_ptr + token * key_stride + column, mask=is_inside)
+        value = tl.load(value_ptr + token * value_stride + column, mask=is_inside)
+        tl.store(key_cache_ptr + slot * width + column, key, mask=is_inside)
+        tl.store(value_cache_ptr + slot * width + column, value, mask=is_inside)
 
 
 def kv_append(
@@ -15,4 +40,14 @@ def kv_append(
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
 ) -> None:
     """No cell is touched but the slots named."""
+    if takes_triton(key_cache):
+        check_dense(key_cache, value_cache, slot_mapping)
+        tokens, width = key.shape[0], key.shape[1] * key.shape[2]
+        if tokens > 0:
+            check_dense(key[0], value[0])
+            _append_kernel[(tokens,)](
+                key, value, key_cache, value_cache, slot_mapping, width, key.stride(0), value.stride(0),
+                BLOCK=power_of_two(width),
+            )  # fmt: skip
+        return
     kv_append_twin(key, value, key_cache, value_cache, slot_mapping)

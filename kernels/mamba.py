@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._triton import blocks_of, jit, power_of_two, takes_triton, tl
+from headway.kernels._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels.reference.mamba import mamba_state_selective_copy as mamba_state_selective_copy_twin
 
 _BLOCK = 1024
@@ -51,6 +51,7 @@ def mamba_state_selective_copy(
 ) -> None:
     """current[l, slot] = intermediate[l, slot, accepted] for the decode rows; slots are distinct."""
     if takes_triton(current_states):
+        check_dense(prefill_status, state_idx, accepted_counts)
         rows, size = prefill_status.numel(), current_states[0, 0].numel()
         assert intermediate_states[0, 0, 0].is_contiguous(), intermediate_states.stride()
         assert current_states[0, 0].is_contiguous(), current_states.stride()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._triton import blocks_of, jit, takes_triton, tl
+from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.reference.prepare import prepare_next_forward_pass as prepare_next_forward_pass_twin
 
 _ROWS = 128
@@ -61,6 +61,8 @@ def prepare_next_forward_pass(
 ) -> None:
     """Fills the caller's buffers; what they hold beyond the rows, and for prefill rows, stays as it is."""
     if takes_triton(output_tokens):
+        check_dense(output_tokens, required_logit_indices, last_one_indices, accepted_tokens_mask)
+        check_dense(input_tokens, sampled_tokens_buf, last_accepted_seq_buf, accepted_token_counts)
         rows = last_one_indices.numel()
         if rows > 0:
             _prepare_kernel[(blocks_of(rows, _ROWS),)](

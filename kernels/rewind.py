@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._triton import blocks_of, jit, takes_triton, tl
+from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.reference._window import check_window
 from headway.kernels.reference.rewind import rewind_kv_cache as rewind_kv_cache_twin
 
@@ -77,6 +77,8 @@ def rewind_kv_cache(
     """Every vector may be [N] or [1, N]. Returns (blocks_to_release [N], remove_mask [N] bool)."""
     if takes_triton(kv_block_ids):
         check_window(num_speculative_tokens, block_size_tokens)
+        check_dense(accepted_counts, prefill_status, last_kv_block_offset, kv_length_offsets)
+        check_dense(kv_block_counts, last_kv_block_id)
         rows, max_blocks = kv_block_ids.shape
         if out is None:
             removed = torch.empty(rows, dtype=torch.bool, device=kv_block_ids.device)

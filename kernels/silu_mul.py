@@ -4,11 +4,44 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels._wide import wide
 from headway.kernels.reference.silu_mul import silu_mul as silu_mul_twin
+
+_BLOCK = 1024
+
+
+@jit
+def _silu_mul_kernel(
+    gate_up_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    intermediate: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a token and BLOCK columns."""
+    token = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = column < intermediate
+    gate_ptr = gate_up_ptr + token * 2 * intermediate + column
+    gate = tl.load(gate_ptr, mask=is_inside, other=0.0)
+    up = wide(tl.load(gate_ptr + intermediate, mask=is_inside, other=0.0))
+    value = wide(gate)
+    decay = tl.exp(-tl.abs(value))
+    value *= tl.where(value >= 0, 1.0, decay) / (1 + decay)
+    product = wide(value.to(gate.dtype)) * up
+    tl.store(out_ptr + token * intermediate + column, product.to(gate.dtype), mask=is_inside)
 
 
 def silu_mul(
     gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
 ) -> torch.Tensor:
     """[tokens, intermediate]: silu(gate) * up."""
+    if takes_triton(gate_up):
+        check_dense(gate_up)
+        tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(tokens, intermediate, dtype=gate_up.dtype, device=gate_up.device)
+        if tokens > 0:
+            grid = blocks_of(intermediate, _BLOCK), tokens
+            _silu_mul_kernel[grid](gate_up, out, intermediate, BLOCK=_BLOCK)
+        return out
     return silu_mul_twin(gate_up)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._triton import blocks_of, jit, takes_triton, tl
+from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.reference.verify import verify_speculative_tokens as verify_speculative_tokens_twin
 
 _ROWS = 128
@@ -50,6 +50,7 @@ def verify_speculative_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total])."""
     if takes_triton(input_tokens):
+        check_dense(input_tokens, output_tokens)
         tokens, rows = input_tokens.view(-1), num_decode_requests + num_prefill_requests
         if out is None:
             last = torch.empty(rows, dtype=torch.int64, device=tokens.device)

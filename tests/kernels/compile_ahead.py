@@ -33,6 +33,10 @@ def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
     return {f"{name}_ptr": kind for name in names.split()}
 
 
+SAMPLING = pointers("position top_k seed out") | pointers(
+    "temperature top_p min_p highest score value", "*fp32"
+)
+SAMPLING |= pointers("token id", "*i32")
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
     *(
@@ -82,6 +86,44 @@ CASES = [
         )
         for kind in ("*i8", "*i16", "*i32", "*i64")
     ),
+    *(
+        case
+        for kind in ("*bf16", "*fp32")
+        for case in (
+            Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, {"CHUNK": 4096}),
+            Case(
+                "sample",
+                "_pick_kernel",
+                SAMPLING | {"logits_ptr": kind},
+                {"CHUNKS": 64, "CANDIDATES": 4096, "BLOCK": 512},
+                num_warps=8,
+            ),
+            *(
+                Case(
+                    "rms_norm",
+                    "_norm_kernel",
+                    pointers("x residual weight out", kind) | {"epsilon": "fp32"},
+                    {"HAS_RESIDUAL": has_residual, "UNIT_OFFSET": unit_offset, "BLOCK": block},
+                    num_warps=min(block // 512, 16),
+                )
+                for has_residual, unit_offset, block in ((False, False, 1024), (True, True, 8192))
+            ),
+            Case(
+                "rope",
+                "_rope_kernel",
+                pointers("query key", kind) | {"position_ptr": "*i64", "table_ptr": "*fp32"},
+                {"HEADS": 32, "HALF": 64},
+            ),
+            Case("silu_mul", "_silu_mul_kernel", pointers("gate_up out", kind), {"BLOCK": 1024}),
+            Case(
+                "kv_append",
+                "_append_kernel",
+                pointers("key value key_cache value_cache", kind) | {"slot_ptr": "*i64"},
+                {"BLOCK": 1024},
+            ),
+        )
+    ),
+    Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 1024}),
 ]
 
 

@@ -39,15 +39,17 @@ def test_the_norm(hidden: int, unit_offset: bool, dtype: torch.dtype, device: to
 @OFFSETS
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_norm_after_a_residual_addition(
-    hidden: int, unit_offset: bool, dtype: torch.dtype, device: torch.device
+    hidden: int, unit_offset: bool, dtype: torch.dtype, device: torch.device, is_interpreted: bool
 ) -> None:
     x, residual, weight = tensors(3, hidden, dtype, device)
     total = x + residual
     before = x.clone()
     result = add_rms_norm(x, residual, weight, EPSILON, unit_offset=unit_offset)
-    assert torch.equal(residual, total)
+    # The interpreter truncates to bfloat16 where a GPU rounds.
+    tolerance = TOLERANCE[dtype] if is_interpreted and dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(residual, total, rtol=tolerance, atol=tolerance)
     assert torch.equal(x, before)
-    assert torch.equal(result, rms_norm(total, weight, EPSILON, unit_offset=unit_offset))
+    assert torch.equal(result, rms_norm(residual, weight, EPSILON, unit_offset=unit_offset))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -140,9 +140,9 @@ def test_greedy_is_argmax_with_ties_to_the_lowest_id(dtype: torch.dtype, device:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_tokens_are_the_noisy_argmax_of_the_kept_tokens(
-    filters: dict[str, float | list[float]], dtype: torch.dtype, device: torch.device
+    filters: dict[str, float | list[float]], dtype: torch.dtype, device: torch.device, is_interpreted: bool
 ) -> None:
-    rows, window, vocab_size = 6, 3, 301
+    rows, window, vocab_size = 6, 1 if is_interpreted else 3, 301
     logits = torch.randn(rows, window, vocab_size, generator=torch.Generator().manual_seed(5)) * 2
     logits = (logits * 8).round() / 8  # ties everywhere
     parameters = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
@@ -157,13 +157,14 @@ def test_tokens_are_the_noisy_argmax_of_the_kept_tokens(
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 7}, {"top_p": 0.9}, {"min_p": 0.05}], ids=str)
 def test_a_token_depends_neither_on_the_window_nor_on_other_rows(
-    filters: dict[str, float], device: torch.device
+    filters: dict[str, float], device: torch.device, is_interpreted: bool
 ) -> None:
-    logits = torch.randn(4, 5, 4096, generator=torch.Generator().manual_seed(1)).to(device) * 3
-    positions, seeds = torch.arange(4, device=device) * 100, torch.arange(4, device=device)
+    rows, window = (2, 2) if is_interpreted else (4, 5)
+    logits = torch.randn(rows, window, 4200, generator=torch.Generator().manual_seed(1)).to(device) * 3
+    positions, seeds = torch.arange(rows, device=device) * 100, torch.arange(rows, device=device)
     together = pick(logits, positions=positions, seeds=seeds, **filters)
-    for row in range(4):
-        for place in range(5):
+    for row in range(rows):
+        for place in range(window):
             alone = pick(
                 logits[row : row + 1, place : place + 1],
                 positions=positions[row : row + 1] + place,
@@ -173,13 +174,14 @@ def test_a_token_depends_neither_on_the_window_nor_on_other_rows(
             assert int(alone) == int(together[row, place])
 
 
-def test_top_p_reaches_far_into_a_flat_distribution(device: torch.device) -> None:
+def test_top_p_reaches_far_into_a_flat_distribution(device: torch.device, is_interpreted: bool) -> None:
     """All tokens tie or nearly: most of the vocabulary must be kept."""
-    logits = torch.linspace(0, 1e-3, 5000).view(1, 1, -1).expand(400, 1, -1).contiguous().to(device)
+    rows, vocab_size = (3, 4100) if is_interpreted else (400, 5000)
+    logits = torch.linspace(0, 1e-3, vocab_size).expand(rows, 1, -1).contiguous().to(device)
     tokens = pick(logits, top_p=0.9).flatten()
-    assert int(tokens.min()) >= 499
-    assert int(tokens.min()) < 600
-    assert len(set(tokens.tolist())) > 370
+    assert int(tokens.min()) >= vocab_size // 10 - 1
+    assert is_interpreted or int(tokens.min()) < 600
+    assert len(set(tokens.tolist())) > 0.9 * rows
 
 
 def test_a_tiny_temperature_overflows_nothing(device: torch.device) -> None:
@@ -187,8 +189,8 @@ def test_a_tiny_temperature_overflows_nothing(device: torch.device) -> None:
     assert pick(logits, temperature=1e-38, top_p=0.9).tolist() == [[1]]
 
 
-def test_masked_tokens_are_never_picked(device: torch.device) -> None:
-    logits = torch.full((300, 1, 64), -torch.inf, device=device)
+def test_masked_tokens_are_never_picked(device: torch.device, is_interpreted: bool) -> None:
+    logits = torch.full((12 if is_interpreted else 300, 1, 64), -torch.inf, device=device)
     logits[:, :, [5, 40]] = 0.0
     for filters in ({}, {"top_k": 10}, {"top_p": 0.99}, {"min_p": 0.5}):
         assert set(pick(logits, **filters).flatten().tolist()) == {5, 40}
@@ -200,7 +202,7 @@ def test_shares_over_100_000_draws(
     temperature: float, top_p: float, device: torch.device, is_interpreted: bool
 ) -> None:
     """Chi-square over consecutive seeds and positions at once."""
-    draws = 1_000 if is_interpreted else 100_000
+    draws = 24 if is_interpreted else 100_000
     logits = torch.tensor([1.2, -0.3, 0.4, 2.0, -4.0, 0.0, 1.1], device=device)
     window = 4
     rows = draws // window
@@ -218,7 +220,7 @@ def test_shares_over_100_000_draws(
 
 def test_rare_tokens_keep_their_share(device: torch.device, is_interpreted: bool) -> None:
     """4096 tokens of 1e-7 each beside one that holds the rest: noise of low precision would lose them."""
-    rows = 200 if is_interpreted else 4000
+    rows = 60 if is_interpreted else 4000
     logits = torch.full((1, 1, 4097), 0.0, device=device)
     share = 0.1
     logits[0, 0, 0] = torch.tensor(4096 * (1 - share) / share).log()
@@ -242,9 +244,9 @@ def test_a_given_buffer_is_filled_and_returned(device: torch.device) -> None:
     assert buffer.tolist() == [[3], [5]]
 
 
-def test_filtered_rows_get_the_noise_of_unfiltered_ones(device: torch.device) -> None:
+def test_filtered_rows_get_the_noise_of_unfiltered_ones(device: torch.device, is_interpreted: bool) -> None:
     """With few tokens kept, the noise is made for these alone: it must be the same."""
-    logits = torch.full((50, 2, 4096), -5.0)
+    logits = torch.full((2 if is_interpreted else 50, 2, 4096), -5.0)
     kept = torch.arange(40) * 100 + 3
     logits[:, :, kept] = 0.0
     filtered = pick(logits.to(device), top_p=0.5)

@@ -16,6 +16,8 @@ from headway.kernels._triton import takes_triton
 HERE = Path(__file__).parent
 GROUPS = {
     "bookkeeping": ("rewind", "verify", "prepare", "mamba", "advance"),
+    "sampling": ("sample",),
+    "layers": ("rms_norm", "rope", "silu_mul", "kv_append"),
 }
 
 
