@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -93,6 +94,13 @@ def test_every_option_has_a_field_and_help(option: Option) -> None:
     fields |= {field.name for field in msgspec.structs.fields(EngineConfig)}
     assert {option.key, f"{option.key}_bytes", option.key.removeprefix("no_")} & fields
     assert len(option.help) > 10
+
+
+def test_the_readme_names_only_flags_that_exist() -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    flags = set(re.findall(r"`--([a-z-]+)`", readme))
+    assert len(flags) > 10
+    assert flags <= {option.flag for option in ALL_OPTIONS}
 
 
 WRONG = [

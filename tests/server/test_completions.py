@@ -221,6 +221,13 @@ async def test_a_wrong_value_is_refused_by_the_name_of_its_field(
     assert not engine.submitted
 
 
+async def test_a_body_without_a_prompt_is_told_so(client: httpx.AsyncClient) -> None:
+    response = await client.post(URL, json={"max_tokens": 3})
+    assert response.status_code == 400
+    error = envelope(response)
+    assert (error["param"], error["code"]) == ("prompt", "missing_required_parameter")
+
+
 async def test_a_wrong_inner_field_is_named_with_its_path(client: httpx.AsyncClient) -> None:
     error = await refusal(client, speculation={"max_draft_tokens": -1})
     assert error["param"] == "speculation.max_draft_tokens"
