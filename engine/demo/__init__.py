@@ -1,0 +1,1 @@
+"""The embedded demo model: its files, and how they were made."""
