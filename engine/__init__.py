@@ -9,6 +9,17 @@ from headway.engine.errors import (
     QueueFullError,
     RequestError,
 )
+from headway.engine.limits import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_TOKEN_IDS,
+    MIN_REPETITION_PENALTY,
+)
+from headway.engine.logprobs import TokenLogprobs
 from headway.engine.mailbox import (
     Abort,
     Configure,
@@ -31,7 +42,15 @@ from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.stats import EngineStats
 
 __all__ = [
+    "MAX_BAD_WORDS",
+    "MAX_BAD_WORD_TOKENS",
     "MAX_DEPTH",
+    "MAX_LOGIT_BIAS",
+    "MAX_LOGPROBS",
+    "MAX_PENALTY",
+    "MAX_REPETITION_PENALTY",
+    "MAX_STOP_TOKEN_IDS",
+    "MIN_REPETITION_PENALTY",
     "Abort",
     "ConfigError",
     "Configure",
@@ -58,5 +77,6 @@ __all__ = [
     "Submit",
     "ToEngine",
     "TokenEvent",
+    "TokenLogprobs",
     "read_model_config",
 ]

@@ -60,6 +60,7 @@ def assemble(
         config,
         num_blocks=pool.num_blocks,
         max_model_len=max_model_len,
+        vocab_size=model.config.vocab_size,
         has_mtp=model.has_mtp,
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),

@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from headway.engine.config import EngineConfig
+from headway.engine.logprobs import TokenLogprobs
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.stats import EngineStats
 
@@ -92,6 +93,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     token_ids: new tokens, the stop token included when finish_reason is STOP through a token.
     num_drafted, num_accepted: drafts that were valid in this step, and how many of token_ids they gave.
     error: set with FinishReason.ERROR.
+    logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
+    first, if the request asked for them; they come with its first event.
     """
 
     request_id: int
@@ -101,6 +104,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     num_accepted: int = 0
     error: str | None = None
     error_code: str | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
 
 
 class RoundOutput(msgspec.Struct, tag=True, frozen=True):

@@ -18,7 +18,8 @@ from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowSetup, StepR
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.config import EngineConfig
-from headway.engine.errors import QueueFullError, RequestError
+from headway.engine.errors import QueueFullError
+from headway.engine.limits import Limits
 from headway.engine.mailbox import TokenEvent
 from headway.engine.request import FinishReason, Request, Status
 from headway.engine.rows import RowTable
@@ -49,6 +50,7 @@ class Scheduler:
         *,
         num_blocks: int,
         max_model_len: int,
+        vocab_size: int,
         has_mtp: bool,
         model_identity: str,
         kv_dtype: str,
@@ -57,7 +59,7 @@ class Scheduler:
             f"{num_blocks} blocks of {config.block_size} tokens cannot hold one request of {max_model_len}"
         )
         self._config = config
-        self._max_model_len = max_model_len
+        self._limits = Limits(max_model_len, vocab_size)
         self._num_blocks = num_blocks
         self._has_mtp = has_mtp
         self._depth = config.depth if has_mtp else 0
@@ -105,7 +107,7 @@ class Scheduler:
 
         The caller has cut max_tokens so that prompt + max_tokens <= max_model_len.
         """
-        _check_prompt(request, self._max_model_len)
+        self._limits.check(request)
         if len(self._waiting) >= self._config.max_waiting:
             raise QueueFullError(
                 f"{len(self._waiting):,} requests wait, the limit is {self._config.max_waiting:,} "
@@ -113,7 +115,8 @@ class Scheduler:
                 code="queue_full",
             )
         assert request.max_tokens >= 1, f"max_tokens is {request.max_tokens}"
-        assert request.limit < self._max_model_len, f"limit {request.limit} of {self._max_model_len} tokens"
+        max_model_len = self._limits.max_model_len
+        assert request.limit < max_model_len, f"limit {request.limit} of {max_model_len} tokens"
         assert request.request_id not in self._requests, f"request id {request.request_id} is taken"
         self._requests[request.request_id] = request
         self._waiting.append(request)
@@ -370,21 +373,6 @@ class Scheduler:
         self._rows.release(request)
         self._blocks.free(request.block_ids)
         request.block_ids = []
-
-
-def _check_prompt(request: Request, max_model_len: int) -> None:
-    length = len(request.prompt_token_ids)
-    if length == 0:
-        raise RequestError(
-            "prompt has 0 tokens, it must have 1 or more", code="invalid_value", param="prompt"
-        )
-    if length + 1 > max_model_len:
-        raise RequestError(
-            f"prompt has {length:,} tokens, the limit is {max_model_len - 1:,} (max_model_len "
-            f"{max_model_len:,} less one token to generate); shorten the prompt",
-            code="context_length_exceeded",
-            param="prompt",
-        )
 
 
 def _until_end(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:

@@ -30,6 +30,7 @@ class ScheduledDevice:
             self.config,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
             has_mtp=has_mtp,
             model_identity="model",
             kv_dtype="float32",

@@ -1,0 +1,62 @@
+"""Log-probabilities of picked or given tokens, as they cross to the API process: flat arrays, no tensors.
+
+They are those of the raw logits: before penalties, bias, masks and temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """For n tokens, one entry each in `logprobs` and `ranks`, and num_top entries each in the two others.
+
+    ranks: 1 is the most probable token of the vocabulary; tokens that tie share the better rank.
+    top_ids, top_logprobs: the most probable tokens in falling order, all of the first token, then all of
+    the second, ... num_top is smaller than what was asked for only if the vocabulary is.
+    """
+
+    num_top: int
+    logprobs: list[float] = []
+    ranks: list[int] = []
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+    def cut(self, count: int) -> TokenLogprobs:
+        """Of the first `count` tokens."""
+        num_top = count * self.num_top
+        return TokenLogprobs(
+            self.num_top,
+            self.logprobs[:count],
+            self.ranks[:count],
+            self.top_ids[:num_top],
+            self.top_logprobs[:num_top],
+        )
+
+    def followed_by(self, other: TokenLogprobs) -> TokenLogprobs:
+        assert self.num_top == other.num_top, (self.num_top, other.num_top)
+        return TokenLogprobs(
+            self.num_top,
+            self.logprobs + other.logprobs,
+            self.ranks + other.ranks,
+            self.top_ids + other.top_ids,
+            self.top_logprobs + other.top_logprobs,
+        )
+
+
+def unpack(rows: Sequence[Sequence[float]], num_top: int) -> TokenLogprobs:
+    """One row a token: its log-probability, its rank, ids of the top tokens, their log-probabilities.
+
+    A row may hold more top tokens than are asked for, or fewer if the vocabulary is smaller.
+    """
+    width = (len(rows[0]) - 2) // 2 if rows else num_top
+    num_top = min(num_top, width)
+    return TokenLogprobs(
+        num_top,
+        [row[0] for row in rows],
+        [int(row[1]) for row in rows],
+        [int(token_id) for row in rows for token_id in row[2 : 2 + num_top]],
+        [value for row in rows for value in row[2 + width : 2 + width + num_top]],
+    )
