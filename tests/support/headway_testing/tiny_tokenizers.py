@@ -34,18 +34,16 @@ def byte_level(vocab_size: int = 600) -> Tokenizer:
     return tokenizer
 
 
-def byte_fallback(vocab_size: int = 500) -> Tokenizer:
-    """As Llama 2's: pieces with `▁` for spaces, characters without a piece spelled in bytes."""
+def byte_fallback(vocab_size: int = 400) -> Tokenizer:
+    """As Llama 2's: pieces with `▁` for spaces; what is not ASCII has no piece and is spelled in bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=names, limit_alphabet=80, show_progress=False
-    )
-    tokenizer.train_from_iterator([line.replace(" ", "▁") for line in TEXT], trainer)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=names, show_progress=False)
+    tokenizer.train_from_iterator([line.replace(" ", "▁") for line in TEXT if line.isascii()], trainer)
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = content["added_tokens"][:3]  # the bytes are plain entries of the vocabulary
     return Tokenizer.from_str(json.dumps(content))
