@@ -3,6 +3,8 @@
 CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests, no models.
 """
 
+from headway.kernels._adjustments import Adjustments
+from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
@@ -16,8 +18,11 @@ from headway.kernels.silu_mul import silu_mul
 from headway.kernels.verify import verify_speculative_tokens
 
 __all__ = [
+    "Adjustments",
     "add_rms_norm",
+    "adjust_logits",
     "advance",
+    "count_tokens",
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",

@@ -1,5 +1,6 @@
 """The PyTorch twins: what the CPU runs, and the oracle of the Triton kernels."""
 
+from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.reference.advance import advance
 from headway.kernels.reference.kv_append import kv_append
 from headway.kernels.reference.mamba import mamba_state_selective_copy
@@ -14,7 +15,9 @@ from headway.kernels.reference.verify import verify_speculative_tokens
 
 __all__ = [
     "add_rms_norm",
+    "adjust_logits",
     "advance",
+    "count_tokens",
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",

@@ -1,0 +1,40 @@
+"""What the rules between raw logits and temperature need to know of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Rows of equal kind at fixed addresses. Where `is_used` is false the rest of the row is rubbish.
+
+    A bad word stands at the right end of its line, after -1 in the places that it does not fill; a line
+    that ends with -1 holds none. recent_tokens ends with the last token of the text; -1 before its first.
+    """
+
+    is_used: torch.Tensor  # [rows] bool
+    penalties: torch.Tensor  # [rows, 3] float32: repetition (1: off), frequency, presence (0: off)
+    token_counts: torch.Tensor  # [rows, vocab] int32: how often each token is in the output
+    is_in_prompt: torch.Tensor  # [rows, vocab] bool
+    logit_bias: torch.Tensor  # [rows, vocab] float32; -inf: never allowed
+    stop_token_ids: torch.Tensor  # [rows, stops] int64, -1: none
+    min_positions: torch.Tensor  # [rows] int64: before this absolute position no stop token is allowed
+    bad_words: torch.Tensor  # [rows, words, length] int64
+    recent_tokens: torch.Tensor  # [rows, length - 1] int64
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def first(self, num_rows: int) -> Adjustments:
+        """The same memory, only the first rows."""
+        return Adjustments(**{name: tensor[:num_rows] for name, tensor in self.tensors().items()})
+
+    def at(
+        self,
+        index: torch.Tensor,  # [n] int64
+    ) -> Adjustments:
+        """A copy of these rows."""
+        return Adjustments(**{name: tensor[index] for name, tensor in self.tensors().items()})
