@@ -42,8 +42,7 @@ def decode_round(
     inputs = window_inputs(
         window.tokens, window.start_positions, window.is_valid, rows.granted_block_ids, pool.block_size
     )
-    num_tokens = window.tokens.numel()
-    hidden = model.forward(inputs, pool)[:num_tokens]
+    hidden = model.forward(inputs, pool)
     logits = model.logits(hidden).view(*window.tokens.shape, -1)
     picked = pick_tokens(logits, rows, window.start_positions + 1)
     accepted_counts, bonus = _verify(window, picked, depth)

@@ -11,7 +11,7 @@ import torch
 
 from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowSetup, StepResult
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import CPU_ROW_MULTIPLE, ForwardInputs, Segment
+from headway.engine.models.inputs import ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.round import decode_round
 from headway.engine.sampler import pick_tokens
@@ -114,7 +114,6 @@ class Runner:
         """The chunks one behind the other, one segment each."""
         size, device = self.pool.block_size, self.device
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
-        padding = [0] * (-len(token_ids) % CPU_ROW_MULTIPLE if device.type == "cpu" else 0)
         positions, slots, segments, first = [], [], [], 0
         for chunk in chunks:
             length = len(chunk.token_ids)
@@ -125,11 +124,10 @@ class Runner:
             start = torch.tensor([chunk.start], device=device)
             segments.append(Segment(first, 1, length, table[None], start))
             first += length
-        filler = torch.zeros(len(padding), dtype=torch.int64, device=device)
         return ForwardInputs(
-            token_ids=torch.tensor(token_ids + padding, device=device),
-            positions=torch.cat([*positions, filler]),
-            slot_mapping=torch.cat([*slots, filler - 1]),
+            token_ids=torch.tensor(token_ids, device=device),
+            positions=torch.cat(positions),
+            slot_mapping=torch.cat(slots),
             segments=tuple(segments),
         )
 

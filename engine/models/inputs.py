@@ -25,18 +25,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """Flat tokens of all segments. On the CPU the list is padded to a multiple of CPU_ROW_MULTIPLE tokens
-    (id 0, position 0, slot -1).
-    """
+    """Flat tokens of all segments."""
 
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     segments: tuple[Segment, ...]
-
-
-# Linear layers see to it themselves that a row's result does not depend on the number of rows (linear.py).
-CPU_ROW_MULTIPLE = 1
 
 
 def window_inputs(
@@ -55,12 +49,9 @@ def window_inputs(
     places = torch.arange(window, device=token_ids.device)
     positions = (start_positions[:, None] + places) * is_valid
     slots = block_table.gather(1, positions // block_size) * block_size + positions % block_size
-    padding = -(rows * window) % CPU_ROW_MULTIPLE if token_ids.device.type == "cpu" else 0
     return ForwardInputs(
-        token_ids=torch.nn.functional.pad((token_ids * is_valid).flatten(), (0, padding)),
-        positions=torch.nn.functional.pad(positions.flatten(), (0, padding)),
-        slot_mapping=torch.nn.functional.pad(
-            torch.where(is_valid, slots, -1).flatten(), (0, padding), value=-1
-        ),
+        token_ids=(token_ids * is_valid).flatten(),
+        positions=positions.flatten(),
+        slot_mapping=torch.where(is_valid, slots, -1).flatten(),
         segments=(Segment(0, rows, window, block_table, start_positions),),
     )

@@ -123,10 +123,8 @@ class DecoderLayer:
         return query
 
     def _attend(self, query: torch.Tensor, inputs: ForwardInputs, cache: LayerCache) -> torch.Tensor:
-        """[tokens, q_heads, head_dim] -> [tokens, q_heads * head_dim]; tokens of no segment get zeros."""
-        num_covered = sum(segment.rows * segment.window for segment in inputs.segments)
-        make = query.new_empty if num_covered == query.shape[0] else query.new_zeros
-        out = make(query.shape)
+        """[tokens, q_heads, head_dim] -> [tokens, q_heads * head_dim]."""
+        out = query.new_empty(query.shape)
         for segment in inputs.segments:
             tokens = slice(segment.first_token, segment.first_token + segment.rows * segment.window)
             shape = (segment.rows, segment.window, *query.shape[1:])

@@ -38,7 +38,7 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> to
             rows.granted_block_ids,
             pool.block_size,
         )
-        carry = model.draft(inputs, pad_rows(carry, len(inputs.token_ids)), pool)[: len(lengths)]
+        carry = model.draft(inputs, carry, pool)
         drafts.append(_pick(model, rows, carry, slots + 1))
     return torch.stack(drafts, dim=1)
 
@@ -57,16 +57,10 @@ def _absorb_pending(
         rows.granted_block_ids,
         pool.block_size,
     )
-    hidden = pad_rows(rows.pending_hidden[:, :width].flatten(0, 1), len(inputs.token_ids))
-    carry = model.draft(inputs, hidden, pool)
+    carry = model.draft(inputs, rows.pending_hidden[:, :width].flatten(0, 1), pool)
     first_of_row = torch.arange(0, len(counts) * width, width, device=counts.device)
     return carry[first_of_row + (counts - 1).clamp(min=0)]
 
 
 def _pick(model: CausalLM, rows: SlotTable, carry: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return pick_tokens(model.draft_logits(carry)[:, None], rows, positions)[:, 0]
-
-
-def pad_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """[n, hidden] -> [num_rows, hidden], zeros below."""
-    return x if len(x) == num_rows else torch.nn.functional.pad(x, (0, 0, 0, num_rows - len(x)))

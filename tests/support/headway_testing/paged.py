@@ -9,7 +9,7 @@ import torch
 
 from headway.engine.cache.pool import KVPool
 from headway.engine.checkpoint import load_model
-from headway.engine.models.inputs import CPU_ROW_MULTIPLE, ForwardInputs, Segment
+from headway.engine.models.inputs import ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
 
 
@@ -47,17 +47,16 @@ class PagedSequences:
 
     def forward(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> torch.Tensor:
         """tokens: [all tokens of the spans] int64. Returns [all tokens, hidden]."""
-        return self.model.forward(self.inputs(spans, tokens), self.pool)[: len(tokens)]
+        return self.model.forward(self.inputs(spans, tokens), self.pool)
 
     def draft(
         self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
         """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens, hidden]."""
-        inputs = self.inputs(spans, tokens)
-        return self.model.draft(inputs, self._padded(hidden), self.pool)[: len(tokens)]
+        return self.model.draft(self.inputs(spans, tokens), hidden, self.pool)
 
     def fill(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor) -> None:
-        self.model.fill_draft_cache(self.inputs(spans, tokens), self._padded(hidden), self.pool)
+        self.model.fill_draft_cache(self.inputs(spans, tokens), hidden, self.pool)
 
     def inputs(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> ForwardInputs:
         positions = torch.cat([torch.arange(first, first + count) for _, first, count in spans])
@@ -69,13 +68,9 @@ class PagedSequences:
             table = self.block_table[row : row + 1]
             segments.append(Segment(offset, 1, count, table, torch.tensor([first])))
             offset += count
-        filler = torch.zeros(-offset % CPU_ROW_MULTIPLE, dtype=torch.int64)
         return ForwardInputs(
-            token_ids=torch.cat([tokens, filler]),
-            positions=torch.cat([positions, filler]),
-            slot_mapping=torch.cat([slots, filler - 1]),
+            token_ids=tokens,
+            positions=positions,
+            slot_mapping=slots,
             segments=tuple(segments),
         )
-
-    def _padded(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % CPU_ROW_MULTIPLE))
