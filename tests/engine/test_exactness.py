@@ -1,0 +1,209 @@
+"""Speculation, batching, caching, chunking and preemption never change the text (DESIGN: the first promise).
+
+The embedded model and real prompts; fp32 with the excuse of exactness.py, fp64 without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+
+import pytest
+import torch
+from headway_testing.exactness import Case, assert_same_text, generate, generate_with
+from headway_testing.local import LocalEngine
+from tokenizers import Tokenizer
+
+from headway.engine.cache.pool import KVPool
+from headway.engine.config import EngineConfig
+from headway.engine.models.registry import CausalLM
+from headway.engine.request import SamplingParams
+from headway.engine.slots import SlotTable
+from headway.engine.speculation.draft import Drafter
+
+DEMO = files("headway.engine.demo")
+MODEL = str(DEMO)
+NUM_PROMPTS = 40
+MAX_TOKENS = 200
+DTYPES = ["float32", "float64"]
+MODES: dict[str, Callable[[int], SamplingParams]] = {
+    "greedy": lambda seed: SamplingParams(temperature=0.0, seed=seed),
+    "sampled": lambda seed: SamplingParams(temperature=0.8, top_p=0.95, seed=seed),
+}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[tuple[int, ...]]:
+    """Held-out Python source, as token ids."""
+    tokenizer = Tokenizer.from_str(DEMO.joinpath("tokenizer.json").read_text())
+    texts = [entry["text"] for entry in json.loads(DEMO.joinpath("heldout_prompts.json").read_text())]
+    return [tuple(tokenizer.encode(text).ids) for text in texts[:NUM_PROMPTS]]
+
+
+def cases_of(prompts: list[tuple[int, ...]], mode: str, max_tokens: int = MAX_TOKENS) -> list[Case]:
+    return [Case(prompt, max_tokens, MODES[mode](seed)) for seed, prompt in enumerate(prompts)]
+
+
+def config_of(**changes: object) -> EngineConfig:
+    return EngineConfig(**({"model_path": MODEL, "dtype": "float32", "depth": 3} | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_depth_changes_the_text(prompts: list[tuple[int, ...]], dtype: str, mode: str) -> None:
+    cases = cases_of(prompts, mode)
+    plain = generate(cases, config_of(dtype=dtype, depth=0))
+    assert all(len(tokens) == MAX_TOKENS for tokens in plain)
+    for depth in (1, 2, 3, 4):
+        assert_same_text(
+            MODEL, cases, plain, generate(cases, config_of(dtype=dtype, depth=depth)), dtype=dtype
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sixteen_at_once_write_what_each_writes_alone(prompts: list[tuple[int, ...]], mode: str) -> None:
+    cases = cases_of(prompts[:16], mode, max_tokens=100)
+    engine = LocalEngine(config_of(prefix_caching=False))
+    alone = [generate_with(engine, [case])[0] for case in cases]
+    assert_same_text(MODEL, cases, alone, generate_with(engine, cases), dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_warm_prefix_cache_changes_nothing_at_any_block_boundary(
+    prompts: list[tuple[int, ...]], dtype: str, mode: str
+) -> None:
+    text = max(prompts, key=len)
+    cases = cases_of([text[:length] for length in range(1, 3 * 16 + 3)], mode, max_tokens=24)
+    cold = generate(cases, config_of(dtype=dtype, prefix_caching=False))
+    engine = LocalEngine(config_of(dtype=dtype))
+    generate_with(engine, cases)
+    warm = generate_with(engine, cases)
+    assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens > 16 * len(cases) // 2
+    assert_same_text(MODEL, cases, cold, warm, dtype=dtype)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_conversation_reuses_what_rounds_wrote(prompts: list[tuple[int, ...]], mode: str) -> None:
+    engine = LocalEngine(config_of())
+    first = cases_of(prompts[:8], mode, max_tokens=70)
+    answers = generate_with(engine, first)
+    second = [
+        Case((*case.prompt, *answer, *case.prompt[:9]), 40, case.sampling)
+        for case, answer in zip(first, answers, strict=True)
+    ]
+    before = engine.engine.scheduler.snapshot().num_cached_prompt_tokens
+    warm = generate_with(engine, second)
+    reused = engine.engine.scheduler.snapshot().num_cached_prompt_tokens - before
+    assert reused > sum(len(case.prompt) + 64 for case in first) - 8 * 16
+    cold = generate(second, config_of(prefix_caching=False))
+    assert_same_text(MODEL, second, cold, warm, dtype="float32")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_size_of_prefill_chunks_does_not_matter(prompts: list[tuple[int, ...]], mode: str) -> None:
+    long = [sum(prompts[i : i + 3], ()) for i in range(0, 24, 3)]
+    cases = cases_of(long, mode, max_tokens=40)
+    whole = generate(cases, config_of(prefill_chunk=2048))
+    for size in (16, 37, 256):
+        chunked = generate(cases, config_of(prefill_chunk=size))
+        assert_same_text(MODEL, cases, whole, chunked, dtype="float32")
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_preempted_request_goes_on_as_if_nothing_had_happened(
+    prompts: list[tuple[int, ...]], mode: str, depth: int
+) -> None:
+    cases = cases_of(prompts[:12], mode)
+    calm = generate(cases, config_of(depth=depth))
+    engine = LocalEngine(config_of(depth=depth, max_model_len=512, kv_cache_memory_bytes=7 << 20))
+    crowded = generate_with(engine, cases)
+    assert engine.engine.scheduler.snapshot().num_preemptions > 0
+    assert_same_text(MODEL, cases, calm, crowded, dtype="float32")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_planning_a_step_before_the_last_is_read_changes_nothing(
+    prompts: list[tuple[int, ...]], mode: str
+) -> None:
+    cases = [
+        Case(case.prompt, 20 + 9 * i, case.sampling) for i, case in enumerate(cases_of(prompts[:16], mode))
+    ]
+    config = config_of(max_running=5)
+    at_once = generate(cases, config)
+    late = generate_with(LocalEngine(config, reads_late=True), cases)
+    assert_same_text(MODEL, cases, at_once, late, dtype="float32")
+
+
+def knowing(texts: dict[int, list[int]], *, shift: int) -> Drafter:
+    """Drafts what the request with this seed will say, moved by `shift`: 0 is always right, else always wrong."""
+
+    def draft(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> torch.Tensor:
+        drafts = torch.zeros((len(rows.seeds), depth), dtype=torch.int64)
+        for row, (seed, length) in enumerate(zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), strict=True)):
+            known = texts.get(seed, [])[length + 1 : length + 1 + depth]
+            drafts[row, : len(known)] = torch.tensor(known, dtype=torch.int64)
+        return (drafts + shift) % model.config.vocab_size
+
+    return draft
+
+
+def guessing(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(int(rows.kv_lengths.sum()))
+    return torch.randint(model.config.vocab_size, (len(rows.seeds), depth), generator=generator)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("drafter_name", "acceptance"),
+    [("random", (0.0, 0.05)), ("always wrong", (0.0, 0.0)), ("always right", (1.0, 1.0))],
+)
+def test_no_drafter_changes_the_text(
+    prompts: list[tuple[int, ...]], mode: str, drafter_name: str, acceptance: tuple[float, float]
+) -> None:
+    cases = cases_of(prompts[:16], mode, max_tokens=80)
+    plain = generate(cases, config_of(depth=0))
+    texts = {c.sampling.seed: [*c.prompt, *tokens] for c, tokens in zip(cases, plain, strict=True)}
+    drafters: dict[str, Drafter] = {
+        "random": guessing,
+        "always wrong": knowing(texts, shift=1),
+        "always right": knowing(texts, shift=0),
+    }
+    engine = LocalEngine(config_of(), drafter=drafters[drafter_name])
+    assert_same_text(MODEL, cases, plain, generate_with(engine, cases), dtype="float32")
+    stats = engine.engine.scheduler.snapshot()
+    low, high = acceptance
+    assert low <= stats.num_accepted_tokens / stats.num_draft_tokens <= high
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_capped_at_depth_0_stand_beside_rows_at_3(prompts: list[tuple[int, ...]], mode: str) -> None:
+    cases = cases_of(prompts[:16], mode, max_tokens=80)
+    plain = generate(cases, config_of(depth=0))
+    mixed = [
+        Case(case.prompt, case.max_tokens, case.sampling, max_draft_tokens=(0, 1, 2, None)[i % 4])
+        for i, case in enumerate(cases)
+    ]
+    engine = LocalEngine(config_of())
+    assert_same_text(MODEL, mixed, plain, generate_with(engine, mixed), dtype="float32")
+    drafted = [engine.outputs[i].num_drafted for i in range(len(mixed))]
+    assert [count > 0 for count in drafted] == [case.max_draft_tokens != 0 for case in mixed]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_the_last_tokens_before_the_end_of_the_context(
+    prompts: list[tuple[int, ...]], mode: str, depth: int
+) -> None:
+    context = 96
+    text = max(prompts, key=len)
+    cases = [
+        Case(text[: context - max_tokens], max_tokens, MODES[mode](max_tokens))
+        for max_tokens in range(1, 2 * depth + 4)
+    ]
+    plain = generate(cases, config_of(depth=0, max_model_len=context))
+    drafted = generate(cases, config_of(depth=depth, max_model_len=context))
+    assert [len(tokens) for tokens in drafted] == [case.max_tokens for case in cases]
+    assert_same_text(MODEL, cases, plain, drafted, dtype="float32")
