@@ -32,9 +32,8 @@ from headway.engine.demo.model import (
 )
 from headway.engine.demo.optimizer import Muon
 from headway.engine.demo.prepare import prepare
-from headway.engine.demo.repetition import unlearn_loops
 
-GENERATION_CONFIG = {"do_sample": True, "temperature": 0.3, "top_p": 0.95, "eos_token_id": 0}
+GENERATION_CONFIG = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "eos_token_id": 0}
 TOKENIZER_CONFIG = {
     "add_bos_token": False,
     "add_prefix_space": False,
@@ -198,7 +197,6 @@ def write_model_files(model: DemoModel, data: Path, out: Path) -> None:
 def run(recipe: Recipe, data: Path, out: Path, device: torch.device) -> None:
     """Trains, writes the files, measures what was written."""
     model, seconds = train(ModelConfig(), recipe, data, device)
-    unlearn_loops(model, data, recipe.seed)
     write_model_files(model, data, out)
     metrics: dict[str, object] = {
         "recipe": asdict(recipe),
