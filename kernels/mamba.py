@@ -28,11 +28,11 @@ def _copy_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """One program a row, layer and BLOCK elements of the state."""
-    row, layer = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row, layer = tl.program_id(0), tl.program_id(2).to(tl.int64)
     if tl.load(prefill_ptr + row) == 0:
         slot = tl.load(slot_ptr + row).to(tl.int64)
         place = tl.load(accepted_ptr + row).to(tl.int64)
-        element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        element = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         is_inside = element < state_size
         from_ptr = intermediate_ptr + layer * from_layer_stride + slot * from_slot_stride
         state = tl.load(from_ptr + place * from_place_stride + element, mask=is_inside)
@@ -58,7 +58,7 @@ def mamba_state_selective_copy(
         bits = _BITS[current_states.element_size()]
         block = min(power_of_two(size), _BLOCK)
         if rows > 0:
-            _copy_kernel[(blocks_of(size, block), rows, num_layers)](
+            _copy_kernel[(rows, blocks_of(size, block), num_layers)](
                 intermediate_states.view(bits), current_states.view(bits), prefill_status, state_idx,
                 accepted_counts, size, *intermediate_states.stride()[:3], *current_states.stride()[:2],
                 BLOCK=block,

@@ -16,10 +16,10 @@ def _norm_kernel(
     residual_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     out_ptr: tl.tensor,
-    epsilon: tl.tensor,
     hidden: tl.tensor,
     x_stride: tl.tensor,
     residual_stride: tl.tensor,
+    EPSILON: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -36,7 +36,7 @@ def _norm_kernel(
         total = value + wide(tl.load(place_ptr, mask=is_inside, other=0.0))
         tl.store(place_ptr, total.to(x.dtype), mask=is_inside)
         value = wide(total.to(x.dtype))
-    value *= tl.rsqrt(tl.sum(value * value, 0) / hidden + epsilon)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / hidden + EPSILON)
     if UNIT_OFFSET:
         value *= 1 + weight
     else:
@@ -59,8 +59,8 @@ def _launch(
     block = power_of_two(hidden)
     if tokens > 0:
         _norm_kernel[(tokens,)](
-            x, residual, weight, out, epsilon, hidden, x.stride(0), residual.stride(0),
-            HAS_RESIDUAL=has_residual, UNIT_OFFSET=unit_offset, BLOCK=block,
+            x, residual, weight, out, hidden, x.stride(0), residual.stride(0),
+            EPSILON=epsilon, HAS_RESIDUAL=has_residual, UNIT_OFFSET=unit_offset, BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),
         )  # fmt: skip
     return out

@@ -13,8 +13,11 @@ from headway.kernels._triton import blocks_of, check_dense, jit, power_of_two, t
 from headway.kernels.reference.sample import gumbel_noise as gumbel_noise_twin
 from headway.kernels.reference.sample import sample as sample_twin
 
-_CHUNK = 4096
-_CANDIDATES = 4096
+_CHUNK, _WARPS = 4096, 8
+# Filtered rows look among the tokens whose logits lie within _REACH temperatures of the highest, at most
+# _SLOTS a chunk; a row that needs more searches its whole vocabulary.
+_REACH, _SLOTS = 10.0, 256
+_GATHERERS = 512
 
 
 @jit
@@ -25,8 +28,8 @@ def _noise_kernel(
     vocab_size: tl.tensor,
     GROUPS: tl.constexpr,
 ) -> None:
-    row = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) * GROUPS
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * GROUPS
     noise = noise_of_groups(tl.load(seed_ptr + row), tl.load(position_ptr + row), first, GROUPS)
     token = first * 4 + tl.arange(0, 4 * GROUPS)
     tl.store(noise_ptr + row * vocab_size + token, noise, mask=token < vocab_size)
@@ -43,9 +46,14 @@ def gumbel_noise(
     check_dense(seeds, positions)
     noise = torch.empty(seeds.numel(), vocab_size, device=seeds.device)
     if noise.numel() > 0:
-        grid = blocks_of(vocab_size, _CHUNK), seeds.numel()
+        grid = seeds.numel(), blocks_of(vocab_size, _CHUNK)
         _noise_kernel[grid](seeds, positions, noise, vocab_size, GROUPS=_CHUNK // 4)
     return noise
+
+
+@jit
+def _is_filtered(top_k_ptr: tl.tensor, top_p_ptr: tl.tensor, min_p_ptr: tl.tensor) -> tl.tensor:
+    return (tl.load(top_k_ptr) > 0) | (tl.load(top_p_ptr) < 1) | (tl.load(min_p_ptr) > 0)
 
 
 @jit
@@ -65,16 +73,14 @@ def _scan_kernel(
     CHUNK: tl.constexpr,
 ) -> None:
     """Of one chunk of one line (a row's place): the highest logit, and the best token where nothing filters."""
-    chunk, line = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = line // window
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     value_ptr = logits_ptr + line * vocab_size + token
     value = tl.load(value_ptr, mask=token < vocab_size, other=-float("inf")).to(tl.float32)
     highest = tl.max(value, 0)
     temperature = tl.load(temperature_ptr + row)
-    is_filtered = (
-        (tl.load(top_k_ptr + row) > 0) | (tl.load(top_p_ptr + row) < 1) | (tl.load(min_p_ptr + row) > 0)
-    )
+    is_filtered = _is_filtered(top_k_ptr + row, top_p_ptr + row, min_p_ptr + row)
     if (temperature > 0) & (is_filtered == 0):
         position = tl.load(position_ptr + row) + line % window
         noise = noise_of_groups(tl.load(seed_ptr + row), position, chunk * (CHUNK // 4), CHUNK // 4)
@@ -83,10 +89,59 @@ def _scan_kernel(
         base = tl.where(highest == -float("inf"), 0.0, highest)
         value = tl.div_rn(value - base, tl.maximum(temperature, 1e-30)) + noise
     score, place = tl.max(value, 0, return_indices=True)
-    partial = line * tl.num_programs(0) + chunk
+    partial = line * tl.num_programs(1) + chunk
     tl.store(highest_ptr + partial, highest)
     tl.store(score_ptr + partial, score)
     tl.store(token_ptr + partial, chunk * CHUNK + place)
+
+
+@jit
+def _gather_kernel(
+    logits_ptr: tl.tensor,
+    temperature_ptr: tl.tensor,
+    top_k_ptr: tl.tensor,
+    top_p_ptr: tl.tensor,
+    min_p_ptr: tl.tensor,
+    highest_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    near_mass_ptr: tl.tensor,
+    mass_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    id_ptr: tl.tensor,
+    window: tl.tensor,
+    vocab_size: tl.tensor,
+    chunks: tl.tensor,
+    REACH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """Of each chunk of one line: its mass, and the tokens within REACH of the highest, as many as have slots.
+
+    The mass of a token is exp((logit - highest) / temperature). The programs of a line share its chunks.
+    """
+    line = tl.program_id(0).to(tl.int64)
+    row = line // window
+    temperature = tl.load(temperature_ptr + row)
+    if (temperature > 0) & _is_filtered(top_k_ptr + row, top_p_ptr + row, min_p_ptr + row):
+        temperature = tl.maximum(temperature, 1e-30)
+        other = tl.arange(0, CHUNKS)
+        highs = tl.load(highest_ptr + line * chunks + other, mask=other < chunks, other=-float("inf"))
+        highest = tl.max(highs, 0)
+        for chunk in range(tl.program_id(1), chunks, tl.num_programs(1)):
+            token = chunk * CHUNK + tl.arange(0, CHUNK)
+            value_at = logits_ptr + line * vocab_size + token
+            value = tl.load(value_at, mask=token < vocab_size, other=-float("inf")).to(tl.float32)
+            mass = tl.exp(tl.div_rn(value - highest, temperature))
+            is_near = value >= highest - REACH * temperature
+            partial = line * chunks + chunk
+            tl.store(mass_ptr + partial, tl.sum(mass, 0))
+            tl.store(near_mass_ptr + partial, tl.sum(tl.where(is_near, mass, 0.0), 0))
+            tl.store(count_ptr + partial, tl.sum(is_near.to(tl.int32), 0))
+            slot = tl.cumsum(is_near.to(tl.int32), 0) - 1
+            has_slot = is_near & (slot < SLOTS)
+            tl.store(value_ptr + partial * SLOTS + slot, value, mask=has_slot)
+            tl.store(id_ptr + partial * SLOTS + slot, token, mask=has_slot)
 
 
 @jit
@@ -94,6 +149,29 @@ def _ordered_key(value: tl.tensor) -> tl.tensor:
     """int32 with the order of the float32 values; both zeros are one."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@jit
+def _mass_from(
+    value_ptr: tl.tensor,
+    size: tl.tensor,
+    highest: tl.tensor,
+    temperature: tl.tensor,
+    least: tl.tensor,
+    BY_MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """How many tokens have keys of `least` or more, or the mass of these."""
+    found = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        value = tl.load(value_ptr + index, mask=index < size, other=-float("inf")).to(tl.float32)
+        is_found = (index < size) & (_ordered_key(value) >= least)
+        if BY_MASS:
+            found += tl.where(is_found, tl.exp(tl.div_rn(value - highest, temperature)), 0.0)
+        else:
+            found += is_found.to(tl.float32)
+    return tl.sum(found, 0)
 
 
 @jit
@@ -105,50 +183,21 @@ def _least_kept_key(
     least: tl.tensor,
     limit: tl.tensor,
     BY_MASS: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The least key above which less than `limit` is found: tokens, or mass relative to the highest token's.
+    """The least key above which less than `limit` is found, tokens or mass; only keys from `least` on count.
 
-    Sixteen keys are tried at once, digit by digit of four bits. Only keys from `least` on count.
+    Bit by bit: the lower half of a range holds the key iff what lies above that half is less than the limit.
     """
     low = tl.full((), -(2**31), tl.int64)
-    for digit in range(8):
-        width = 1 << (28 - 4 * digit)
-        last = (low + (tl.arange(0, 16) + 1).to(tl.int64) * width - 1).to(tl.int32)
-        above = tl.zeros((16,), tl.float32)
-        for start in range(0, size, BLOCK):
-            index = start + tl.arange(0, BLOCK)
-            value = tl.load(value_ptr + index, mask=index < size, other=-float("inf")).to(tl.float32)
-            key = _ordered_key(value)
-            weight = tl.where((index < size) & (key >= least), 1.0, 0.0)
-            if BY_MASS:
-                weight *= tl.exp(tl.div_rn(value - highest, temperature))
-            above += tl.sum(tl.where(key[:, None] > last[None, :], weight[:, None], 0.0), 0)
-        low += tl.sum((above >= limit).to(tl.int64), 0) * width
+    width = tl.full((), 2**31, tl.int64)
+    for _ in range(BITS):
+        upper = tl.maximum(low + width, least.to(tl.int64)).to(tl.int32)
+        above = _mass_from(value_ptr, size, highest, temperature, upper, BY_MASS, BLOCK)
+        low = tl.where(above < limit, low, low + width)
+        width = width // 2
     return low.to(tl.int32)
-
-
-@jit
-def _mass(
-    value_ptr: tl.tensor,
-    size: tl.tensor,
-    highest: tl.tensor,
-    temperature: tl.tensor,
-    lowest: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """(tokens at or above `lowest`, their mass, the mass of all), mass relative to the highest token's."""
-    count = tl.zeros((BLOCK,), tl.int32)
-    part, whole = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, size, BLOCK):
-        index = start + tl.arange(0, BLOCK)
-        value = tl.load(value_ptr + index, mask=index < size, other=-float("inf")).to(tl.float32)
-        weight = tl.exp(tl.div_rn(value - highest, temperature))
-        is_high = (value >= lowest) & (index < size)
-        count += is_high.to(tl.int32)
-        part += tl.where(is_high, weight, 0.0)
-        whole += weight
-    return tl.sum(count, 0), tl.sum(part, 0), tl.sum(whole, 0)
 
 
 @jit
@@ -161,26 +210,22 @@ def _best_kept(
     top_k: tl.tensor,
     top_p: tl.tensor,
     min_p: tl.tensor,
-    total: tl.tensor,
+    mass: tl.tensor,
     seed: tl.tensor,
     position: tl.tensor,
     HAS_IDS: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The token with the best noisy score of those that the filters keep. `total`: the mass of all tokens."""
+    """The token with the best noisy score of those that the filters keep. `mass`: that of the vocabulary."""
     least = tl.full((), -(2**31), tl.int32)
     if top_k > 0:
-        least = _least_kept_key(value_ptr, size, highest, temperature, least, top_k, False, BLOCK)
+        least = _least_kept_key(value_ptr, size, highest, temperature, least, top_k, False, BITS, BLOCK)
     if top_p < 1:
         if top_k > 0:
-            total = 0.0
-            for start in range(0, size, BLOCK):
-                index = start + tl.arange(0, BLOCK)
-                value = tl.load(value_ptr + index, mask=index < size, other=-float("inf")).to(tl.float32)
-                weight = tl.exp(tl.div_rn(value - highest, temperature))
-                total += tl.sum(tl.where(_ordered_key(value) >= least, weight, 0.0), 0)
-        limit = tl.maximum(top_p, 1e-30) * total
-        key = _least_kept_key(value_ptr, size, highest, temperature, least, limit, True, BLOCK)
+            mass = _mass_from(value_ptr, size, highest, temperature, least, True, BLOCK)
+        limit = tl.maximum(top_p, 1e-30) * mass
+        key = _least_kept_key(value_ptr, size, highest, temperature, least, limit, True, BITS, BLOCK)
         least = tl.maximum(least, key)
     best_score, best_token = -float("inf"), tl.full((), 0, tl.int32)
     for start in range(0, size, BLOCK):
@@ -211,71 +256,93 @@ def _pick_kernel(
     highest_ptr: tl.tensor,
     score_ptr: tl.tensor,
     token_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    near_mass_ptr: tl.tensor,
+    mass_ptr: tl.tensor,
     value_ptr: tl.tensor,
     id_ptr: tl.tensor,
     out_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
+    REACH: tl.constexpr,
+    SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr,
-    CANDIDATES: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """One line: the best of its chunks, or, where filters act, the best of the tokens they keep."""
     line = tl.program_id(0).to(tl.int64)
     row = line // window
-    temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    chunk = tl.arange(0, CHUNKS)
-    partial = line * chunks + chunk
-    highs = tl.load(highest_ptr + partial, mask=chunk < chunks, other=-float("inf"))
-    highest = tl.max(highs, 0)
+    temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
     divisor = tl.maximum(temperature, 1e-30)
+    chunk = tl.arange(0, CHUNKS)
+    partial, is_chunk = line * chunks + chunk, chunk < chunks
+    highs = tl.load(highest_ptr + partial, mask=is_chunk, other=-float("inf"))
+    highest = tl.max(highs, 0)
     if (temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
-        position = tl.load(position_ptr + row) + line % window
-        seed = tl.load(seed_ptr + row)
-        line_ptr = logits_ptr + line * vocab_size
-        # Reach down from the highest logit until every token that a filter may keep is in reach.
-        reach, reaches = 2.0, temperature < 0
-        lowest, total = highest, tl.full((), 0.0, tl.float32)
-        count = tl.full((), 0, tl.int32)
-        while (reaches == 0) & (reach < 1e6):
-            reach *= 4
-            lowest = tl.where(reach < 1e6, highest - reach * divisor, -float("inf"))
-            count, part, total = _mass(line_ptr, vocab_size, highest, divisor, lowest, BLOCK)
-            reaches = (top_k <= 0) | (count >= top_k)
-            reaches &= (top_k > 0) | (top_p >= 1) | (part >= top_p * total)
-            reaches &= (top_k > 0) | (top_p < 1) | (tl.exp(-reach) < min_p)
-        if count <= CANDIDATES:
-            value_ptr += line * CANDIDATES
-            id_ptr += line * CANDIDATES
-            size = 0
-            for start in range(0, vocab_size, BLOCK):
-                index = start + tl.arange(0, BLOCK)
-                value = tl.load(line_ptr + index, mask=index < vocab_size, other=-float("inf")).to(tl.float32)
-                is_high = (value >= lowest) & (index < vocab_size)
-                place = size + tl.cumsum(is_high.to(tl.int32), 0) - 1
-                tl.store(value_ptr + place, value, mask=is_high)
-                tl.store(id_ptr + place, index, mask=is_high)
-                size += tl.sum(is_high.to(tl.int32), 0)
+        position, seed = tl.load(position_ptr + row) + line % window, tl.load(seed_ptr + row)
+        counts = tl.load(count_ptr + partial, mask=is_chunk, other=0)
+        near_mass = tl.sum(tl.load(near_mass_ptr + partial, mask=is_chunk, other=0.0), 0)
+        mass = tl.sum(tl.load(mass_ptr + partial, mask=is_chunk, other=0.0), 0)
+        # Whether every token that the first filter keeps is among those gathered.
+        is_enough = tl.max(counts, 0) <= SLOTS
+        if top_k > 0:
+            is_enough &= tl.sum(counts, 0) >= top_k
+        elif top_p < 1:
+            is_enough &= near_mass >= top_p * mass
+        else:
+            is_enough &= tl.exp(-REACH + min_p * 0) < min_p
+        if is_enough:
+            value_ptr += line * chunks * SLOTS
+            id_ptr += line * chunks * SLOTS
+            size = _pack(value_ptr, id_ptr, count_ptr + line * chunks, chunks, SLOTS, BLOCK)
             tl.debug_barrier()
             token = _best_kept(
-                value_ptr, id_ptr, size, highest, divisor, top_k, top_p, min_p, total, seed, position,
-                True, BLOCK,
+                value_ptr, id_ptr, size, highest, divisor, top_k, top_p, min_p, mass, seed, position,
+                True, BITS, BLOCK,
             )  # fmt: skip
         else:
             token = _best_kept(
-                line_ptr, id_ptr, vocab_size, highest, divisor, top_k, top_p, min_p, total, seed, position,
-                False, BLOCK,
+                logits_ptr + line * vocab_size, id_ptr, vocab_size, highest, divisor, top_k, top_p, min_p, mass,
+                seed, position, False, BITS, 2 * BLOCK,
             )  # fmt: skip
         tl.store(out_ptr + line, token)
     else:
-        score = tl.load(score_ptr + partial, mask=chunk < chunks, other=-float("inf"))
+        score = tl.load(score_ptr + partial, mask=is_chunk, other=-float("inf"))
         if temperature > 0:
             score += tl.div_rn(highs - highest, divisor)
         _, place = tl.max(score, 0, return_indices=True)
         tl.store(out_ptr + line, tl.load(token_ptr + line * chunks + place))
+
+
+@jit
+def _pack(
+    value_ptr: tl.tensor,
+    id_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    chunks: tl.tensor,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Moves the gathered tokens of all chunks together, in place and in order; returns how many there are.
+
+    A block is read before it is written, and what is written lies at or before what was read.
+    """
+    size = tl.full((), 0, tl.int32)
+    for start in range(0, chunks * SLOTS, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        count = tl.load(count_ptr + index // SLOTS, mask=index < chunks * SLOTS, other=0)
+        is_filled = index % SLOTS < count
+        value = tl.load(value_ptr + index, mask=is_filled, other=0.0)
+        token = tl.load(id_ptr + index, mask=is_filled, other=0)
+        place = size + tl.cumsum(is_filled.to(tl.int32), 0) - 1
+        tl.debug_barrier()
+        tl.store(value_ptr + place, value, mask=is_filled)
+        tl.store(id_ptr + place, token, mask=is_filled)
+        size += tl.sum(is_filled.to(tl.int32), 0)
+    return size
 
 
 def sample(
@@ -302,14 +369,23 @@ def sample(
     tokens = torch.empty(rows, window, dtype=torch.int64, device=logits.device) if out is None else out
     if lines == 0:
         return tokens
-    best = torch.empty(2, lines, chunks, device=logits.device)
-    best_tokens = torch.empty(lines, chunks, dtype=torch.int32, device=logits.device)
-    candidates = torch.empty(lines, _CANDIDATES, device=logits.device)
-    candidate_ids = torch.empty(lines, _CANDIDATES, dtype=torch.int32, device=logits.device)
-    partial = best[0], best[1], best_tokens
-    _scan_kernel[(chunks, lines)](logits, *parameters, *partial, window, vocab_size, CHUNK=_CHUNK)
+    # By line and chunk: highest logit, best score, mass near the highest logit, mass; best token, near tokens.
+    sums = torch.empty(4, lines, chunks, device=logits.device)
+    counts = torch.empty(2, lines, chunks, dtype=torch.int32, device=logits.device)
+    near = torch.empty(lines, chunks, _SLOTS, device=logits.device)
+    near_ids = torch.empty(lines, chunks, _SLOTS, dtype=torch.int32, device=logits.device)
+    gathered = counts[1], sums[2], sums[3], near, near_ids
+    _scan_kernel[(lines, chunks)](
+        logits, *parameters, sums[0], sums[1], counts[0], window, vocab_size, CHUNK=_CHUNK, num_warps=_WARPS
+    )
+    # Enough programs to fill a GPU, few enough to cost greedy lines nothing.
+    _gather_kernel[(lines, min(chunks, max(1, _GATHERERS // lines)))](
+        logits, temperatures, top_k, top_p, min_p, sums[0], *gathered, window, vocab_size, chunks,
+        REACH=_REACH, SLOTS=_SLOTS, CHUNKS=power_of_two(chunks), CHUNK=_CHUNK, num_warps=_WARPS,
+    )  # fmt: skip
     _pick_kernel[(lines,)](
-        logits, *parameters, *partial, candidates, candidate_ids, tokens, window, vocab_size, chunks,
-        CHUNKS=power_of_two(chunks), CANDIDATES=_CANDIDATES, BLOCK=512, num_warps=8,
+        logits, *parameters, sums[0], sums[1], counts[0], *gathered, tokens, window, vocab_size, chunks,
+        REACH=_REACH, SLOTS=_SLOTS, CHUNKS=power_of_two(chunks),
+        BITS=16 if logits.dtype == torch.bfloat16 else 32, BLOCK=1024, num_warps=_WARPS,
     )  # fmt: skip
     return tokens

@@ -19,8 +19,8 @@ def _silu_mul_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """One program a token and BLOCK columns."""
-    token = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = column < intermediate
     gate_ptr = gate_up_ptr + token * 2 * intermediate + column
     gate = tl.load(gate_ptr, mask=is_inside, other=0.0)
@@ -41,7 +41,7 @@ def silu_mul(
         tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(tokens, intermediate, dtype=gate_up.dtype, device=gate_up.device)
         if tokens > 0:
-            grid = blocks_of(intermediate, _BLOCK), tokens
+            grid = tokens, blocks_of(intermediate, _BLOCK)
             _silu_mul_kernel[grid](gate_up, out, intermediate, BLOCK=_BLOCK)
         return out
     return silu_mul_twin(gate_up)

@@ -33,10 +33,12 @@ def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
     return {f"{name}_ptr": kind for name in names.split()}
 
 
-SAMPLING = pointers("position top_k seed out") | pointers(
-    "temperature top_p min_p highest score value", "*fp32"
+SAMPLING = (
+    pointers("position top_k seed out")
+    | pointers("temperature top_p min_p highest score near_mass mass value", "*fp32")
+    | pointers("token id count", "*i32")
 )
-SAMPLING |= pointers("token id", "*i32")
+SEARCH = {"REACH": 10.0, "SLOTS": 256, "CHUNKS": 64}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
     *(
@@ -90,20 +92,32 @@ CASES = [
         case
         for kind in ("*bf16", "*fp32")
         for case in (
-            Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, {"CHUNK": 4096}),
+            Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, {"CHUNK": 4096}, num_warps=8),
+            Case(
+                "sample",
+                "_gather_kernel",
+                SAMPLING | {"logits_ptr": kind},
+                SEARCH | {"CHUNK": 4096},
+                num_warps=8,
+            ),
             Case(
                 "sample",
                 "_pick_kernel",
                 SAMPLING | {"logits_ptr": kind},
-                {"CHUNKS": 64, "CANDIDATES": 4096, "BLOCK": 512},
+                SEARCH | {"BITS": 32, "BLOCK": 1024},
                 num_warps=8,
             ),
             *(
                 Case(
                     "rms_norm",
                     "_norm_kernel",
-                    pointers("x residual weight out", kind) | {"epsilon": "fp32"},
-                    {"HAS_RESIDUAL": has_residual, "UNIT_OFFSET": unit_offset, "BLOCK": block},
+                    pointers("x residual weight out", kind),
+                    {
+                        "EPSILON": 1e-5,
+                        "HAS_RESIDUAL": has_residual,
+                        "UNIT_OFFSET": unit_offset,
+                        "BLOCK": block,
+                    },
                     num_warps=min(block // 512, 16),
                 )
                 for has_residual, unit_offset, block in ((False, False, 1024), (True, True, 8192))

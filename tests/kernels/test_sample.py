@@ -253,3 +253,16 @@ def test_filtered_rows_get_the_noise_of_unfiltered_ones(device: torch.device, is
     masked = torch.full_like(logits, -torch.inf)
     masked[:, :, kept] = 0.0
     assert torch.equal(filtered, pick(masked.to(device)))
+
+
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 9}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.9, "min_p": 0.01}]
+)
+def test_bfloat16_logits_are_filtered_as_their_float32_values(
+    filters: dict[str, float], device: torch.device
+) -> None:
+    """Of both signs, with ties everywhere, a few within reach and many beyond."""
+    generator = torch.Generator().manual_seed(9)
+    for shift in (0.0, -40.0):
+        logits = (torch.randn(3, 1, 4500, generator=generator) * 4 + shift).to(device, torch.bfloat16)
+        assert torch.equal(pick(logits, **filters), pick(logits.float(), **filters))
