@@ -6,6 +6,7 @@ The text of all deltas together is what decoding all ids at once gives, however 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,20 +27,29 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Vocabulary:
-    """What every detokenizer of one model shares. Mutable: fills its table of token bytes on first use."""
+    """What every detokenizer of one model shares. Mutable: fills its table of token bytes on first use.
 
-    def __init__(self, tokenizer: HFTokenizer) -> None:
+    shows_special: special tokens are text like any other, else they are silent.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer, *, shows_special: bool = False) -> None:
         self.tokenizer = tokenizer
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._contents = {i: token.content.encode() for i, token in added.items() if token.special}
+        self._shows_special = shows_special
+        self._anchor = [] if self.is_byte_level else tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._bytes: dict[int, bytes] = {}
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=not self._shows_special)
+
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a byte-level token; none for special tokens and ids that have no token."""
+        """What one token stands for, a piece of a character perhaps; nothing if it is silent."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._look_up(token_id)
@@ -47,19 +57,27 @@ class Vocabulary:
 
     def _look_up(self, token_id: int) -> bytes:
         token = self.tokenizer.id_to_token(token_id)
-        if token is None or token_id in self.special_ids:
+        if token is None or self.is_silent(token_id):
             return b""
+        if token_id in self._contents:
+            return self._contents[token_id]
+        if self.stands_for_a_byte(token_id):
+            return bytes([int(token[3:5], 16)])
+        if not self.is_byte_level:
+            return self.decode([*self._anchor, token_id])[len(self.decode(self._anchor)) :].encode()
         if all(character in BYTE_OF_CHARACTER for character in token):
             return bytes(BYTE_OF_CHARACTER[character] for character in token)
         return token.encode()
 
     def stands_for_a_byte(self, token_id: int) -> bool:
         """Byte-fallback tokens `<0x00>` .. `<0xFF>`: what a run of them means is known at its end only."""
-        token = self.tokenizer.id_to_token(token_id) or ""
-        return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+        return not self.is_byte_level and bool(
+            _BYTE_TOKEN.fullmatch(self.tokenizer.id_to_token(token_id) or "")
+        )
 
     def is_silent(self, token_id: int) -> bool:
-        return token_id in self.special_ids or self.tokenizer.id_to_token(token_id) is None
+        is_hidden = token_id in self._contents and not self._shows_special
+        return is_hidden or self.tokenizer.id_to_token(token_id) is None
 
 
 class Decoder(Protocol):
@@ -111,8 +129,8 @@ class WindowDecoder:
         return self._pending_text() if self._pending else ""
 
     def _pending_text(self) -> str:
-        shown = self._vocabulary.tokenizer.decode(self._anchor)
-        return self._vocabulary.tokenizer.decode(self._anchor + self._pending)[len(shown) :]
+        shown = self._vocabulary.decode(self._anchor)
+        return self._vocabulary.decode(self._anchor + self._pending)[len(shown) :]
 
     def _is_anchor(self, token_id: int) -> bool:
         return not (self._vocabulary.is_silent(token_id) or self._vocabulary.stands_for_a_byte(token_id))
@@ -125,8 +143,9 @@ class StopMatcher:
     the cut does not depend on the pieces.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, shows_stop: bool = False) -> None:
         self._stop = stop
+        self._shows_stop = shows_stop
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -135,7 +154,7 @@ class StopMatcher:
         matches = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
         if matches:
             self._held = ""
-            return text[: min(matches)[1]], True
+            return text[: min(matches)[0 if self._shows_stop else 1]], True
         cut = len(text) - self._num_held(text)
         self._held = text[cut:]
         return text[:cut], False
@@ -167,19 +186,27 @@ class Detokenizer:
     """The text of one choice. Mutable: owned by that choice."""
 
     def __init__(
-        self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int] = (), stop: Sequence[str] = ()
+        self,
+        vocabulary: Vocabulary,
+        prompt_token_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        *,
+        shows_stop: bool = False,
     ) -> None:
         self._decoder: Decoder = (
             ByteDecoder(vocabulary)
             if vocabulary.is_byte_level
             else WindowDecoder(vocabulary, prompt_token_ids)
         )
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopMatcher(stop, shows_stop=shows_stop)
+        self.num_characters = 0  # decoded so far, shown or held back
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
         parts: list[str] = []
         for num_tokens, token_id in enumerate(token_ids, start=1):
-            text, is_stopped = self._matcher.push(self._decoder.push(token_id))
+            decoded = self._decoder.push(token_id)
+            self.num_characters += len(decoded)
+            text, is_stopped = self._matcher.push(decoded)
             parts.append(text)
             if is_stopped:
                 return Decoded("".join(parts), num_tokens, is_stopped=True)

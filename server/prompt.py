@@ -1,60 +1,51 @@
-"""What a completion request asks the engine for: prompts to token ids, limits, sampling, one entry a choice."""
+"""Prompts to token ids, within the model's vocabulary and context."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.engine import EngineInfo, SamplingParams
+from headway.engine import EngineInfo
 from headway.server.errors import ApiError
-from headway.server.generation import ChoiceRequest, choice_seed
-from headway.server.protocol import MAX_CHOICES, CompletionRequest, Prompt, stop_strings
+from headway.server.protocol.completions import Prompt
 from headway.server.tokenizer import Tokenizer
 
-DEFAULT_MAX_TOKENS = 16
 THREAD_CHARACTERS = 8192  # longer prompts are tokenised off the event loop: about 2 ms of work
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """text: None when the client sent ids; then `echo` decodes them."""
+    """text: None when the client sent ids, or the text was cut; then `echo` decodes the ids."""
 
     text: str | None
     token_ids: list[int]
 
 
-async def encode_prompts(prompt: Prompt, tokenizer: Tokenizer, info: EngineInfo) -> list[EncodedPrompt]:
-    """One entry for each prompt of the body, checked against vocabulary and context."""
+async def encode_prompts(
+    prompt: Prompt, tokenizer: Tokenizer, info: EngineInfo, *, keep_last: int | None = None
+) -> list[EncodedPrompt]:
+    """One entry for each prompt of the body, checked against vocabulary and context.
+
+    keep_last: longer prompts lose their beginning.
+    """
     entries = _entries(prompt)
     if sum(len(entry) for entry in entries if isinstance(entry, str)) > THREAD_CHARACTERS:
         prompts = await asyncio.to_thread(_encode_all, entries, tokenizer)
     else:
         prompts = _encode_all(entries, tokenizer)
     for encoded in prompts:
-        _check_ids(encoded.token_ids, info.vocab_size)
-        _check_length(len(encoded.token_ids), 1, info.max_model_len)
+        check_ids("prompt", encoded.token_ids, info.vocab_size)
+    prompts = [_cut(encoded, keep_last) for encoded in prompts]
+    for encoded in prompts:
+        check_length(len(encoded.token_ids), 1, info.max_model_len)
     return prompts
 
 
-def choice_requests(
-    body: CompletionRequest, prompts: list[EncodedPrompt], tokenizer: Tokenizer, info: EngineInfo
-) -> list[ChoiceRequest]:
-    """prompts x n entries, in the order of OpenAI's index: the n choices of the first prompt first."""
-    n = body.n or 1
-    if len(prompts) * n > MAX_CHOICES:
-        raise ApiError(
-            f"{len(prompts)} prompts x n = {n} are {len(prompts) * n} choices, the limit is {MAX_CHOICES}; "
-            "send several requests",
-            param="n",
-            code="invalid_value",
-        )
-    return [
-        _choice_request(body, prompt.token_ids, seed, tokenizer, info)
-        for prompt in prompts
-        for seed in _seeds(body.seed, n)
-    ]
+def _cut(prompt: EncodedPrompt, keep_last: int | None) -> EncodedPrompt:
+    if keep_last is None or len(prompt.token_ids) <= keep_last:
+        return prompt
+    return EncodedPrompt(None, prompt.token_ids[-keep_last:])
 
 
 def _entries(prompt: Prompt) -> Sequence[str | list[int]]:
@@ -92,15 +83,15 @@ def _encode(entry: str | list[int], tokenizer: Tokenizer) -> EncodedPrompt:
     return EncodedPrompt(entry, ids)
 
 
-def _check_ids(token_ids: list[int], vocab_size: int) -> None:
-    if min(token_ids) >= 0 and max(token_ids) < vocab_size:
+def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
-    message = f"prompt has the token id {wrong}, it must be 0 to {vocab_size - 1} (the model's vocabulary)"
-    raise ApiError(message, param="prompt", code="invalid_value")
+    message = f"{field} has the token id {wrong}, it must be 0 to {vocab_size - 1} (the model's vocabulary)"
+    raise ApiError(message, param=field, code="invalid_value")
 
 
-def _check_length(num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int) -> None:
+def check_length(num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int) -> None:
     total = num_prompt_tokens + num_completion_tokens
     if total > max_model_len:
         raise ApiError(
@@ -110,35 +101,3 @@ def _check_length(num_prompt_tokens: int, num_completion_tokens: int, max_model_
             param="prompt" if num_completion_tokens == 1 else "max_tokens",
             code="context_length_exceeded",
         )
-
-
-def _seeds(seed: int | None, n: int) -> list[int]:
-    base = secrets.randbits(64) if seed is None else seed
-    return [choice_seed(base, choice) for choice in range(n)]
-
-
-def _choice_request(
-    body: CompletionRequest, token_ids: list[int], seed: int, tokenizer: Tokenizer, info: EngineInfo
-) -> ChoiceRequest:
-    if body.max_tokens is not None:
-        _check_length(len(token_ids), body.max_tokens, info.max_model_len)
-    room = info.max_model_len - len(token_ids)
-    return ChoiceRequest(
-        prompt_token_ids=token_ids,
-        sampling=_sampling(body, seed, tokenizer.default_sampling),
-        max_tokens=body.max_tokens or min(DEFAULT_MAX_TOKENS, room),
-        stop_token_ids=() if body.ignore_eos else tokenizer.stop_token_ids,
-        stop=stop_strings(body),
-        max_draft_tokens=body.speculation.max_draft_tokens if body.speculation else None,
-    )
-
-
-def _sampling(body: CompletionRequest, seed: int, default: SamplingParams) -> SamplingParams:
-    top_k = default.top_k if body.top_k is None else body.top_k
-    return SamplingParams(
-        temperature=default.temperature if body.temperature is None else body.temperature,
-        top_p=default.top_p if body.top_p is None else body.top_p,
-        top_k=max(0, top_k),
-        min_p=default.min_p if body.min_p is None else body.min_p,
-        seed=seed,
-    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from headway.engine import EngineDeadError, EngineInfo
 from headway.server.engine_client import EngineClient
 from headway.server.metrics import Metrics
 from headway.server.tokenizer import Tokenizer
@@ -25,3 +26,11 @@ def services_of(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)
     return services
+
+
+def engine_info(services: Services) -> EngineInfo:
+    """Raises EngineDeadError while there is none."""
+    info = services.engine.info
+    if info is None:
+        raise EngineDeadError("the model is still loading; /health tells how far it is")
+    return info

@@ -19,9 +19,13 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one."""
+    """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one.
+
+    full_vocabulary: the one that also shows special tokens.
+    """
 
     vocabulary: Vocabulary
+    full_vocabulary: Vocabulary
     start_token_id: int | None
     adds_start_token: bool | None
     stop_token_ids: tuple[int, ...]
@@ -37,8 +41,12 @@ class Tokenizer:
             return [self.start_token_id]
         return ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a piece of text, with nothing put around it."""
+        return list(self.vocabulary.tokenizer.encode(text, add_special_tokens=False).ids)
+
     def decode(self, token_ids: list[int]) -> str:
-        return self.vocabulary.tokenizer.decode(token_ids)
+        return self.vocabulary.decode(token_ids)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -63,6 +71,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     adds_start = config.get("add_bos_token")
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
+        full_vocabulary=Vocabulary(tokenizer, shows_special=True),
         start_token_id=start if start is not None else end,
         adds_start_token=adds_start if isinstance(adds_start, bool) and start is not None else None,
         stop_token_ids=tuple(sorted({*stop, *([] if end is None else [end])})),

@@ -14,8 +14,9 @@ from headway.server.config import CompleteConfig, ModelSource
 from headway.server.engine_client import EngineClient
 from headway.server.generation import Generation
 from headway.server.hub import model_folder
-from headway.server.prompt import choice_requests, encode_prompts
-from headway.server.protocol import CompletionRequest, check
+from headway.server.prompt import encode_prompts
+from headway.server.protocol.completions import CompletionRequest, check
+from headway.server.sampling import Wanted, choice_requests
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -45,7 +46,8 @@ async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionReque
     try:
         info = await wait_with_progress(engine)
         prompts = await encode_prompts(body.prompt, tokenizer, info)
-        requests = choice_requests(body, prompts, tokenizer, info)
+        ids = [prompt.token_ids for prompt in prompts]
+        requests = choice_requests(body, Wanted(max_tokens=body.max_tokens), ids, tokenizer, info)
         generation = Generation(engine, tokenizer.vocabulary, requests)
         _show(str(body.prompt))
         async with aclosing(generation.deltas()) as deltas:

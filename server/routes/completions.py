@@ -2,59 +2,36 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.engine import EngineDeadError, EngineInfo
+from headway.server.answer import Answer, collect, new_answer, new_head, stream
 from headway.server.body import read_body
-from headway.server.generation import Generation
-from headway.server.prompt import EncodedPrompt, choice_requests, encode_prompts
-from headway.server.protocol import (
+from headway.server.choice import Delta
+from headway.server.logprobs import completion_logprobs, prompt_tokens
+from headway.server.prompt import EncodedPrompt, encode_prompts
+from headway.server.protocol.completions import (
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
     CompletionRequest,
-    CompletionTokensDetails,
-    Usage,
     check,
-    decode,
 )
+from headway.server.protocol.decoding import decode
 from headway.server.routes.models import check_model
-from headway.server.services import Services, services_of
-from headway.server.sse import DONE, EventStreamResponse, unless_disconnected
+from headway.server.sampling import Wanted, choice_requests
+from headway.server.services import Services, engine_info, services_of
+from headway.server.sse import EventStreamResponse, unless_disconnected
 from headway.server.tokenizer import Tokenizer
 
 router = APIRouter()
-OBJECT = "text_completion"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A request that runs, with what its answer repeats. echoes: by choice, the text put in front."""
-
-    id: str
-    created: int
-    model: str
-    generation: Generation
-    num_prompt_tokens: int
-    echoes: tuple[str, ...]
-    includes_usage: bool
-
-    def usage(self) -> Usage:
-        counts = self.generation.counts()
-        return Usage(
-            prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=counts.num_completion_tokens,
-            total_tokens=self.num_prompt_tokens + counts.num_completion_tokens,
-            completion_tokens_details=CompletionTokensDetails(counts.num_accepted, counts.num_rejected),
-        )
+DEFAULT_MAX_TOKENS = 16
 
 
 @router.post("/v1/completions")
@@ -63,72 +40,114 @@ async def create_completion(request: Request) -> Response:
     body = decode(await read_body(request), CompletionRequest)
     check_model(body.model, services)
     check(body)
-    answer = await _answer(body, services)
+    writer = await _writer(body, services)
     if body.stream:
-        return EventStreamResponse(_events(answer))
-    completion = await unless_disconnected(request.receive, _complete(answer))
+        return EventStreamResponse(stream(writer.answer, writer.chunk_choices))
+    completion = await unless_disconnected(request.receive, _complete(writer))
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _answer(body: CompletionRequest, services: Services) -> Answer:
-    info = _engine_info(services)
-    prompts = await encode_prompts(body.prompt, services.tokenizer, info)
-    requests = choice_requests(body, prompts, services.tokenizer, info)
-    n = body.n or 1
-    return Answer(
-        id=f"cmpl-{secrets.token_hex(12)}",
-        created=int(time.time()),
-        model=services.model_name,
-        generation=Generation(
-            services.engine, services.tokenizer.vocabulary, requests, metrics=services.metrics
-        ),
-        num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-        echoes=tuple(_echo(p, services.tokenizer) if body.echo else "" for p in prompts for _ in range(n)),
-        includes_usage=bool(body.stream_options and body.stream_options.include_usage),
+async def _writer(body: CompletionRequest, services: Services) -> CompletionWriter:
+    info = engine_info(services)
+    tokenizer = services.tokenizer
+    prompts = await encode_prompts(body.prompt, tokenizer, info, keep_last=body.truncate_prompt_tokens)
+    ids = [prompt.token_ids for prompt in prompts]
+    requests = choice_requests(body, _wanted(body), ids, tokenizer, info)
+    head = new_head("cmpl", "text_completion", services)
+    answer = new_answer(head, body, requests, sum(map(len, ids)), services, info)
+    return CompletionWriter(body, answer, tuple(prompts), tokenizer)
+
+
+def _wanted(body: CompletionRequest) -> Wanted:
+    ranks = body.num_candidates > (body.n or 1)
+    return Wanted(
+        num_candidates=body.num_candidates,
+        max_tokens=body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        num_logprobs=0 if ranks and body.logprobs is None else body.logprobs,
+        scores_prompt=bool(body.echo) and body.logprobs is not None,
     )
 
 
-def _engine_info(services: Services) -> EngineInfo:
-    info = services.engine.info
-    if info is None:
-        raise EngineDeadError("the model is still loading; /health tells how far it is")
-    return info
+async def _complete(writer: CompletionWriter) -> Completion:
+    choices = best(await collect(writer.answer), writer.body)
+    head = writer.answer.head
+    return Completion(
+        id=head.id,
+        object=head.object,
+        created=head.created,
+        model=head.model,
+        choices=[writer.choice(delta, index) for index, delta in enumerate(choices)],
+        usage=writer.answer.usage(),
+        speculation=writer.answer.report(),
+    )
 
 
-def _echo(prompt: EncodedPrompt, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+def best(choices: Sequence[Delta], body: CompletionRequest) -> list[Delta]:
+    """Of each prompt's candidates the n with the highest log-probability a token, best first."""
+    n, num_candidates = body.n or 1, body.num_candidates
+    if n == num_candidates:
+        return list(choices)
+    prompts = [choices[i : i + num_candidates] for i in range(0, len(choices), num_candidates)]
+    return [choice for group in prompts for choice in sorted(group, key=_mean_logprob, reverse=True)[:n]]
 
 
-async def _complete(answer: Answer) -> Completion:
-    texts = [[echo] for echo in answer.echoes]
-    reasons: list[str | None] = [None] * len(texts)
-    async with aclosing(answer.generation.deltas()) as deltas:
-        async for delta in deltas:
-            texts[delta.index].append(delta.text)
-            reasons[delta.index] = delta.finish_reason
-    choices = [
-        CompletionChoice("".join(parts), index, None, reason)
-        for index, (parts, reason) in enumerate(zip(texts, reasons, strict=True))
-    ]
-    return Completion(answer.id, OBJECT, answer.created, answer.model, choices, answer.usage())
+def _mean_logprob(choice: Delta) -> float:
+    """An empty text has lost nothing: 0."""
+    return sum(token.logprob or 0.0 for token in choice.tokens) / max(1, len(choice.tokens))
 
 
-async def _events(answer: Answer) -> AsyncGenerator[bytes, None]:
-    """The `data:` lines. Only text, index and finish_reason differ between chunks: a template is filled."""
-    head = _json({"id": answer.id, "object": OBJECT, "created": answer.created, "model": answer.model})[:-1]
-    tail = b'}],"usage":null}\n\n' if answer.includes_usage else b"}]}\n\n"
-    template = b'data: %s,"choices":[{"index":%%d,"text":%%s,"logprobs":null,"finish_reason":%%s%s'
-    chunk = template % (head.replace(b"%", b"%%"), tail)
-    async with aclosing(answer.generation.deltas()) as deltas:
-        started: set[int] = set()
-        async for delta in deltas:
-            text = delta.text if delta.index in started else answer.echoes[delta.index] + delta.text
-            started.add(delta.index)
-            yield chunk % (delta.index, _json(text), _json(delta.finish_reason))
-    if answer.includes_usage:
-        yield b'data: %s,"choices":[],"usage":%s}\n\n' % (head, _json(answer.usage()))
-    yield DONE
+@dataclass(frozen=True, slots=True)
+class CompletionWriter:
+    """Deltas as entries of `choices`."""
+
+    body: CompletionRequest
+    answer: Answer
+    prompts: tuple[EncodedPrompt, ...]
+    tokenizer: Tokenizer
+
+    def chunk_choices(self, delta: Delta, is_first: bool) -> list[CompletionChoice]:
+        if is_first:
+            return [self.choice(delta, delta.index)]
+        return [self._choice(delta, delta.text, self._logprobs(delta, self._echo(delta)))]
+
+    def choice(self, delta: Delta, index: int) -> CompletionChoice:
+        """The beginning of a choice, or all of it: with the prompt if it is to be echoed."""
+        prompt = self._prompt(delta)
+        echo = self._echo(delta)
+        logprobs = self._logprobs(delta, echo)
+        if logprobs is not None and self.body.echo:
+            scores = self.answer.generation.prompt_logprobs(delta.index)
+            prompt_part = prompt_tokens(prompt, scores, self.tokenizer)
+            logprobs = _followed(completion_logprobs(prompt_part, self.tokenizer.full_vocabulary), logprobs)
+        choice = self._choice(replace(delta, index=index), echo + delta.text, logprobs)
+        if self.body.return_token_ids:
+            choice.prompt_token_ids = prompt.token_ids
+        return choice
+
+    def _choice(self, delta: Delta, text: str, logprobs: CompletionLogprobs | None) -> CompletionChoice:
+        token_ids = [token.token_id for token in delta.tokens] if self.body.return_token_ids else UNSET
+        return CompletionChoice(delta.index, text, logprobs, delta.finish_reason, token_ids)
+
+    def _prompt(self, delta: Delta) -> EncodedPrompt:
+        return self.prompts[delta.index // self.body.num_candidates]
+
+    def _echo(self, delta: Delta) -> str:
+        if not self.body.echo:
+            return ""
+        prompt = self._prompt(delta)
+        return self.tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+
+    def _logprobs(self, delta: Delta, echo: str) -> CompletionLogprobs | None:
+        if self.body.logprobs is None:
+            return None
+        return completion_logprobs(delta.tokens, self.tokenizer.full_vocabulary, offset=len(echo))
 
 
-def _json(value: object) -> bytes:
-    return msgspec.json.encode(value)
+def _followed(first: CompletionLogprobs, rest: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.tokens + rest.tokens,
+        first.token_logprobs + rest.token_logprobs,
+        first.top_logprobs + rest.top_logprobs,
+        first.text_offset + rest.text_offset,
+    )

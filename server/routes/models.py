@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.errors import ApiError
-from headway.server.protocol import ModelCard, ModelList
+from headway.server.protocol.models import ModelCard, ModelList
 from headway.server.services import Services, services_of
 
 router = APIRouter(prefix="/v1/models")

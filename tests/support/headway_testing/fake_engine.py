@@ -6,6 +6,8 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from headway.engine import (
     EngineDeadError,
     EngineInfo,
@@ -14,6 +16,7 @@ from headway.engine import (
     HeadwayError,
     Submit,
     TokenEvent,
+    TokenLogprobs,
 )
 from headway.server.engine_client import EngineStatus, EventStream, State
 
@@ -63,7 +66,8 @@ class FakeEngine:
         if self.state != "serving":
             raise EngineDeadError(f"the engine is {self.state}")
         stream = EventStream()
-        for request in requests:
+        frame = msgspec.msgpack.encode(list(requests))  # what cannot cross to a real engine fails here too
+        for request in msgspec.msgpack.decode(frame, type=list[Submit]):
             self.submitted.append(request)
             self._streams[request.request_id] = stream
             self.running[request.request_id] = asyncio.create_task(self._run(request, stream))
@@ -95,7 +99,7 @@ class FakeEngine:
             tokens = script[done : done + self.tokens_per_round]
             done += len(tokens)
             reason = self._reason(request, tokens, is_at_end=done >= len(script))
-            stream.put(_event(request.request_id, _up_to_stop(request, tokens), reason))
+            stream.put(_event(request, _up_to_stop(request, tokens), reason, is_first=done == len(tokens)))
             if reason is not None:
                 self.running.pop(request.request_id, None)
                 return
@@ -116,5 +120,28 @@ def _up_to_stop(request: Submit, tokens: list[int]) -> list[int]:
     return tokens[: ends[0]] if ends else tokens
 
 
-def _event(request_id: int, tokens: list[int], reason: FinishReason | None) -> TokenEvent:
-    return TokenEvent(request_id, tokens, reason, num_drafted=3, num_accepted=max(0, len(tokens) - 1))
+def _event(request: Submit, tokens: list[int], reason: FinishReason | None, *, is_first: bool) -> TokenEvent:
+    return TokenEvent(
+        request.request_id,
+        tokens,
+        reason,
+        num_drafted=3,
+        num_accepted=max(0, len(tokens) - 1),
+        logprobs=fake_logprobs(tokens, request.sampling.num_logprobs),
+        prompt_logprobs=fake_logprobs(
+            request.prompt_token_ids[1:], request.sampling.num_prompt_logprobs if is_first else None
+        ),
+    )
+
+
+def fake_logprob(token_id: int) -> float:
+    return -1 - token_id / 8
+
+
+def fake_logprobs(tokens: list[int], num_top: int | None) -> TokenLogprobs | None:
+    """At each place the ids 40, 41, .. are the most probable, at -0.5, -1.0, .."""
+    if num_top is None:
+        return None
+    ids, values = range(40, 40 + num_top), [-0.5 * (i + 1) for i in range(num_top)]
+    logprobs = [fake_logprob(i) for i in tokens]
+    return TokenLogprobs(num_top, logprobs, [9] * len(tokens), [*ids] * len(tokens), values * len(tokens))

@@ -1,0 +1,143 @@
+"""An answer on its way, whatever its endpoint: collected to one body, or sent as a stream of chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headway.engine import EngineInfo
+from headway.server.choice import ChoiceRequest, Delta
+from headway.server.generation import Generation
+from headway.server.protocol.parameters import GenerationFields
+from headway.server.protocol.usage import CompletionTokensDetails, SpeculationReport, Usage
+from headway.server.services import Services
+from headway.server.sse import DONE
+
+# A delta and whether it is its choice's first -> the entries of `choices`, one chunk each.
+ChunkChoices = Callable[[Delta, bool], Sequence[msgspec.Struct]]
+
+
+class Head(msgspec.Struct):
+    """What every chunk of an answer repeats."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """depth: drafts a round that the server makes at most."""
+
+    head: Head
+    fields: GenerationFields
+    generation: Generation
+    num_prompt_tokens: int
+    depth: int
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[AsyncGenerator[Delta, None]]:
+        """The deltas. Leaving, in whatever way, aborts what still runs."""
+        async with aclosing(self.generation.deltas()) as deltas:
+            yield deltas
+
+    def usage(self) -> Usage:
+        counts = self.generation.counts()
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=counts.num_completion_tokens,
+            total_tokens=self.num_prompt_tokens + counts.num_completion_tokens,
+            completion_tokens_details=CompletionTokensDetails(counts.num_accepted, counts.num_rejected),
+        )
+
+    def report(self) -> SpeculationReport | UnsetType:
+        """Only if asked for. The lists have an entry for each position up to the request's own depth."""
+        speculation = self.fields.speculation
+        if speculation is None or not speculation.report:
+            return UNSET
+        own = speculation.max_draft_tokens
+        depth = self.depth if own is None else min(own, self.depth)
+        counts = self.generation.counts()
+        return SpeculationReport(
+            max_draft_tokens=depth,
+            drafted_per_position=_padded(counts.drafted_per_position, depth),
+            accepted_per_position=_padded(counts.accepted_per_position, depth),
+        )
+
+
+def _padded(counts: list[int], length: int) -> list[int]:
+    return counts + [0] * (length - len(counts))
+
+
+def new_answer(
+    head: Head,
+    fields: GenerationFields,
+    requests: Sequence[ChoiceRequest],
+    num_prompt_tokens: int,
+    services: Services,
+    info: EngineInfo,
+) -> Answer:
+    """Nothing runs yet: `running` starts it."""
+    tokenizer = services.tokenizer
+    vocabulary = tokenizer.full_vocabulary if fields.skip_special_tokens is False else tokenizer.vocabulary
+    generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics)
+    return Answer(head, fields, generation, num_prompt_tokens, info.depth)
+
+
+def new_head(prefix: str, kind: str, services: Services) -> Head:
+    """prefix, kind: how OpenAI's ids of these objects begin, and what the objects are called."""
+    return Head(f"{prefix}-{secrets.token_hex(12)}", kind, int(time.time()), services.model_name)
+
+
+async def collect(answer: Answer) -> list[Delta]:
+    """All of each choice as one delta."""
+    parts: dict[int, list[Delta]] = {}
+    async with answer.running() as deltas:
+        async for delta in deltas:
+            parts.setdefault(delta.index, []).append(delta)
+    return [_joined(parts[index]) for index in sorted(parts)]
+
+
+def _joined(parts: Sequence[Delta]) -> Delta:
+    tokens = tuple(token for part in parts for token in part.tokens)
+    return Delta(parts[0].index, "".join(part.text for part in parts), parts[-1].finish_reason, tokens)
+
+
+async def stream(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
+    """The `data:` lines. Of the chunks only choices and usage differ, the rest is encoded once."""
+    head = _json(answer.head)[:-1]
+    fields = answer.fields
+    usage = b',"usage":null' if fields.includes_usage else b""
+    started: set[int] = set()
+    async with answer.running() as deltas:
+        async for delta in deltas:
+            is_first = delta.index not in started
+            started.add(delta.index)
+            if fields.has_continuous_usage:
+                usage = b',"usage":' + _json(answer.usage())
+            for choice in choices_of(delta, is_first):
+                yield b'data: %s,"choices":[%s]%s}\n\n' % (head, _json(choice), usage)
+    if last := _last_words(answer):
+        yield b'data: %s,"choices":[]%s}\n\n' % (head, last)
+    yield DONE
+
+
+def _last_words(answer: Answer) -> bytes:
+    """What the chunk behind all choices tells, if anything was asked for."""
+    words = b""
+    if answer.fields.includes_usage:
+        words += b',"usage":' + _json(answer.usage())
+    if isinstance(report := answer.report(), SpeculationReport):
+        words += b',"speculation":' + _json(report)
+    return words
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value)

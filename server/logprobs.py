@@ -1,0 +1,82 @@
+"""Log-probabilities as OpenAI writes them for completions: flat lists over the tokens of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.engine import TokenLogprobs
+from headway.server.choice import TokenInfo
+from headway.server.detokenizer import Detokenizer, Vocabulary
+from headway.server.prompt import EncodedPrompt
+from headway.server.protocol.completions import CompletionLogprobs
+from headway.server.tokenizer import Tokenizer
+
+
+def completion_logprobs(
+    tokens: Sequence[TokenInfo], vocabulary: Vocabulary, *, offset: int = 0
+) -> CompletionLogprobs:
+    """offset: characters of the choice's text before the text that the tokens belong to."""
+    return CompletionLogprobs(
+        tokens=[token_name(token.token_id, vocabulary) for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[_top(token, vocabulary) for token in tokens],
+        text_offset=[token.start + offset for token in tokens],
+    )
+
+
+def token_name(token_id: int, vocabulary: Vocabulary) -> str:
+    """Its text; a piece of a character is `bytes:` and its bytes, as OpenAI writes it."""
+    content = vocabulary.token_bytes(token_id)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def _top(token: TokenInfo, vocabulary: Vocabulary) -> dict[str, float] | None:
+    """The token itself is always among them, as in OpenAI's API. Of two with one name the better stays."""
+    if token.logprob is None:
+        return None
+    named = {token_name(token.token_id, vocabulary): token.logprob}
+    for token_id, logprob in token.top:
+        named.setdefault(token_name(token_id, vocabulary), logprob)
+    return dict(sorted(named.items(), key=lambda item: -item[1]))
+
+
+def prompt_tokens(
+    prompt: EncodedPrompt, logprobs: TokenLogprobs | None, tokenizer: Tokenizer
+) -> list[TokenInfo]:
+    """The tokens of an echoed prompt; the first has no log-probability, there is nothing before it."""
+    starts = _starts(prompt, tokenizer)
+    if logprobs is None:
+        return [TokenInfo(i, start) for i, start in zip(prompt.token_ids, starts, strict=True)]
+    first = TokenInfo(prompt.token_ids[0], starts[0])
+    pairs = list(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
+    width = logprobs.num_top
+    rest = [
+        TokenInfo(token_id, start, logprob, tuple(pairs[i * width : (i + 1) * width]))
+        for i, (token_id, start, logprob) in enumerate(
+            zip(prompt.token_ids[1:], starts[1:], logprobs.logprobs, strict=True)
+        )
+    ]
+    return [first, *rest]
+
+
+def _starts(prompt: EncodedPrompt, tokenizer: Tokenizer) -> list[int]:
+    """Where each token's text begins in the echo: special tokens are part of a text that the client wrote."""
+    vocabulary = tokenizer.vocabulary if prompt.text is None else tokenizer.full_vocabulary
+    detokenizer = Detokenizer(vocabulary)
+    starts = []
+    for place, token_id in enumerate(prompt.token_ids):
+        starts.append(detokenizer.num_characters)
+        if place > 0 or not _was_added(prompt, tokenizer):
+            detokenizer.push([token_id])
+    return starts
+
+
+def _was_added(prompt: EncodedPrompt, tokenizer: Tokenizer) -> bool:
+    """The first token is one that was put before the client's text."""
+    start = tokenizer.start_token_id
+    if prompt.text is None or start is None or prompt.token_ids[0] != start:
+        return False
+    return not prompt.text.startswith(tokenizer.full_vocabulary.token_bytes(start).decode())

@@ -1,0 +1,88 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headway.engine import MAX_LOGPROBS
+from headway.server.errors import ApiError
+from headway.server.protocol.checks import check_range, require
+from headway.server.protocol.parameters import (
+    MAX_INTEGER,
+    MAX_N,
+    GenerationFields,
+    check_generation,
+    check_unserved,
+)
+from headway.server.protocol.usage import SpeculationReport, Usage
+
+Prompt = str | list[str | int | list[int]]
+
+
+class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
+    """best_of: so many are generated, the n with the highest log-probability a token are answered."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def num_candidates(self) -> int:
+        """Choices generated for each prompt."""
+        return max(self.n or 1, self.best_of or 1)
+
+
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"suffix": ("",), "logprobs": ()}
+
+
+def check(request: CompletionRequest) -> None:
+    """Refuses values out of range and fields that are not served, each by name."""
+    check_generation(request)
+    check_range("max_tokens", request.max_tokens, 0 if request.echo else 1, MAX_INTEGER)
+    check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_range("best_of", request.best_of, 1, MAX_N)
+    n, best_of = request.n or 1, request.best_of
+    require(best_of is None or best_of >= n, "best_of", best_of, f"n = {n} or more")
+    require(
+        best_of is None or best_of == n, "best_of", best_of, f"n = {n}: it is not supported by this server"
+    )
+    if request.stream and best_of is not None and best_of > n:
+        message = f"best_of is {best_of}, in a stream it must be n = {n}: the best are known at the end only"
+        raise ApiError(message, param="best_of", code="invalid_value")
+    check_unserved(request, NEUTRAL_VALUES)
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Lists of one length, an entry a token. text_offset: where its text begins in the choice's text.
+
+    The first token of an echoed prompt has no log-probability: nothing is before it.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """A whole choice, or a piece of one in a stream."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    speculation: SpeculationReport | UnsetType = UNSET

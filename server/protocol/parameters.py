@@ -1,0 +1,169 @@
+"""The fields that completions and chat share: how to generate, and how to answer.
+
+null means the default, as everywhere in OpenAI's API.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.engine import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_TOKEN_IDS,
+    MIN_REPETITION_PENALTY,
+)
+from headway.server.errors import ApiError
+from headway.server.protocol.checks import check_count, check_range, check_strings, require
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_CACHE_SALT_CHARACTERS = 256
+MAX_INTEGER = 2**31 - 1
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """continuous_usage_stats: the usage so far in every chunk; implies include_usage."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Speculation(msgspec.Struct, forbid_unknown_fields=True):
+    """Headway's own. max_draft_tokens: drafts a round that this request may get, the server's depth at most;
+    0 turns speculation off. report: the answer tells drafted and accepted tokens by position."""
+
+    max_draft_tokens: int | None = None
+    report: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    n: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: Speculation | None = None
+    # Labels and hints of OpenAI's that change nothing here.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Refused by name, unless the value changes nothing.
+    priority: int | None = None
+    response_format: object = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def includes_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and bool(options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
+    def wants_report(self) -> bool:
+        return self.speculation is not None and bool(self.speculation.report)
+
+
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "priority": (0,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "min_tokens": (0,),
+}
+
+
+def check_generation(fields: GenerationFields) -> None:
+    """Refuses values out of range, each by name."""
+    check_range("n", fields.n, 1, MAX_N)
+    check_range("seed", fields.seed, -(2**63), 2**64 - 1)
+    check_range("temperature", fields.temperature, 0, 2)
+    check_range("top_p", fields.top_p, 0, 1)
+    require(fields.top_p != 0, "top_p", 0, "above 0, at most 1")
+    check_range("top_k", fields.top_k, -1, MAX_INTEGER)
+    check_range("min_p", fields.min_p, 0, 1)
+    check_range("presence_penalty", fields.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+    check_range("frequency_penalty", fields.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+    check_range(
+        "repetition_penalty", fields.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+    )
+    _check_token_rules(fields)
+    _check_stop(fields)
+    check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, MAX_INTEGER)
+    if fields.cache_salt is not None:
+        check_strings("cache_salt", [fields.cache_salt], 1, MAX_CACHE_SALT_CHARACTERS)
+    if fields.speculation is not None:
+        check_range("speculation.max_draft_tokens", fields.speculation.max_draft_tokens, 0, MAX_INTEGER)
+    if fields.stream_options is not None and not fields.stream:
+        raise ApiError("stream_options is only allowed when stream is true", param="stream_options")
+    check_unserved(fields, NEUTRAL_VALUES)
+
+
+def check_unserved(fields: GenerationFields, neutral: dict[str, tuple[object, ...]]) -> None:
+    """Fields that are known and not served: null and values that change nothing pass."""
+    for name, values in neutral.items():
+        value = getattr(fields, name)
+        if value is not None and value not in values:
+            message = f"{name} is not supported by this server; leave it out"
+            raise ApiError(message, param=name, code="unsupported_parameter")
+
+
+def _check_token_rules(fields: GenerationFields) -> None:
+    bias = fields.logit_bias or {}
+    check_count("logit_bias", list(bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
+    for token_id, value in bias.items():
+        require(
+            token_id.isdecimal() and len(token_id) < 10, "logit_bias", repr(token_id), "keyed by token ids"
+        )
+        check_range("logit_bias", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    check_strings("bad_words", fields.bad_words or (), MAX_BAD_WORDS // 2, MAX_BAD_WORD_CHARACTERS)
+    require(
+        fields.allowed_token_ids != [], "allowed_token_ids", "empty", "a list of 1 id or more, or left out"
+    )
+
+
+def _check_stop(fields: GenerationFields) -> None:
+    check_strings("stop", fields.stop_strings, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
+    check_count("stop_token_ids", fields.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
+    check_range("min_tokens", fields.min_tokens, 0, MAX_INTEGER)
