@@ -266,3 +266,21 @@ def test_bfloat16_logits_are_filtered_as_their_float32_values(
     for shift in (0.0, -40.0):
         logits = (torch.randn(3, 1, 4500, generator=generator) * 4 + shift).to(device, torch.bfloat16)
         assert torch.equal(pick(logits, **filters), pick(logits.float(), **filters))
+
+
+def test_top_p_reaches_past_a_gap_to_where_the_mass_is(device: torch.device) -> None:
+    """One token stands far above thousands that tie and hold half of the mass: top-p keeps all."""
+    logits = torch.full((4, 1, 30_000), -10.3, device=device)
+    logits[:, :, 7] = 0.0
+    tokens = pick(logits, top_p=0.99)
+    assert bool((tokens != 7).any())
+    assert torch.equal(tokens, pick(logits))
+
+
+def test_top_k_reaches_past_a_gap(device: torch.device) -> None:
+    """The second of two tokens kept ties with thousands, far below the first: all of them are kept."""
+    logits = torch.full((4, 1, 30_000), -10.3, device=device)
+    logits[:, :, 7] = 0.0
+    tokens = pick(logits, top_k=2)
+    assert bool((tokens != 7).any())
+    assert torch.equal(tokens, pick(logits))
