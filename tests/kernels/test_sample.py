@@ -270,7 +270,7 @@ def test_bfloat16_logits_are_filtered_as_their_float32_values(
 
 def test_top_p_reaches_past_a_gap_to_where_the_mass_is(device: torch.device) -> None:
     """One token stands far above thousands that tie and hold half of the mass: top-p keeps all."""
-    logits = torch.full((4, 1, 30_000), -10.3, device=device)
+    logits = torch.full((6, 1, 30_000), -10.3, device=device)
     logits[:, :, 7] = 0.0
     tokens = pick(logits, top_p=0.99)
     assert bool((tokens != 7).any())
@@ -279,7 +279,7 @@ def test_top_p_reaches_past_a_gap_to_where_the_mass_is(device: torch.device) -> 
 
 def test_top_k_reaches_past_a_gap(device: torch.device) -> None:
     """The second of two tokens kept ties with thousands, far below the first: all of them are kept."""
-    logits = torch.full((4, 1, 30_000), -10.3, device=device)
+    logits = torch.full((6, 1, 30_000), -10.3, device=device)
     logits[:, :, 7] = 0.0
     tokens = pick(logits, top_k=2)
     assert bool((tokens != 7).any())
