@@ -32,6 +32,15 @@ def jit(function: Callable[..., Any]) -> Kernel:
     return cast(Kernel, function if triton is None else triton.jit(function))
 
 
+def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """jit that does not compile anew where one of these integer arguments is 1 or divisible by 16."""
+
+    def wrap(function: Callable[..., Any]) -> Kernel:
+        return cast(Kernel, function if triton is None else triton.jit(function, do_not_specialize=names))
+
+    return wrap
+
+
 def takes_triton(tensor: torch.Tensor) -> bool:
     """CUDA tensors, and any tensor under TRITON_INTERPRET=1 (set before the first import)."""
     return triton is not None and (tensor.is_cuda or _IS_INTERPRETED)
@@ -53,4 +62,4 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-__all__ = ["Kernel", "blocks_of", "check_dense", "jit", "power_of_two", "takes_triton", "tl"]
+__all__ = ["Kernel", "blocks_of", "check_dense", "jit", "jit_once_for", "power_of_two", "takes_triton", "tl"]

@@ -1,0 +1,36 @@
+"""What the launchers ask of the device: how many programs fill it, whether launches may overlap.
+
+Knows no operation. Asked once a device; no host synchronisation.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+_INTERPRETED_SHARED_MEMORY_BYTES = 232_448
+# The interpreter runs programs one after the other: a few show every path.
+_INTERPRETED_MULTIPROCESSORS = 2
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def shared_memory_bytes(device: torch.device) -> int:
+    """What one program may use."""
+    if device.type != "cuda":
+        return _INTERPRETED_SHARED_MEMORY_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
+@functools.cache
+def overlaps_launches(device: torch.device) -> bool:
+    """Programmatic dependent launch: a kernel starts while the one before it drains (Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

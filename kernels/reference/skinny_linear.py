@@ -1,0 +1,32 @@
+"""Linear layers of few rows (PyTorch twin): the library's own product, for any number of rows."""
+
+from __future__ import annotations
+
+import torch
+
+
+def skinny_linear(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [outputs, inputs] float
+    bias: torch.Tensor | None = None,  # [outputs] float
+    *,
+    residual: torch.Tensor | None = None,  # [rows, outputs] float, added
+    out: torch.Tensor | None = None,  # [rows, outputs]; may be the residual
+) -> torch.Tensor:
+    """[rows, outputs]: x @ weight.T + bias + residual."""
+    result = torch.nn.functional.linear(x, weight, bias)
+    if residual is not None:
+        result += residual
+    return result if out is None else out.copy_(result)
+
+
+def skinny_gate_up(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
+    *,
+    out: torch.Tensor | None = None,  # [rows, outputs]
+) -> torch.Tensor:
+    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T)."""
+    gate, up = torch.nn.functional.linear(x, weight).chunk(2, dim=-1)
+    result = torch.nn.functional.silu(gate) * up
+    return result if out is None else out.copy_(result)

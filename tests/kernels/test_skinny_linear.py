@@ -1,0 +1,85 @@
+"""skinny_linear and skinny_gate_up against products in float64, and that a row's result is its own."""
+
+import pytest
+import torch
+
+from headway.kernels import skinny_gate_up, skinny_linear
+
+# Relative to the root mean square of the result; bfloat16 rounds results to 8 bits.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
+# Outputs x inputs: split sums, an odd end, inputs that only the smaller cut divides, inputs for the library.
+SHAPES = {"split": (64, 512), "odd": (200, 256), "narrow-cut": (70, 192), "library": (64, 100)}
+
+
+def tensors(rows: int, outputs: int, inputs: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows + outputs + inputs)
+    x = torch.randn(rows, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return x.to(device, dtype), weight.to(device, dtype)
+
+
+def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (result.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert float(error) <= TOLERANCE[result.dtype]
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_the_product(rows: int, outputs: int, inputs: int, device: torch.device) -> None:
+    x, weight = tensors(rows, outputs, inputs, device)
+    assert_near(skinny_linear(x, weight), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_bias_and_residual_are_added(outputs: int, inputs: int, device: torch.device) -> None:
+    x, weight = tensors(3, outputs, inputs, device)
+    bias, residual = torch.randn(outputs).to(x), torch.randn(3, outputs).to(x)
+    product = x.double() @ weight.double().T
+    assert_near(skinny_linear(x, weight, bias), product + bias.double())
+    expected = product + bias.double() + residual.double()
+    assert_near(skinny_linear(x, weight, bias, residual=residual), expected)
+    result = skinny_linear(x, weight, bias, residual=residual, out=residual)
+    assert result is residual
+    assert_near(result, expected)
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_the_gated_product(rows: int, outputs: int, inputs: int, device: torch.device) -> None:
+    x, weight = tensors(rows, 2 * outputs, inputs, device)
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    out = torch.full((rows, outputs), torch.nan).to(x)
+    assert skinny_gate_up(x, weight, out=out) is out
+    assert_near(out, torch.nn.functional.silu(gate) * up)
+
+
+def test_rows_of_a_wider_tensor(device: torch.device) -> None:
+    x, weight = tensors(4, 96, 384, device)
+    assert_near(skinny_linear(x[:, 64:320], weight[:, :256].contiguous()), (x[:, 64:320].double() @ weight[:, :256].double().T))  # fmt: skip
+
+
+def test_no_rows(device: torch.device) -> None:
+    x, weight = tensors(0, 128, 256, device)
+    assert skinny_linear(x, weight).shape == (0, 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(4096, 4096), (6144, 4096), (40000, 1024), (1024, 11008)], ids=str
+)
+def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int) -> None:
+    x, weight = tensors(64, outputs, inputs, torch.device("cuda"))
+    together = skinny_linear(x, weight), skinny_gate_up(x, weight)
+    for rows in (1, 2, 4, 16, 17, 33):
+        some = x[5 : 5 + rows]
+        assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
+        assert torch.equal(skinny_gate_up(some, weight), together[1][5 : 5 + rows])
+
+
+@pytest.mark.gpu
+def test_the_parts_of_a_sum_are_added_in_one_order() -> None:
+    x, weight = tensors(16, 4096, 4096, torch.device("cuda"))
+    first = skinny_linear(x, weight)
+    assert all(torch.equal(skinny_linear(x, weight), first) for _ in range(200))
