@@ -9,12 +9,14 @@ from headway.kernels.advance import advance
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.prepare import prepare_next_forward_pass
 from headway.kernels.rewind import rewind_kv_cache
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope import rope
 from headway.kernels.sample import gumbel_noise, sample
 from headway.kernels.silu_mul import silu_mul
+from headway.kernels.skinny_linear import skinny_gate_up, skinny_linear
 from headway.kernels.verify import verify_speculative_tokens
 
 __all__ = [
@@ -27,11 +29,14 @@ __all__ = [
     "kv_append",
     "mamba_state_selective_copy",
     "paged_attention",
+    "prefill_attention",
     "prepare_next_forward_pass",
     "rewind_kv_cache",
     "rms_norm",
     "rope",
     "sample",
     "silu_mul",
+    "skinny_gate_up",
+    "skinny_linear",
     "verify_speculative_tokens",
 ]

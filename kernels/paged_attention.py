@@ -1,10 +1,266 @@
-"""Causal attention of windows of queries over the paged cache."""
+"""Causal attention of windows of queries over the paged cache.
+
+A context is cut at fixed positions: tiles of _TILE keys, folded in order within groups of _GROUP keys, groups
+summed in one fixed order. Who computes a tile depends on the load, the arithmetic never does: a query's result
+is the same in any window, beside any rows. The grid does not depend on lengths.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import multiprocessors, overlaps_launches
+from headway.kernels._triton import blocks_of, jit, jit_once_for, takes_triton, tl
+from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.reference.paged_attention import paged_attention as paged_attention_twin
+
+# Wider windows (queries x heads that share keys) have work enough for the kernel of the prefill.
+_WINDOW_LIMIT = 128
+_QUERIES = 16, 32
+_TILE = 32
+_GROUP = 1024
+_WARPS, _STAGES = 2, 5
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+# Below so many items of a whole group, work is handed out by the tile; None: two a multiprocessor.
+_FINE_ITEMS: int | None = None
+_LOG2_E = 1.4426950408889634
+# Numbers of rows to compile for; beyond so many programs the second kernel takes heads together.
+_SCANNED_ROWS = 16, 64, 256, 1024, 4096
+_COMBINE_PROGRAMS = 2048
+
+
+@jit
+def _fold(
+    top: tl.tensor,  # [n] float32: highest score
+    total: tl.tensor,  # [n] float32: sum of 2 ** (score - top)
+    mixed: tl.tensor,  # [n, head_dim] float32: values weighted likewise
+    next_top: tl.tensor,
+    next_total: tl.tensor,
+    next_mixed: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Adds the keys of a tile to those before it. Explicit fma: both kernels must round alike."""
+    highest = tl.maximum(top, next_top)
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    old = tl.exp2(top - base)
+    new = tl.exp2(next_top - base)
+    total = tl.fma(total, old, next_total * new)
+    mixed = tl.fma(mixed, tl.broadcast_to(old[:, None], mixed.shape), next_mixed * new[:, None])
+    return highest, total, mixed
+
+
+@jit
+def _units_of_rows(
+    start_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    limit: tl.tensor,
+    first_position: tl.tensor,
+    window: tl.tensor,
+    fine_below: tl.tensor,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """(row, start, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
+    row = tl.arange(0, ROWS)
+    start = tl.load(start_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
+    end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
+    end = tl.where(end > first_position, end, 0)
+    groups = (end + GROUP - 1) // GROUP
+    is_fine = tl.sum(groups, 0) < fine_below
+    return row, start, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
+
+
+@jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position", "table_stride")
+def _window_kernel(
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    mixed_ptr: tl.tensor,
+    top_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    max_blocks: tl.tensor,
+    scale: tl.tensor,
+    first_position: tl.tensor,
+    window: tl.tensor,
+    fine_below: tl.tensor,
+    query_row_stride: tl.tensor,
+    query_place_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_place_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    SHARING: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """Each program takes every n-th item: (unit of some row's keys, kv head, part of the window's queries)."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    limit = max_blocks * BLOCK_SIZE
+    rows, starts, units, is_fine = _units_of_rows(
+        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
+    )
+    units_through = tl.cumsum(units, 0)
+    unit_keys = tl.where(is_fine, TILE, GROUP)
+    column = tl.arange(0, HEAD_DIM)
+    num_items = tl.sum(units, 0) * KV_HEADS * PARTS
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        unit = item // (KV_HEADS * PARTS)
+        kv_head = (item // PARTS) % KV_HEADS
+        row = tl.sum((units_through <= unit).to(tl.int32), 0)
+        start = tl.sum(tl.where(rows == row, starts, 0), 0)
+        begin = (unit - tl.sum(tl.where(rows == row, units_through - units, 0), 0)) * unit_keys
+        end = tl.minimum(tl.minimum(start + window, limit), begin + unit_keys)
+        row64 = row.to(tl.int64)
+
+        # Queries of a tile: places of the window, for each the heads that share the keys.
+        query = (item % PARTS) * QUERIES + tl.arange(0, QUERIES)
+        is_query = query < window * SHARING
+        place = query // SHARING
+        head = kv_head * SHARING + query % SHARING
+        position = start + place
+        q_offset = row64 * query_row_stride + place * query_place_stride + head * query_head_stride
+        q = tl.load(query_ptr + q_offset[:, None] + column[None, :], mask=is_query[:, None], other=0)
+
+        top = tl.full((QUERIES,), -float("inf"), tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+        for tile in range(begin, end, TILE):
+            token = tile + tl.arange(0, TILE)
+            entry_ptr = table_ptr + row64 * table_stride + token // BLOCK_SIZE
+            block = tl.load(entry_ptr, mask=token < end, other=-1)
+            block = block.to(tl.int64 if IS_WIDE else tl.int32)
+            exists = block >= 0
+            cell = block * block_stride + (token % BLOCK_SIZE) * token_stride + kv_head * head_stride
+            cells = cell[:, None] + column[None, :]
+            k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
+            v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            is_visible = (exists & (token >= first_position))[None, :] & (token[None, :] <= position[:, None])
+            scores = tl.where(is_visible, scores, -float("inf"))
+            tile_top = tl.max(scores, 1)
+            base = tl.where(tile_top == -float("inf"), 0.0, tile_top)
+            weights = tl.exp2(scores - base[:, None]).to(v.dtype)
+            # Summed by the tensor cores, in one order whatever the shape of the tile.
+            ones = tl.full((TILE, 16), 1.0, v.dtype)
+            tile_total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
+            tile_mixed = tl.dot(weights, v, input_precision="ieee")
+            top, total, mixed = _fold(top, total, mixed, tile_top, tile_total, tile_mixed)
+
+        # A query whose keys all lie in one group is done; the others leave a partial result.
+        is_partial = is_query & (is_fine | (tl.minimum(position + 1, limit) > GROUP))
+        is_done = is_query & (is_partial == 0) & (begin == 0)
+        result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
+        result = result.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_offset[:, None] + column[None, :], result, mask=is_done[:, None])
+        partial = (unit * window + place).to(tl.int64) * (KV_HEADS * SHARING) + head
+        tl.store(top_ptr + partial, top, mask=is_partial)
+        tl.store(total_ptr + partial, total, mask=is_partial)
+        tl.store(mixed_ptr + partial[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_partial[:, None])
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position")
+def _combine_kernel(
+    mixed_ptr: tl.tensor,
+    top_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    max_blocks: tl.tensor,
+    first_position: tl.tensor,
+    window: tl.tensor,
+    fine_below: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_place_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    HEADS_PER_PROGRAM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program a query and some heads: sums the partial results, GROUPS groups at a time."""
+    row = tl.program_id(0) // window
+    place = tl.program_id(0) % window
+    limit = max_blocks * BLOCK_SIZE
+    rows, starts, units, is_fine = _units_of_rows(
+        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
+    )
+    position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
+    first_unit = tl.sum(tl.where(rows < row, units, 0), 0)
+    end = tl.minimum(position + 1, limit)
+    num_groups = tl.where(position >= first_position, (end + GROUP - 1) // GROUP, 0)
+    num_tiles = (end + TILE - 1) // TILE
+    column = tl.arange(0, HEAD_DIM)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    first_head = tl.program_id(1) * HEADS_PER_PROGRAM
+    last_head = tl.where(is_fine | (num_groups != 1), first_head + HEADS_PER_PROGRAM, first_head)
+    for head in range(first_head, last_head):
+        first_partial = (first_unit * window + place).to(tl.int64) * HEADS + head
+        top = -float("inf")
+        total = 0.0
+        mixed = tl.zeros((HEAD_DIM,), tl.float32)
+        for first_group in range(0, num_groups, GROUPS):
+            group = first_group + tl.arange(0, GROUPS)
+            if is_fine:
+                tops = tl.full((GROUPS,), -float("inf"), tl.float32)
+                totals = tl.zeros((GROUPS,), tl.float32)
+                mixes = tl.zeros((GROUPS, HEAD_DIM), tl.float32)
+                for first_tile in range(0, GROUP // TILE, UNROLL):
+                    for near in tl.static_range(UNROLL):
+                        tile = group * (GROUP // TILE) + first_tile + near
+                        partial = first_partial + tile * (window * HEADS)
+                        exists = tile < num_tiles
+                        tile_top = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
+                        tile_total = tl.load(total_ptr + partial, mask=exists, other=0.0)
+                        cells = partial[:, None] * HEAD_DIM + column[None, :]
+                        tile_mixed = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
+                        tops, totals, mixes = _fold(tops, totals, mixes, tile_top, tile_total, tile_mixed)
+            else:
+                partial = first_partial + group * (window * HEADS)
+                exists = group < num_groups
+                tops = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
+                totals = tl.load(total_ptr + partial, mask=exists, other=0.0)
+                cells = partial[:, None] * HEAD_DIM + column[None, :]
+                mixes = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
+            highest = tl.maximum(top, tl.max(tops, 0))
+            base = tl.where(highest == -float("inf"), 0.0, highest)
+            shrink = tl.exp2(top - base)
+            weights = tl.exp2(tops - base)
+            total = total * shrink + tl.sum(totals * weights, 0)
+            mixed = mixed * shrink + tl.sum(mixes * weights[:, None], 0)
+            top = highest
+        result = mixed / tl.where(total == 0.0, 1.0, total)
+        out_offset = row.to(tl.int64) * out_row_stride + place * out_place_stride + head * out_head_stride
+        tl.store(out_ptr + out_offset + column, result.to(out_ptr.dtype.element_ty))
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 def paged_attention(
@@ -18,14 +274,77 @@ def paged_attention(
     first_position: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w."""
-    return paged_attention_twin(
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        start_positions,
-        scale,
-        first_position=first_position,
-        out=out,
-    )
+    """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
+
+    A query that sees no key gets zeros.
+    """
+    if not takes_triton(query) or query.dtype == torch.float64:
+        return paged_attention_twin(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            start_positions,
+            scale,
+            first_position=first_position,
+            out=out,
+        )
+    if query.shape[1] * (query.shape[2] // key_cache.shape[2]) > _WINDOW_LIMIT:
+        return prefill_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            start_positions,
+            scale,
+            first_position=first_position,
+            out=out,
+        )
+    result = torch.empty_like(query) if out is None else out
+    if query.shape[0] > 0:
+        _attend(query, key_cache, value_cache, block_table, start_positions, scale, first_position, result)
+    return result
+
+
+def _attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    start_positions: torch.Tensor,
+    scale: float,
+    first_position: int,
+    out: torch.Tensor,
+) -> None:
+    rows, window, q_heads, head_dim = query.shape
+    block_size, kv_heads = key_cache.shape[1:3]
+    max_blocks = block_table.shape[1]
+    sharing = q_heads // kv_heads
+    queries = _QUERIES[0] if window * sharing <= _QUERIES[0] else _QUERIES[1]
+    parts = blocks_of(window * sharing, queries)
+    num_multiprocessors = multiprocessors(query.device)
+    fine_items = 2 * num_multiprocessors if _FINE_ITEMS is None else _FINE_ITEMS
+    fine_below = blocks_of(fine_items, kv_heads * parts)
+    max_groups = rows * blocks_of(max_blocks * block_size, _GROUP)
+    num_partials = max(max_groups, fine_below * (_GROUP // _TILE)) * window * q_heads
+    mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
+    tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
+    heads_per_program = sharing if rows * window * q_heads > _COMBINE_PROGRAMS else 1
+    overlaps = overlaps_launches(query.device)
+    extent = rows, max_blocks
+    visible = first_position, window, fine_below
+    shape = {
+        "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": next(n for n in _SCANNED_ROWS if n >= rows),
+        "TILE": _TILE, "GROUP": _GROUP, "OVERLAPS": overlaps,
+    }  # fmt: skip
+    launch = {"launch_pdl": True} if overlaps else {}
+    _window_kernel[(num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR,)](
+        query, key_cache, value_cache, block_table, start_positions, out, mixed, tops, totals,
+        *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
+        block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
+        IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_WARPS, num_stages=_STAGES, **launch,
+    )  # fmt: skip
+    _combine_kernel[(rows * window, q_heads // heads_per_program)](
+        mixed, tops, totals, start_positions, out, *extent, *visible, *out.stride()[:3],
+        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=16, UNROLL=min(8, _GROUP // _TILE), **shape, num_warps=2, **launch,
+    )  # fmt: skip

@@ -27,6 +27,8 @@ class Case(NamedTuple):
     types: dict[str, str]
     constants: dict[str, Any]
     num_warps: int = 4
+    num_stages: int = 3
+    divisible: tuple[str, ...] = ()
 
 
 def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
@@ -39,8 +41,93 @@ SAMPLING = (
     | pointers("token id count", "*i32")
 )
 SEARCH = {"REACH": 10.0, "SLOTS": 256, "CHUNKS": 64}
+ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
+ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "scale": "fp32"}
+STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
+STRIDES += tuple(
+    f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
+)
+STRIDES += ("num_inputs",)
+PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "TILE": 32, "GROUP": 1024}
+LINEAR = pointers("x weight bias residual out", "*bf16") | {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
+    *(
+        Case(
+            "paged_attention",
+            "_window_kernel",
+            ATTENTION,
+            PIECES
+            | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1, "HEAD_DIM": head_dim, "QUERIES": queries}
+            | {"IS_WIDE": is_wide, "OVERLAPS": True},
+            num_warps,
+            5,
+            STRIDES,
+        )
+        for head_dim, queries, is_wide, num_warps in (
+            (64, 16, False, 2),
+            (128, 16, False, 2),
+            (128, 32, True, 2),
+            (256, 16, False, 4),
+        )
+    ),
+    Case(
+        "paged_attention",
+        "_combine_kernel",
+        ATTENTION,
+        PIECES
+        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "GROUPS": 16, "UNROLL": 8}
+        | {"OVERLAPS": True},
+        2,
+        divisible=STRIDES,
+    ),
+    *(
+        Case(
+            "prefill_attention",
+            "_prefill_kernel",
+            ATTENTION,
+            {"SHARING": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "QUERIES": queries, "TILE": tile}
+            | {"SKIPS_FIRST": skips_first},
+            num_warps,
+            num_stages,
+            STRIDES,
+        )
+        for head_dim, queries, tile, skips_first, num_warps, num_stages in (
+            (64, 128, 64, False, 8, 5),
+            (128, 128, 64, True, 8, 5),
+            (256, 32, 32, False, 4, 3),
+        )
+    ),
+    *(
+        Case(
+            "skinny_linear",
+            "_linear_kernel",
+            LINEAR,
+            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": split, "CUT": 128}
+            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1, "OVERLAPS": True, "INVITES_EARLY": True},
+            4,
+            num_stages,
+            STRIDES,
+        )
+        for rows, outputs, inputs, split, num_stages in (
+            (16, 64, 128, 2, 6),
+            (64, 64, 64, 2, 8),
+            (64, 64, 64, 1, 8),
+            (64, 128, 64, 1, 4),
+        )
+    ),
+    *(
+        Case(
+            "skinny_linear",
+            "_gate_up_kernel",
+            LINEAR,
+            {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 64, "OVERLAPS": True},
+            4,
+            4,
+            STRIDES,
+        )
+        for rows in (16, 64)
+    ),
     *(
         case
         for depth in (0, 3)
@@ -147,14 +234,18 @@ def compiled(case: Case, capability: int) -> Any:
     for place, name in enumerate(kernel.arg_names):
         if name in case.constants:
             signature[name] = "constexpr"
-            constants[(place,)] = case.constants[name]
+            # Launches that overlap came with sm_90.
+            is_too_old = name == "OVERLAPS" and capability < 90
+            constants[(place,)] = False if is_too_old else case.constants[name]
             continue
         signature[name] = case.types.get(name, "i32")
-        if signature[name].startswith("*"):
+        if signature[name].startswith("*") or name in case.divisible:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options={"num_warps": case.num_warps})
+    return triton.compile(
+        source, target=target, options={"num_warps": case.num_warps, "num_stages": case.num_stages}
+    )
 
 
 def registers_and_spills(binary: Any, capability: int) -> tuple[int, int]:

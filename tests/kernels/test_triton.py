@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 GROUPS = {
     "bookkeeping": ("rewind", "verify", "prepare", "mamba", "advance"),
     "sampling": ("sample",),
-    "layers": ("rms_norm", "rope", "silu_mul", "kv_append"),
+    "attention": ("paged_attention_pieces", "prefill_attention"),
+    "layers": ("skinny_linear", "rms_norm", "rope", "silu_mul", "kv_append"),
 }
 
 

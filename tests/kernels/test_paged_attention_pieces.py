@@ -1,0 +1,106 @@
+"""The kernel of paged_attention where contexts reach over tiles and groups, made small for the interpreter."""
+
+import sys
+
+import pytest
+import torch
+
+from headway.kernels import paged_attention
+from headway.kernels.reference.paged_attention import paged_attention as twin
+
+KERNEL = sys.modules["headway.kernels.paged_attention"]
+BLOCK_SIZE = 16
+TOLERANCE = 3e-6
+
+
+@pytest.fixture(params=[0, 1000], ids=["groups", "tiles"])
+def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 16 keys, groups of 64; work handed out by the group or by the tile."""
+    monkeypatch.setattr(KERNEL, "_TILE", 16)
+    monkeypatch.setattr(KERNEL, "_GROUP", 64)
+    monkeypatch.setattr(KERNEL, "_FINE_ITEMS", request.param)
+
+
+def arguments(
+    starts: list[int], window: int, heads: tuple[int, int], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(window)
+    blocks = 12
+    query = torch.randn(len(starts), window, heads[0], 16, generator=generator)
+    caches = torch.randn(2, len(starts) * blocks + 1, BLOCK_SIZE, heads[1], 16, generator=generator)
+    table = torch.randperm(len(starts) * blocks, generator=generator).view(-1, blocks).int() + 1
+    for row, start in enumerate(starts):
+        table[row, max(-(-(start + window) // BLOCK_SIZE), 0) :] = -1
+    return tuple(t.to(device) for t in (query, *caches, table, torch.tensor(starts)))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("first_position", [0, 1, 70])
+@pytest.mark.parametrize(
+    ("starts", "window", "heads"),
+    [([61], 4, (4, 2)), ([0, 130, 63], 2, (2, 1)), ([20], 9, (4, 1)), ([128], 1, (3, 1))],
+    ids=["across-groups", "rows", "wide-window", "odd-heads"],
+)
+def test_pieces_add_up(
+    starts: list[int], window: int, heads: tuple[int, int], first_position: int, device: torch.device
+) -> None:
+    query, keys, values, table, positions = arguments(starts, window, heads, device)
+    out = torch.full_like(query, torch.nan)
+    paged_attention(query, keys, values, table, positions, 0.3, first_position=first_position, out=out)
+    expected = twin(query, keys, values, table, positions, 0.3, first_position=first_position)
+    torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device) -> None:
+    """A row whose blocks are taken away, and one that stands before the first position."""
+    query, keys, values, table, positions = arguments([70, 90, 0], 2, (2, 1), device)
+    alone = paged_attention(query[:1], keys, values, table[:1], positions[:1], 0.3)
+    table[1] = -1
+    keys[0] = values[0] = 0
+    result = paged_attention(query, keys, values, table, positions, 0.3, first_position=0)
+    assert bool(result.isfinite().all())
+    torch.testing.assert_close(result[:1], alone, rtol=0, atol=TOLERANCE)
+    result = paged_attention(query, keys, values, table, positions, 0.3, first_position=5)
+    assert bool((result[2] == 0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(32, 8), (32, 4), (28, 4), (8, 8)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_query_gets_the_same_bits_in_any_window_and_batch(heads: tuple[int, int], head_dim: int) -> None:
+    """Work handed out by tiles and by groups, windows of one and of two tiles of queries."""
+    rows, window, blocks = 70, 9, 200
+    shape = rows * blocks, BLOCK_SIZE, heads[1], head_dim
+    keys, values = torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16)
+    table = torch.randperm(rows * blocks, device="cuda").view(rows, blocks)
+    positions = torch.randint(0, blocks * BLOCK_SIZE - window, (rows,), device="cuda")
+    positions[:3] = torch.tensor([3000, 1020, 0])
+    query = torch.randn(rows, window, heads[0], head_dim, device="cuda", dtype=torch.bfloat16)
+    together = paged_attention(query, keys, values, table, positions, 0.1)
+    expected = twin(query.double(), keys.double(), values.double(), table, positions, 0.1)
+    torch.testing.assert_close(together.double(), expected, rtol=0, atol=2e-2)
+    for width in (1, 2, 4, 5, 9):
+        for some in (slice(0, 1), slice(1, 3), slice(0, rows)):
+            result = paged_attention(query[some, :width], keys, values, table[some], positions[some], 0.1)
+            assert torch.equal(result, together[some, :width]), (width, some)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_follows_the_lengths() -> None:
+    rows, blocks = 4, 512
+    caches = torch.randn(2, rows * blocks, BLOCK_SIZE, 8, 128, device="cuda", dtype=torch.bfloat16)
+    table = torch.arange(rows * blocks, device="cuda").view(rows, blocks)
+    positions = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    query = torch.randn(rows, 4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    out = torch.full_like(query, torch.nan)
+    paged_attention(query, *caches, table, positions, 0.1, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_attention(query, *caches, table, positions, 0.1, out=out)
+    for lengths in ([5, 100, 0, 2000], [8188, 8188, 8188, 8188], [-4, 1023, 1024, 7]):
+        positions.copy_(torch.tensor(lengths))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, paged_attention(query, *caches, table, positions, 0.1))
+        assert not bool(out.isnan().any())

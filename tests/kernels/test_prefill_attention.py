@@ -1,0 +1,102 @@
+"""prefill_attention against softmax over the visible keys, and that chunks do not change a result."""
+
+import itertools
+
+import pytest
+import torch
+
+from headway.kernels import prefill_attention
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+GUARD = 1e4
+
+
+class Prompt:
+    """One row a start, in shuffled blocks; unused entries are -1 and unused cells hold GUARD."""
+
+    def __init__(
+        self,
+        starts: list[int],
+        window: int,
+        device: torch.device,
+        *,
+        heads: tuple[int, int] = (2, 1),
+        head_dim: int = 16,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        generator = torch.Generator().manual_seed(sum(starts) + window)
+        length, (q_heads, kv_heads) = max(starts) + window, heads
+        blocks = -(-length // block_size)
+        self.starts, self.scale = torch.tensor(starts, device=device), head_dim**-0.5
+        ids = torch.randperm(len(starts) * blocks + 1, generator=generator)[1:].view(-1, blocks)
+        shape = len(starts), blocks * block_size, kv_heads, head_dim
+        self.keys, self.values = torch.randn(2, *shape, generator=generator, dtype=torch.float64).to(dtype)
+        caches = torch.full((2, len(ids) * blocks + 1, block_size, kv_heads, head_dim), GUARD, dtype=dtype)
+        caches[:, ids.flatten()] = torch.stack((self.keys, self.values)).reshape(
+            2, -1, block_size, kv_heads, head_dim
+        )
+        for row, start in enumerate(starts):
+            used = -(-(start + window) // block_size)
+            caches[:, ids[row, used:]] = torch.nan
+            ids[row, used:] = -1
+            if tail := used * block_size - start - window:
+                caches[:, ids[row, used - 1], -tail:] = GUARD
+        self.caches, self.table = caches.to(device), ids.int().to(device)
+        self.query = torch.randn(len(starts), window, q_heads, head_dim, generator=generator).to(
+            device, dtype
+        )
+
+    def run(self, first: int = 0, last: int | None = None, *, first_position: int = 0) -> torch.Tensor:
+        return prefill_attention(
+            self.query[:, first:last], *self.caches, self.table, self.starts + first, self.scale,
+            first_position=first_position,
+        )  # fmt: skip
+
+    def expected(self, first_position: int = 0) -> torch.Tensor:
+        sharing = self.query.shape[2] // self.keys.shape[2]
+        k, v = (t.double().repeat_interleave(sharing, 2) for t in (self.keys, self.values))
+        position = self.starts.cpu()[:, None] + torch.arange(self.query.shape[1])
+        token = torch.arange(k.shape[1])
+        is_visible = (token <= position[..., None]) & (token >= first_position)
+        scores = torch.einsum("rwhd,rthd->rhwt", self.query.double().cpu(), k) * self.scale
+        weights = scores.masked_fill(~is_visible[:, None], -torch.inf).softmax(-1).nan_to_num(0)
+        return torch.einsum("rhwt,rthd->rwhd", weights, v)
+
+
+CASES = {"whole": ([0], 50), "after-a-prefix": ([37], 33), "two-rows": ([0, 70], 20), "one": ([64], 1)}
+
+
+@pytest.mark.parametrize(("starts", "window"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("block_size", [16, 32, 256])
+def test_softmax_over_the_visible_keys(
+    starts: list[int], window: int, block_size: int, device: torch.device
+) -> None:
+    prompt = Prompt(starts, window, device, block_size=block_size)
+    torch.testing.assert_close(prompt.run().double().cpu(), prompt.expected(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("first_position", [1, 40])
+def test_keys_before_the_first_position_are_not_seen(first_position: int, device: torch.device) -> None:
+    prompt = Prompt([20], 45, device)
+    result = prompt.run(first_position=first_position).double().cpu()
+    torch.testing.assert_close(result, prompt.expected(first_position), rtol=0, atol=2e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("starts", "window"), [([0], 700), ([1000, 13], 130)], ids=["whole", "rows"])
+def test_types_and_head_sizes(starts: list[int], window: int, head_dim: int, dtype: torch.dtype) -> None:
+    prompt = Prompt(starts, window, torch.device("cuda"), heads=(8, 2), head_dim=head_dim, dtype=dtype)
+    result = prompt.run().double().cpu()
+    torch.testing.assert_close(result, prompt.expected(), rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+def test_how_a_prompt_is_cut_does_not_change_a_bit() -> None:
+    prompt = Prompt([100], 1000, torch.device("cuda"), heads=(8, 2), head_dim=128, dtype=torch.bfloat16)
+    whole = prompt.run()
+    for cuts in ([0, 512, 1000], [0, 1, 300, 999, 1000]):
+        parts = [prompt.run(a, b) for a, b in itertools.pairwise(cuts)]
+        assert torch.equal(torch.cat(parts, 1), whole)
