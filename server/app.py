@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from headway import __version__
 from headway.server.errors import install_error_handlers
-from headway.server.routes import completions, models, ops
+from headway.server.routes import chat, completions, models, ops
 from headway.server.services import Services
 
 
@@ -19,7 +19,7 @@ def create_app(services: Services) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    for module in (completions, models, ops):
+    for module in (completions, chat, models, ops):
         app.include_router(module.router)
     install_error_handlers(app)
     return app

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI writes them for completions: flat lists over the tokens of a text."""
+"""Log-probabilities as OpenAI writes them: flat lists for completions, an object a token for chat."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from headway.engine import TokenLogprobs
 from headway.server.choice import TokenInfo
 from headway.server.detokenizer import Detokenizer, Vocabulary
 from headway.server.prompt import EncodedPrompt
+from headway.server.protocol.chat import ChoiceLogprobs, TokenLogprob, TopLogprob
 from headway.server.protocol.completions import CompletionLogprobs
 from headway.server.tokenizer import Tokenizer
 
@@ -41,6 +42,21 @@ def _top(token: TokenInfo, vocabulary: Vocabulary) -> dict[str, float] | None:
     for token_id, logprob in token.top:
         named.setdefault(token_name(token_id, vocabulary), logprob)
     return dict(sorted(named.items(), key=lambda item: -item[1]))
+
+
+def chat_logprobs(tokens: Sequence[TokenInfo], vocabulary: Vocabulary) -> ChoiceLogprobs:
+    return ChoiceLogprobs([_chat_token(token, vocabulary) for token in tokens if token.logprob is not None])
+
+
+def _chat_token(token: TokenInfo, vocabulary: Vocabulary) -> TokenLogprob:
+    own = _top_logprob(token.token_id, token.logprob or 0.0, vocabulary)
+    top = [_top_logprob(token_id, logprob, vocabulary) for token_id, logprob in token.top]
+    return TokenLogprob(own.token, own.logprob, own.bytes, top)
+
+
+def _top_logprob(token_id: int, logprob: float, vocabulary: Vocabulary) -> TopLogprob:
+    content = vocabulary.token_bytes(token_id)
+    return TopLogprob(content.decode(errors="replace"), logprob, list(content))
 
 
 def prompt_tokens(

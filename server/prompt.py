@@ -42,6 +42,22 @@ async def encode_prompts(
     return prompts
 
 
+async def encode_chat(
+    text: str, tokenizer: Tokenizer, info: EngineInfo, *, keep_last: int | None = None
+) -> list[int]:
+    """The ids of a rendered chat: the template wrote all special tokens itself."""
+    if len(text) > THREAD_CHARACTERS:
+        ids = await asyncio.to_thread(tokenizer.encode_plain, text)
+    else:
+        ids = tokenizer.encode_plain(text)
+    if not ids:
+        message = "the model's chat template makes an empty prompt of these messages; send others"
+        raise ApiError(message, param="messages", code="invalid_value")
+    prompt = _cut(EncodedPrompt(text, ids), keep_last)
+    check_length(len(prompt.token_ids), 1, info.max_model_len)
+    return prompt.token_ids
+
+
 def _cut(prompt: EncodedPrompt, keep_last: int | None) -> EncodedPrompt:
     if keep_last is None or len(prompt.token_ids) <= keep_last:
         return prompt

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from headway.engine import EngineDeadError, EngineInfo
+from headway.server.chat_template import ChatRenderer
 from headway.server.engine_client import EngineClient
 from headway.server.metrics import Metrics
 from headway.server.tokenizer import Tokenizer
@@ -15,10 +16,13 @@ from headway.server.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Services:
+    """chat: None for a model without a chat template."""
+
     model_name: str
     engine: EngineClient
     tokenizer: Tokenizer
     metrics: Metrics
+    chat: ChatRenderer | None = None
     started_unix: int = field(default_factory=lambda: int(time.time()))
 
 

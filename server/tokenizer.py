@@ -63,10 +63,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise ModelError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = _read(folder / "tokenizer_config.json")
-    generation = _read(folder / "generation_config.json")
+    config = read_json(folder / "tokenizer_config.json")
+    generation = read_json(folder / "generation_config.json")
     end = _token_id(tokenizer, config.get("eos_token"))
-    stop = _ids(generation.get("eos_token_id")) or _ids(_read(folder / "config.json").get("eos_token_id"))
+    stop = _ids(generation.get("eos_token_id")) or _ids(read_json(folder / "config.json").get("eos_token_id"))
     start = _token_id(tokenizer, config.get("bos_token"))
     adds_start = config.get("add_bos_token")
     return Tokenizer(
@@ -79,7 +79,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     )
 
 
-def _read(path: Path) -> JsonObject:
+def read_json(path: Path) -> JsonObject:
+    """A file of the folder that may be missing. Raises ModelError if it is broken."""
     if not path.is_file():
         return {}
     try:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_config
 from headway.server.app import create_app
+from headway.server.chat_template import ChatRenderer, load_chat_template
 from headway.server.cli.console import banner, wait_with_progress
 from headway.server.config import ModelSource, ServerConfig
 from headway.server.engine_client import EngineClient
@@ -35,12 +36,14 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         folder = model_folder(source)
         read_model_config(folder)
         tokenizer = load_tokenizer(folder)
+        template = load_chat_template(folder)
         engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
         services = Services(
             model_name=config.served_model_name or model_name(source),
             engine=engine,
             tokenizer=tokenizer,
             metrics=Metrics(lambda: engine.stats, lambda: engine.status().num_restarts),
+            chat=None if template is None else ChatRenderer(template),
         )
         server = DrainingServer(create_app(services), config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -93,6 +96,8 @@ async def _run(server: DrainingServer, services: Services, listener: socket.sock
         announcing.cancel()
         (outcome,) = await asyncio.gather(announcing, return_exceptions=True)
         await services.engine.close()
+        if services.chat is not None:
+            await services.chat.close()
     if isinstance(outcome, Exception):
         raise outcome
 
@@ -105,6 +110,8 @@ async def _announce(server: DrainingServer, services: Services, listener: socket
         server.should_exit = True
         raise
     print(banner(services.model_name, info, _url(listener)), flush=True)
+    if services.chat is not None:
+        await services.chat.warm_up()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -49,6 +49,20 @@ def byte_fallback(vocab_size: int = 400) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
+CHAT_TEMPLATE = """\
+{%- if messages[0].role == 'assistant' %}{{ raise_exception('the first message must not be an answer') }}{% endif %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}
+{% endfor %}
+{%- if add_generation_prompt %}assistant: {% endif %}"""
+
+
+def save_with_template(folder: Path, template: object = CHAT_TEMPLATE) -> Path:
+    """A folder whose tokenizer_config.json has a chat template."""
+    config = {"eos_token": END_OF_TEXT, "bos_token": None, "chat_template": template}
+    (save(folder, byte_level()) / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
 def save(folder: Path, tokenizer: Tokenizer, **generation: object) -> Path:
     """A model folder's text half; `generation` goes to generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)

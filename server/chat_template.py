@@ -1,0 +1,144 @@
+"""Messages to the text of a prompt, by the chat template in the model's files.
+
+The template runs in a process of its own (template_worker.py), one job at a time, bounded in time, memory
+and size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headway.engine import ModelError
+from headway.server.errors import ApiError
+from headway.server.template_frames import LENGTH, Rendered, RenderJob, frame
+from headway.server.tokenizer import read_json
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
+# Its libraries start no thread pools: what they reserve would count as memory in use.
+WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+START_SECONDS = 60.0
+RENDER_SECONDS = 5.0
+MAX_RENDERED_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The source of a template, and the special tokens that it may name."""
+
+    source: str
+    variables: dict[str, str]
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """chat_template.jinja, else tokenizer_config.json; None if the model has none."""
+    config = read_json(folder / "tokenizer_config.json")
+    path = folder / "chat_template.jinja"
+    try:
+        source = path.read_text(encoding="utf-8") if path.is_file() else _default(config.get("chat_template"))
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not UTF-8: {error}") from error
+    if source is None:
+        return None
+    tokens = {name: _content(token) for name, token in config.items() if name.endswith("_token")}
+    return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})
+
+
+def _default(template: object) -> str | None:
+    """A string, or a list of named ones of which `default` is for plain chat."""
+    if isinstance(template, list):
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _content(token: object) -> str | None:
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+class ChatRenderer:
+    """Mutable: owns the worker process, which it starts when needed and kills when a template overdoes it."""
+
+    def __init__(self, template: ChatTemplate, *, render_seconds: float = RENDER_SECONDS) -> None:
+        self._template = template
+        self._render_seconds = render_seconds
+        self._worker: Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def render(self, messages: list[dict[str, str]]) -> str:
+        """Raises ApiError: the template refused the messages, failed, took too long or wrote too much."""
+        async with self._turn:
+            answer = await self._ask(messages)
+        if answer.text is None:
+            raise ApiError(
+                f"the model's chat template does not take these messages: {answer.error}",
+                param="messages",
+                code="chat_template_error",
+            )
+        return answer.text
+
+    async def warm_up(self) -> None:
+        """Starts the worker before the first request needs it; a template that fails now will say so then."""
+        with suppress(ApiError):
+            async with self._turn:
+                await self._ask([])
+
+    async def close(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            with suppress(ProcessLookupError):
+                worker.kill()
+            await worker.wait()
+
+    async def _ask(self, messages: list[dict[str, str]]) -> Rendered:
+        """What is left in the pipes of a question that was given up would answer the next one: a new worker then."""
+        job = RenderJob(self._template.source, self._template.variables, messages)
+        is_answered = False
+        try:
+            worker = await self._started()
+            async with asyncio.timeout(self._render_seconds):
+                answer = await _exchange(worker, job)
+            is_answered = True
+            return answer
+        except TimeoutError:
+            limit = f"the limit is {self._render_seconds:g} s; send less"
+            raise _refusal(f"takes too long over these messages, {limit}") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise _refusal("ended its process over these messages; send less") from None
+        finally:
+            if not is_answered:
+                await self.close()
+
+    async def _started(self) -> Process:
+        """A worker that has its libraries loaded: that time is not the template's."""
+        if self._worker is not None and self._worker.returncode is None:
+            return self._worker
+        self._worker = worker = await asyncio.create_subprocess_exec(
+            *WORKER_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=os.environ | WORKER_ENVIRONMENT
+        )
+        async with asyncio.timeout(START_SECONDS):
+            await _exchange(worker, RenderJob("", {}, []))
+        return worker
+
+
+async def _exchange(worker: Process, job: RenderJob) -> Rendered:
+    assert worker.stdin is not None, "the worker is started with pipes"
+    assert worker.stdout is not None, "the worker is started with pipes"
+    worker.stdin.write(frame(job))
+    await worker.stdin.drain()
+    (length,) = LENGTH.unpack(await worker.stdout.readexactly(LENGTH.size))
+    if length > MAX_RENDERED_BYTES:
+        raise _refusal(f"makes a prompt of {length} bytes, the limit is {MAX_RENDERED_BYTES}; send less")
+    return msgspec.json.decode(await worker.stdout.readexactly(length), type=Rendered)
+
+
+def _refusal(what: str) -> ApiError:
+    return ApiError(f"the model's chat template {what}", param="messages", code="chat_template_error")

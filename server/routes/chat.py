@@ -1,0 +1,129 @@
+"""POST /v1/chat/completions: messages in, a message out, at once or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.server.answer import Answer, collect, new_answer, new_head, stream
+from headway.server.body import read_body
+from headway.server.choice import Delta
+from headway.server.errors import ApiError
+from headway.server.logprobs import chat_logprobs
+from headway.server.prompt import encode_chat
+from headway.server.protocol.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatRequest,
+    ChoiceLogprobs,
+    check,
+    template_messages,
+)
+from headway.server.protocol.decoding import decode
+from headway.server.routes.models import check_model
+from headway.server.sampling import Wanted, choice_requests
+from headway.server.services import Services, engine_info, services_of
+from headway.server.sse import EventStreamResponse, unless_disconnected
+from headway.server.tokenizer import Tokenizer
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    services = services_of(request)
+    body = decode(await read_body(request), ChatRequest)
+    check_model(body.model, services)
+    check(body)
+    prompt = await chat_prompt(body, services)
+    writer = _writer(body, prompt, services)
+    if body.stream:
+        return EventStreamResponse(stream(writer.answer, writer.chunk_choices))
+    completion = await unless_disconnected(request.receive, _complete(writer))
+    return Response(msgspec.json.encode(completion), media_type="application/json")
+
+
+async def chat_prompt(body: ChatRequest, services: Services) -> list[int]:
+    """The messages as token ids, by the model's template. Raises ApiError for a model that has none."""
+    if services.chat is None:
+        raise ApiError(
+            f"the model '{services.model_name}' has no chat template: it continues text and cannot chat; use "
+            "POST /v1/completions, or serve a model whose files have a chat_template",
+            param="model",
+            code="chat_not_supported",
+        )
+    info = engine_info(services)
+    text = await services.chat.render(template_messages(body))
+    return await encode_chat(text, services.tokenizer, info, keep_last=body.truncate_prompt_tokens)
+
+
+def _writer(body: ChatRequest, prompt: list[int], services: Services) -> ChatWriter:
+    info = engine_info(services)
+    wanted = Wanted(
+        num_candidates=body.n or 1,
+        max_tokens=body.token_limit,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
+    head = new_head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)
+    answer = new_answer(head, body, requests, len(prompt), services, info)
+    return ChatWriter(body, answer, prompt, services.tokenizer)
+
+
+async def _complete(writer: ChatWriter) -> ChatCompletion:
+    choices = await collect(writer.answer)
+    head = writer.answer.head
+    return ChatCompletion(
+        id=head.id,
+        object=head.object,
+        created=head.created,
+        model=head.model,
+        choices=[writer.choice(delta) for delta in choices],
+        usage=writer.answer.usage(),
+        speculation=writer.answer.report(),
+        prompt_token_ids=writer.prompt if writer.body.return_token_ids else UNSET,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatWriter:
+    """Deltas as entries of `choices`."""
+
+    body: ChatRequest
+    answer: Answer
+    prompt: list[int]
+    tokenizer: Tokenizer
+
+    def choice(self, delta: Delta) -> ChatChoice:
+        message = AnswerMessage(delta.text)
+        logprobs = self._logprobs(delta)
+        return ChatChoice(delta.index, message, logprobs, delta.finish_reason, self._token_ids(delta))
+
+    def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
+        """The role comes first and the finish_reason last, each in a chunk of its own."""
+        choices = []
+        if is_first:
+            choices.append(ChatChunkChoice(delta.index, ChatDelta(role="assistant", content="")))
+        if delta.text or delta.tokens:
+            piece = ChatDelta(content=delta.text)
+            logprobs, token_ids = self._logprobs(delta), self._token_ids(delta)
+            choices.append(ChatChunkChoice(delta.index, piece, logprobs, token_ids=token_ids))
+        if delta.finish_reason:
+            choices.append(ChatChunkChoice(delta.index, ChatDelta(), finish_reason=delta.finish_reason))
+        return choices
+
+    def _logprobs(self, delta: Delta) -> ChoiceLogprobs | None:
+        if not self.body.logprobs:
+            return None
+        return chat_logprobs(delta.tokens, self.tokenizer.full_vocabulary)
+
+    def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
+        return [token.token_id for token in delta.tokens] if self.body.return_token_ids else UNSET

@@ -1,0 +1,123 @@
+"""Chat templates: where they are found, and how the process that renders them is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from headway_testing import tiny_tokenizers
+from headway_testing.tiny_tokenizers import CHAT_TEMPLATE
+
+from headway.engine import ModelError
+from headway.server.chat_template import ChatRenderer, ChatTemplate, load_chat_template
+from headway.server.errors import ApiError
+
+HELLO = [{"role": "user", "content": "hello"}]
+Make = Callable[..., ChatRenderer]
+
+
+@pytest.fixture
+async def renderer_of() -> AsyncIterator[Make]:
+    made: list[ChatRenderer] = []
+
+    def make(source: str, seconds: float = 10.0) -> ChatRenderer:
+        made.append(ChatRenderer(ChatTemplate(source, {"eos_token": "<end>"}), render_seconds=seconds))
+        return made[-1]
+
+    yield make
+    for renderer in made:
+        await renderer.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("plain", "plain"), ([{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}], "y"),
+        ([{"name": "tool_use", "template": "x"}], None), (None, None), (7, None),
+    ],
+    ids=["string", "list", "list-without-default", "none", "number"],
+)  # fmt: skip
+def test_a_template_is_a_string_or_the_default_of_a_list(
+    tmp_path: Path, template: object, expected: str | None
+) -> None:
+    found = load_chat_template(tiny_tokenizers.save_with_template(tmp_path, template))
+    assert (found.source if found else None) == expected
+
+
+def test_a_jinja_file_comes_first_and_special_tokens_are_variables(tmp_path: Path) -> None:
+    folder = tiny_tokenizers.save_with_template(tmp_path, "from the config")
+    (folder / "chat_template.jinja").write_text("from the file: ü")
+    tokens = {
+        "eos_token": {"content": "</s>"},
+        "bos_token": None,
+        "pad_token": "<pad>",
+        "add_bos_token": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    variables = {"eos_token": "</s>", "pad_token": "<pad>"}
+    assert load_chat_template(folder) == ChatTemplate("from the file: ü", variables)
+
+
+def test_a_template_that_is_not_text_is_an_error_of_the_model(tmp_path: Path) -> None:
+    (tiny_tokenizers.save_with_template(tmp_path) / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja is not UTF-8"):
+        load_chat_template(tmp_path)
+
+
+async def test_messages_become_text_in_order_also_many_at_once(renderer_of: Make) -> None:
+    renderer = renderer_of(CHAT_TEMPLATE)
+    chats = [
+        [{"role": "system", "content": "be brief"}, {"role": "user", "content": f"日本 {i}"}]
+        for i in range(9)
+    ]
+    texts = await asyncio.gather(*map(renderer.render, chats))
+    assert texts == [f"system: be brief<end>\nuser: 日本 {i}<end>\nassistant: " for i in range(9)]
+
+
+BAD = [
+    (CHAT_TEMPLATE, "the first message must not be"), ("{{ messages[0].nothing.more }}", "UndefinedError"),
+    ("{% for %}", "TemplateSyntaxError"), ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+    ("{{ range(1000000000) }}", "Range too big"), ("{{ 'x' * 8000000000 }}", "MemoryError"),
+    ("{{ 'x' * 40000000 }}", "bytes, the limit is 33554432"),
+]  # fmt: skip
+
+
+async def test_a_template_that_fails_is_refused_with_its_reason_and_the_next_one_works(
+    renderer_of: Make,
+) -> None:
+    for source, reason in BAD:
+        renderer = renderer_of(source)
+        with pytest.raises(ApiError, match=reason) as refused:
+            await renderer.render([{"role": "assistant", "content": "hi"}])
+        assert (refused.value.status, refused.value.param) == (400, "messages")
+        await renderer.close()
+
+
+async def test_an_endless_template_is_stopped_and_the_loop_stays_free(renderer_of: Make) -> None:
+    endless = "{% if messages[0].content == 'hello' %}{% for a in range(99999) %}{% for b in range(99999) %}"
+    renderer = renderer_of(endless + "{% endfor %}{% endfor %}{% endif %}fine", seconds=1.0)
+    longest = 0.0
+    started = time.monotonic()
+    rendering = asyncio.create_task(renderer.render(HELLO))
+    while not rendering.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        longest = max(longest, time.monotonic() - before)
+    with pytest.raises(ApiError, match=r"takes too long over these messages, the limit is 1 s"):
+        await rendering
+    assert longest < (time.monotonic() - started) / 2
+    assert await renderer.render([{"role": "user", "content": "other"}]) == "fine"
+
+
+async def test_a_question_given_up_does_not_answer_the_next(renderer_of: Make) -> None:
+    renderer = renderer_of(CHAT_TEMPLATE)
+    await renderer.render(HELLO)
+    given_up = asyncio.create_task(renderer.render([{"role": "user", "content": "x" * 10**6}]))
+    await asyncio.sleep(0.001)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    assert await renderer.render(HELLO) == "user: hello<end>\nassistant: "
