@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # pip takes a CPU build of torch where one is offered; on a GPU machine unset it to get the CUDA build.
 SERVE_ARGS ?=
 
-.PHONY: serve test test-slow bench-cpu lint format clean
+.PHONY: serve test test-slow bench-cpu bench-kernels lint format clean
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
@@ -41,3 +41,7 @@ clean:
 # Ratios on the CPU: speculation, batching, and transformers on the same weights.
 bench-cpu: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_cpu.py
+
+# Every operation on a GPU, beside ceilings measured in the same run.
+bench-kernels: $(VENV)/.ready-test
+	$(BIN)/python -P tests/benchmarks/bench_kernels.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._attention import check_attention
 from headway.kernels._device import multiprocessors, overlaps_launches
 from headway.kernels._triton import blocks_of, jit, jit_once_for, takes_triton, tl
 from headway.kernels.prefill_attention import prefill_attention
@@ -316,6 +317,7 @@ def _attend(
     first_position: int,
     out: torch.Tensor,
 ) -> None:
+    check_attention(query, key_cache, value_cache, out)
     rows, window, q_heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
     max_blocks = block_table.shape[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._attention import check_attention
 from headway.kernels._device import shared_memory_bytes
 from headway.kernels._triton import blocks_of, jit, takes_triton, tl
 from headway.kernels.reference.prefill_attention import prefill_attention as prefill_attention_twin
@@ -170,6 +171,7 @@ def prefill_attention(
             out=out,
         )
     result = torch.empty_like(query) if out is None else out
+    check_attention(query, key_cache, value_cache, result)
     rows, window, q_heads, head_dim = query.shape
     # fp32 products run outside the tensor cores and want registers; so do wide heads.
     is_small = query.dtype == torch.float32 or head_dim > 128

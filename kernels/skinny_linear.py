@@ -123,6 +123,7 @@ def skinny_linear(
         return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
     rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
+    assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     padded_rows = max(power_of_two(rows), _MIN_TILE_ROWS)
     tiles = _tiles(num_outputs, num_inputs, padded_rows, multiprocessors(x.device))

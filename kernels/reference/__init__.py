@@ -5,12 +5,14 @@ from headway.kernels.reference.advance import advance
 from headway.kernels.reference.kv_append import kv_append
 from headway.kernels.reference.mamba import mamba_state_selective_copy
 from headway.kernels.reference.paged_attention import paged_attention
+from headway.kernels.reference.prefill_attention import prefill_attention
 from headway.kernels.reference.prepare import prepare_next_forward_pass
 from headway.kernels.reference.rewind import rewind_kv_cache
 from headway.kernels.reference.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.reference.rope import rope
 from headway.kernels.reference.sample import gumbel_noise, sample
 from headway.kernels.reference.silu_mul import silu_mul
+from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
 from headway.kernels.reference.verify import verify_speculative_tokens
 
 __all__ = [
@@ -22,11 +24,14 @@ __all__ = [
     "kv_append",
     "mamba_state_selective_copy",
     "paged_attention",
+    "prefill_attention",
     "prepare_next_forward_pass",
     "rewind_kv_cache",
     "rms_norm",
     "rope",
     "sample",
     "silu_mul",
+    "skinny_gate_up",
+    "skinny_linear",
     "verify_speculative_tokens",
 ]

@@ -1,165 +1,353 @@
-"""Times the kernels on a GPU through graph replay, each beside its floor: the bytes it must move.
+"""How near each operation comes to what the GPU can do, against ceilings measured in the same run.
 
-    python -P tests/benchmarks/bench_kernels.py
+Every operation is checked on fresh random data and a poisoned output against float64 or its twin, then timed
+as a CUDA graph of launches over rotated buffers that together exceed the L2 cache (small operations of a
+layer: over one buffer, as they find it in a model). Times include the gaps between launches. Prints a Markdown table.
 
-Inputs rotate so that large ones come from memory, not from the cache.
+    make bench-kernels
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from headway import kernels
+from headway.kernels import reference
+from headway.kernels._triton import jit, tl
 
-REPLAYS = 20
-COPIED_BYTES = 2**32
-ROWS, DEPTH, BLOCK_SIZE, MAX_BLOCKS = 256, 3, 16, 512
+Launch = Callable[[], object]
+ROTATED_BYTES = 600_000_000
+GRAPH_MICROSECONDS = 3000
+HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY = 4096, 32, 8, 128, 11008, 151_680
+WEIGHTS = {
+    "qkv": ((Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    "o": (HIDDEN, HIDDEN),
+    "gate_up": (2 * INTERMEDIATE, HIDDEN),
+    "down": (HIDDEN, INTERMEDIATE),
+    "lm_head": (VOCABULARY, HIDDEN),
+    "qkv, hidden 1024": (4096, 1024),
+    "o, hidden 1024": (1024, 2048),
+    "down, hidden 1024": (1024, 3072),
+}
+WINDOW, BLOCK_SIZE = 4, 16
+CONTEXTS = [(rows, context) for rows in (1, 8, 64) for context in (1024, 8192, 65536)]
+PROMPTS = [(1, 128, 0), (1, 1024, 0), (1, 8192, 0), (1, 2048, 6144), (4, 2048, 0)]
+SAMPLERS = {"greedy": (0.0, 0, 1.0), "temperature": (1.0, 0, 1.0), "top-k, top-p": (1.0, 50, 0.9)}
+TOLERANCE = 1e-2
 
 
-class Case(NamedTuple):
-    name: str
-    calls: list[Callable[[], object]]  # the same work on different buffers
-    moved_bytes: int
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the table; `work` in bytes or floating-point operations, as the ceiling counts."""
+
+    operation: str
+    case: str
+    microseconds: float
+    work: float
+    ceiling: str
+    error: float
+    peer_microseconds: float | None = None
 
 
-def seconds_of(calls: list[Callable[[], object]]) -> float:
-    """Median seconds of one call within a graph of all of them, repeated to at least 20."""
-    repeated = calls * -(-20 // len(calls))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
+@jit
+def _read_kernel(data_ptr: tl.tensor, out_ptr: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    seen = tl.zeros((BLOCK,), tl.int32)
+    for start in range(first, size, tl.num_programs(0) * BLOCK):
+        seen ^= tl.load(data_ptr + start + tl.arange(0, BLOCK))
+    tl.store(out_ptr + first + tl.arange(0, BLOCK), seen)
+
+
+def microseconds(launches: Sequence[Launch], estimate: float) -> float:
+    """Of one launch: the median over replays of a graph that goes through the launches over and over."""
+    count = max(len(launches), min(96, int(GRAPH_MICROSECONDS / estimate)))
+    launches[0]()
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in repeated:
-            call()
+        for launch in itertools.islice(itertools.cycle(launches), count):
+            launch()
     graph.replay()
     times = []
-    for _ in range(REPLAYS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+    for _ in range(7):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
         graph.replay()
         end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1000 / len(repeated))
-    return sorted(times)[len(times) // 2]
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / count)
+    return statistics.median(times)
 
 
-def read_ceiling() -> float:
-    """Bytes per second of a plain sum over 4 GiB."""
-    data = torch.ones(COPIED_BYTES // 4, device="cuda")
-    return COPIED_BYTES / seconds_of([lambda: torch.sum(data)])
+def measured_ceilings() -> dict[str, float]:
+    """Bytes or floating-point operations a second."""
+    size, block = 1 << 30, 4096
+    data = torch.randint(0, 100, (size,), dtype=torch.int32, device="cuda")
+    programs = 8 * torch.cuda.get_device_properties(0).multi_processor_count
+    out = torch.empty(programs * block, dtype=torch.int32, device="cuda")
+    read = microseconds([lambda: _read_kernel[(programs,)](data, out, size, BLOCK=block, num_warps=8)], 1000)
+    copy = microseconds([lambda: data[: size // 2].copy_(data[size // 2 :])], 1000)
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    product = microseconds([lambda: a @ b], 1500)
+    return {"read": 4e6 * size / read, "copy": 4e6 * size / copy, "matmul": 2e6 * 8192**3 / product}
 
 
-def bookkeeping() -> list[Case]:
-    integers = {"dtype": torch.int64, "device": "cuda"}
-    zeros = torch.zeros(ROWS, **integers)
-    length = torch.randint(1, 4000, (ROWS,), **integers)
-    vectors = (length % BLOCK_SIZE, length, length // BLOCK_SIZE + 1, zeros.clone())
-    tables = torch.randint(0, 9999, (2, ROWS, MAX_BLOCKS), **integers)
-    accepted = torch.randint(0, DEPTH + 1, (ROWS,), **integers)
-    tokens = torch.randint(0, 2, (2, ROWS * (DEPTH + 1)), **integers)
-    last, mask, _ = kernels.verify_speculative_tokens(*tokens, ROWS, 0, DEPTH)
-    released = zeros.clone(), torch.zeros(ROWS, dtype=torch.bool, device="cuda")
-    buffers = zeros.clone(), zeros.clone(), torch.zeros(ROWS, DEPTH, **integers), zeros.clone()
-    offsets, lengths, counts, last_ids = vectors
-    return [
-        Case(
-            "advance",
-            [
-                lambda: kernels.advance(
-                    lengths, offsets, counts, last_ids, *tables, lengths + 0, zeros, DEPTH, BLOCK_SIZE
-                )
-            ],
-            ROWS * 8 * 10,
-        ),
-        Case(
-            "verify",
-            [lambda: kernels.verify_speculative_tokens(*tokens, ROWS, 0, DEPTH, out=(last, mask))],
-            ROWS * (8 * 9 + 4),
-        ),
-        Case(
-            "prepare",
-            [
-                lambda: kernels.prepare_next_forward_pass(
-                    ROWS, tokens[1], tokens[0], last, mask, tokens[0], *buffers, DEPTH
-                )
-            ],
-            ROWS * (8 * 15 + 4),
-        ),
-        Case(
-            "rewind",
-            [
-                lambda: kernels.rewind_kv_cache(
-                    accepted, zeros, *vectors, tables[0], DEPTH, BLOCK_SIZE, out=released
-                )
-            ],
-            ROWS * 8 * 10,
-        ),
-    ]
+def copies(num_bytes: float) -> int:
+    return int(min(max(ROTATED_BYTES // num_bytes + 1, 3), 16))
 
 
-def sampling(rows: int, vocab_size: int, **filters: float) -> Case:
-    window = 4
-    copies = max(1, min(8, 2**28 // (rows * window * vocab_size * 2)))
-    # Falls with the rank of the token as a language model's logits do; tokens in random order.
-    ranks = torch.rand(copies, rows, window, vocab_size, device="cuda").argsort(-1) + 1
-    logits = (-1.5 * ranks.log()).to(torch.bfloat16)
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Infinite where an element was not written."""
+    error = (result.double() - expected.double()).norm() / expected.double().norm()
+    return float(error) if bool(result.isfinite().all()) else float("inf")
 
-    def column(name: str, default: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.full((rows,), filters.get(name, default), dtype=dtype, device="cuda")
 
-    parameters = (
-        torch.arange(rows, device="cuda"),
-        column("temperature", 0.0),
-        column("top_k", 0, torch.int64),
-        column("top_p", 1.0),
-        column("min_p", 0.0),
-        torch.arange(rows, device="cuda"),
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def poisoned(*shape: int) -> torch.Tensor:
+    return torch.full(shape, torch.nan, device="cuda", dtype=torch.bfloat16)
+
+
+def linear_line(name: str, rows: int) -> Line:
+    """The weights are the bytes; PyTorch's own product stands beside."""
+    outputs, inputs = WEIGHTS[name]
+    size = 2 * outputs * inputs
+    weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
+    x, out = randn(rows, inputs), poisoned(rows, outputs)
+    kernels.skinny_linear(x, weights[0], out=out)
+    error = relative_error(out, x.double() @ weights[0].double().T)
+    own = microseconds([lambda w=w: kernels.skinny_linear(x, w, out=out) for w in weights], size / 4e6)
+    library = microseconds([lambda w=w: F.linear(x, w) for w in weights], size / 4e6)
+    return Line("skinny_linear", f"{name}, {rows} rows", own, size, "read", error, library)
+
+
+def gate_up_line(rows: int) -> Line:
+    """Beside it PyTorch's product and the separate activation."""
+    outputs, inputs = WEIGHTS["gate_up"]
+    size = 2 * outputs * inputs
+    weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
+    x, out = randn(rows, inputs), poisoned(rows, outputs // 2)
+    kernels.skinny_gate_up(x, weights[0], out=out)
+    gate, up = (x.double() @ weights[0].double().T).chunk(2, 1)
+    error = relative_error(out, F.silu(gate) * up)
+    own = microseconds([lambda w=w: kernels.skinny_gate_up(x, w, out=out) for w in weights], size / 4e6)
+    library = microseconds([lambda w=w: kernels.silu_mul(F.linear(x, w)) for w in weights], size / 4e6)
+    return Line("skinny_gate_up", f"{rows} rows", own, size, "read", error, library)
+
+
+def window_lines() -> Iterator[Line]:
+    """One pool for all cases, its blocks shuffled."""
+    num_blocks = max(rows * context for rows, context in CONTEXTS) // BLOCK_SIZE + 4 * 64
+    caches = randn(2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    shuffled = torch.randperm(num_blocks, device="cuda").int()
+    yield from (window_line(rows, context, *caches, shuffled) for rows, context in CONTEXTS)
+
+
+def window_line(
+    rows: int,
+    context: int,
+    keys: torch.Tensor,  # [num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM] bfloat16
+    values: torch.Tensor,  # [num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM] bfloat16
+    shuffled: torch.Tensor,  # [num_blocks] int32
+) -> Line:
+    """The keys and values are the bytes."""
+    width = context // BLOCK_SIZE + 2
+    size = 4 * rows * context * KV_HEADS * HEAD_DIM
+    count = min(copies(size), len(shuffled) // (rows * width))
+    tables = shuffled[: count * rows * width].view(count, rows, width)
+    starts = torch.full((rows,), context - WINDOW, device="cuda")
+    query, out, scale = (
+        randn(rows, WINDOW, Q_HEADS, HEAD_DIM),
+        poisoned(rows, WINDOW, Q_HEADS, HEAD_DIM),
+        HEAD_DIM**-0.5,
     )
-    out = torch.zeros(rows, window, dtype=torch.int64, device="cuda")
-    calls = [lambda some=some: kernels.sample(some, *parameters, out=out) for some in logits]
-    kind = " ".join(f"{name} {value}" for name, value in filters.items()) or "greedy"
-    return Case(f"sample [{rows * window}, {vocab_size}] {kind}", calls, logits[0].numel() * 2)
-
-
-def layers(tokens: int) -> list[Case]:
-    hidden, heads, kv_heads, head_dim, intermediate = 4096, 32, 8, 128, 11008
-    kind = {"dtype": torch.bfloat16, "device": "cuda"}
-    x, residual = torch.randn(2, tokens, hidden, **kind)
-    weight, gate_up = torch.randn(hidden, **kind), torch.randn(tokens, 2 * intermediate, **kind)
-    query, key = torch.randn(tokens, heads, head_dim, **kind), torch.randn(tokens, kv_heads, head_dim, **kind)
-    table, positions = torch.randn(4096, head_dim, device="cuda"), torch.arange(tokens, device="cuda")
-    caches = torch.zeros(2, 512, BLOCK_SIZE, kv_heads, head_dim, **kind)
-    calls: list[tuple[str, Callable[[], object], int]] = [
-        ("rms_norm", lambda: kernels.rms_norm(x, weight, 1e-5), 2 * x.numel()),
-        ("add_rms_norm", lambda: kernels.add_rms_norm(x, residual, weight, 1e-5), 4 * x.numel()),
-        ("rope", lambda: kernels.rope(query, key, positions, table), 2 * (query.numel() + key.numel())),
-        ("silu_mul", lambda: kernels.silu_mul(gate_up), gate_up.numel() * 3 // 2),
-        ("kv_append", lambda: kernels.kv_append(key, key, *caches, positions), 4 * key.numel()),
+    kernels.paged_attention(query, keys, values, tables[0], starts, scale, out=out)
+    used = tables[0][-1, : width - 2].long()
+    row = keys[used][None].flatten(1, 2), values[used][None].flatten(1, 2)
+    error = relative_error(out[-1:], attention_in_float64(query[-1:], *row, context - WINDOW))
+    launches = [
+        lambda t=table: kernels.paged_attention(query, keys, values, t, starts, scale, out=out)
+        for table in tables
     ]
-    return [Case(f"{name} {tokens} tokens", [call], 2 * elements) for name, call, elements in calls]
+    time = microseconds(launches, size / 4e6 + 8)
+    return Line("paged_attention", f"{rows} x {context:,} keys", time, size, "read", error)
 
 
-def main() -> None:
-    torch.manual_seed(0)
-    ceiling = read_ceiling()
-    print(f"{torch.cuda.get_device_name()}: reads {ceiling / 1e12:.2f} TB/s")
-    cases = bookkeeping()
-    filtered = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.02}
-    for rows in (1, 16, 128):
-        cases += [sampling(rows, 151_680), sampling(rows, 151_680, temperature=0.8)]
-        cases += [sampling(rows, 151_680, temperature=0.8, top_p=0.95), sampling(rows, 151_680, **filtered)]
-    cases += layers(4) + layers(256)
-    for case in cases:
-        seconds, floor = seconds_of(case.calls), case.moved_bytes / ceiling
-        print(
-            f"{case.name:58} {seconds * 1e6:9.2f} us   floor {floor * 1e6:8.3f} us   {floor / seconds:5.1%}"
+def attention_in_float64(
+    query: torch.Tensor,  # [1, window, q_heads, head_dim]
+    keys: torch.Tensor,  # [1, tokens, kv_heads, head_dim]
+    values: torch.Tensor,  # [1, tokens, kv_heads, head_dim]
+    start: int,
+) -> torch.Tensor:
+    """[1, window, q_heads, head_dim], one head after the other."""
+    heads = []
+    position = start + torch.arange(query.shape[1], device=query.device)
+    is_visible = torch.arange(keys.shape[1], device=query.device) <= position[:, None]
+    for head in range(query.shape[2]):
+        kv_head = head * keys.shape[2] // query.shape[2]
+        scores = query[0, :, head].double() @ keys[0, :, kv_head].double().T * query.shape[3] ** -0.5
+        weights = scores.masked_fill(~is_visible, -torch.inf).softmax(-1)
+        heads.append(weights @ values[0, :, kv_head].double())
+    return torch.stack(heads, 1)[None]
+
+
+def prompt_line(rows: int, window: int, start: int) -> Line:
+    """The visible pairs of query and key are the work; PyTorch's fused attention, without pages, beside."""
+    width = -(-(window + start) // BLOCK_SIZE)
+    keys, values = randn(2, rows * width, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    table = torch.randperm(rows * width, device="cuda").view(rows, width)
+    starts = torch.full((rows,), start, device="cuda")
+    query, out, scale = (
+        randn(rows, window, Q_HEADS, HEAD_DIM),
+        poisoned(rows, window, Q_HEADS, HEAD_DIM),
+        HEAD_DIM**-0.5,
+    )
+
+    def launch() -> torch.Tensor:
+        return kernels.prefill_attention(query, keys, values, table, starts, scale, out=out)
+
+    launch()
+    dense = [cache[table].flatten(1, 2)[:, : window + start] for cache in (keys, values)]
+    last = min(window, 64)
+    expected = attention_in_float64(query[-1:, -last:], dense[0][-1:], dense[1][-1:], start + window - last)
+    error = relative_error(out[-1:, -last:], expected)
+    work = 4 * rows * Q_HEADS * HEAD_DIM * window * (start + (window + 1) / 2)
+    peer = None
+    if start == 0:
+        q, k, v = (t.transpose(1, 2) for t in (query, *dense))
+        fused = [lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)]
+        peer = microseconds(fused, work / 4e8 + 5)
+    case = f"{rows} x {window:,} after {start:,}"
+    return Line(
+        "prefill_attention", case, microseconds([launch], work / 4e8 + 5), work, "matmul", error, peer
+    )
+
+
+def layer_lines(tokens: int) -> Iterator[Line]:
+    """Small operations of a layer: launches, more than bytes."""
+    x, residual, weight = randn(tokens, HIDDEN), randn(tokens, HIDDEN), randn(HIDDEN)
+    size, case = 2 * tokens * HIDDEN, f"{tokens} tokens"
+    error = relative_error(
+        kernels.rms_norm(x, weight, 1e-6), reference.rms_norm(x.double(), weight.double(), 1e-6)
+    )
+    time = microseconds([lambda: kernels.rms_norm(x, weight, 1e-6)], 3)
+    yield Line("rms_norm", case, time, 2 * size, "copy", error)
+    time = microseconds([lambda: kernels.add_rms_norm(x, residual, weight, 1e-6)], 5)
+    yield Line("add_rms_norm", case, time, 4 * size, "copy", error)
+    gate_up = randn(tokens, 2 * INTERMEDIATE)
+    error = relative_error(kernels.silu_mul(gate_up), reference.silu_mul(gate_up.double()))
+    time = microseconds([lambda: kernels.silu_mul(gate_up)], 4)
+    yield Line("silu_mul", case, time, 6 * tokens * INTERMEDIATE, "copy", error)
+    key, value = (randn(tokens, KV_HEADS, HEAD_DIM) for _ in range(2))
+    caches = [
+        torch.full((tokens, BLOCK_SIZE, KV_HEADS, HEAD_DIM), torch.nan, device="cuda").bfloat16()
+        for _ in "kv"
+    ]
+    slots = torch.randperm(tokens * BLOCK_SIZE, device="cuda")[:tokens]
+    kernels.kv_append(key, value, *caches, slots)
+    error = relative_error(caches[1].flatten(0, 1)[slots], value)
+    time = microseconds([lambda: kernels.kv_append(key, value, *caches, slots)], 4)
+    yield Line("kv_append", case, time, 8 * tokens * KV_HEADS * HEAD_DIM, "copy", error)
+
+
+def bookkeeping_lines(rows: int) -> Iterator[Line]:
+    """Launches, hardly bytes: 4 us each is the bar. The error is the share of values that are not the twin's."""
+    depth, blocks, case = WINDOW - 1, 4096, f"{rows} rows, depth {WINDOW - 1}"
+    tokens = torch.randint(0, 3, (2, rows * WINDOW), device="cuda")
+    own = kernels.verify_speculative_tokens(*tokens, rows, 0, depth)
+    twin = reference.verify_speculative_tokens(*tokens.cpu(), rows, 0, depth)
+    wrong = float((own[1].cpu() != twin[1]).double().mean())
+    time = microseconds([lambda: kernels.verify_speculative_tokens(*tokens, rows, 0, depth, out=own[:2])], 3)
+    yield Line("verify_speculative_tokens", case, time, 17 * tokens[0].numel(), "copy", wrong)
+
+    length, status = (
+        torch.ones(rows, dtype=torch.int64, device="cuda"),
+        torch.zeros(rows, device="cuda").long(),
+    )
+    granted = torch.arange(rows * blocks, device="cuda").view(rows, blocks)
+    used = torch.where(torch.arange(blocks, device="cuda") == 0, granted, -1)
+    state = length, length - 1, length.clone(), used[:, 0].clone(), used
+    rest = granted, length * 0 + blocks * BLOCK_SIZE, status, depth, BLOCK_SIZE
+    copied = [tensor.cpu() for tensor in state]
+    kernels.advance(*state, *rest)
+    reference.advance(*copied, *(value.cpu() if isinstance(value, torch.Tensor) else value for value in rest))
+    wrong = max(float((a.cpu() != b).double().mean()) for a, b in zip(state, copied, strict=True))
+    time = microseconds([lambda: kernels.advance(*state, *rest)], 3)
+    yield Line("advance", case, time, 8 * 12 * rows, "copy", wrong)
+    accepted = status + depth
+    ordered = accepted, status, state[1], state[0], *state[2:], depth, BLOCK_SIZE
+    time = microseconds([lambda: kernels.rewind_kv_cache(*ordered)], 3)
+    yield Line("rewind_kv_cache, all accepted", case, time, 8 * 12 * rows, "copy", 0.0)
+
+
+def sample_line(rows: int, name: str) -> Line:
+    """The logits are the bytes. The error is the share of tokens that are not those of the twin."""
+    temperature, top_k, top_p = SAMPLERS[name]
+    logits = [randn(rows, WINDOW, VOCABULARY) for _ in range(copies(2 * rows * WINDOW * VOCABULARY))]
+    whole, real = torch.arange(rows, device="cuda"), torch.ones(rows, device="cuda")
+    rest = whole, real * temperature, whole * 0 + top_k, real * top_p, real * 0, whole + 7
+    wrong = kernels.sample(logits[0], *rest) != reference.sample(logits[0], *rest)
+    size = 2 * logits[0].numel()
+    time = microseconds([lambda x=x: kernels.sample(x, *rest) for x in logits], size / 4e6 + 10)
+    return Line("sample", f"{name}, {rows} x {WINDOW}", time, size, "read", float(wrong.double().mean()))
+
+
+def table(lines: Iterable[Line], ceilings: dict[str, float]) -> bool:
+    """Prints as it goes; whether every operation was right."""
+    is_right = True
+    print("| operation | case | us | achieved | of the ceiling | PyTorch, us | error |")
+    print("|---|---|---|---|---|---|---|")
+    for line in lines:
+        rate = line.work / line.microseconds * 1e6
+        achieved = f"{rate / 1e12:.0f} TFLOP/s" if line.ceiling == "matmul" else f"{rate / 1e9:,.0f} GB/s"
+        share = f"{rate / ceilings[line.ceiling]:.1%} of {line.ceiling}"
+        peer = "" if line.peer_microseconds is None else f"{line.peer_microseconds:.2f}"
+        cells = (
+            line.operation,
+            line.case,
+            f"{line.microseconds:.2f}",
+            achieved,
+            share,
+            peer,
+            f"{line.error:.1e}",
         )
+        print(f"| {' | '.join(cells)} |", flush=True)
+        is_right &= line.error <= TOLERANCE
+    return is_right
+
+
+def main() -> int:
+    """The exit status is 1 when an operation is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="", help="operations whose group's name contains this")
+    only = parser.parse_args().only
+    rows = 1, 4, 16, 64
+    groups: dict[str, Callable[[], Iterator[Line]]] = {
+        "linear": lambda: itertools.starmap(linear_line, itertools.product(WEIGHTS, rows)),
+        "gate_up": lambda: map(gate_up_line, rows),
+        "window": window_lines,
+        "prompt": lambda: itertools.starmap(prompt_line, PROMPTS),
+        "layer": lambda: layer_lines(256),
+        "bookkeeping": lambda: bookkeeping_lines(256),
+        "sample": lambda: itertools.starmap(sample_line, itertools.product((1, 128), SAMPLERS)),
+    }
+    ceilings = measured_ceilings()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", end=": ")
+    print(f"read {ceilings['read'] / 1e9:,.0f} GB/s, copy {ceilings['copy'] / 1e9:,.0f} GB/s,", end=" ")
+    print(f"bf16 matmul {ceilings['matmul'] / 1e12:.0f} TFLOP/s\n")
+    lines = itertools.chain.from_iterable(make() for name, make in groups.items() if only in name)
+    return 0 if table(lines, ceilings) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
