@@ -167,7 +167,7 @@ def _tiles(num_outputs: int, num_inputs: int, padded_rows: int, num_multiprocess
     split = power_of_two(most + 1) // 2 if most > 1 else 1
     if padded_rows == _MAX_ROWS or _cut(num_inputs) < _CUT:
         return _Tiles(64, _MIN_INPUTS, split, 8, split > 1)
-    return _Tiles(64, _CUT, split, 6 if split > 1 else 5, True)
+    return _Tiles(64, _CUT, split, 5, True)
 
 
 @functools.cache

@@ -110,7 +110,7 @@ CASES = [
             STRIDES,
         )
         for rows, outputs, inputs, split, num_stages in (
-            (16, 64, 128, 2, 6),
+            (16, 64, 128, 2, 5),
             (64, 64, 64, 2, 8),
             (64, 64, 64, 1, 8),
             (64, 128, 64, 1, 4),
