@@ -2,6 +2,7 @@
 
 from headway.engine.config import MAX_DEPTH, EngineConfig
 from headway.engine.errors import (
+    INTERNAL_ERROR,
     ConfigError,
     EngineDeadError,
     HeadwayError,
@@ -42,6 +43,7 @@ from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.stats import EngineStats
 
 __all__ = [
+    "INTERNAL_ERROR",
     "MAX_BAD_WORDS",
     "MAX_BAD_WORD_TOKENS",
     "MAX_DEPTH",

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from headway.engine.adjustments import AdjustmentTable, table_bytes
 from headway.engine.cache.pool import KVPool
 from headway.engine.checkpoint import load_model, parameter_counts
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
 from headway.engine.mailbox import EngineInfo
-from headway.engine.memory import available_bytes, kv_block_bytes, num_kv_blocks
+from headway.engine.memory import available_bytes, format_bytes, kv_block_bytes, num_kv_blocks
 from headway.engine.models.registry import CausalLM
 from headway.engine.runner import Runner
 from headway.engine.scheduler import Scheduler
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
+
+MAX_ADJUSTMENTS_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ def assemble(
     depth = config.depth if model.has_mtp else 0
     config = msgspec.structs.replace(config, device=device.type, depth=depth)
     max_model_len = _max_model_len(config, model)
+    adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
     pool = _take_pool(config, model, max_model_len)
     max_blocks = -(-max_model_len // config.block_size)
     slots = SlotTable.allocate(
@@ -65,7 +69,7 @@ def assemble(
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),
     )
-    runner = Runner(model, pool, slots, drafter=drafter)
+    runner = Runner(model, pool, slots, adjustments=adjustments, drafter=drafter)
     return Engine(scheduler, runner, _info(config, model, pool, max_model_len))
 
 
@@ -88,6 +92,20 @@ def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
             f"(max_position_embeddings); use {trained:,} or less"
         )
     return config.max_model_len
+
+
+def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
+    vocab_size, available = model.config.vocab_size, available_bytes(model.device)
+    needed = table_bytes(config.max_running, vocab_size)
+    limit = MAX_ADJUSTMENTS_SHARE * available
+    if needed > limit:
+        most = int(limit / table_bytes(1, vocab_size))
+        raise ConfigError(
+            f"penalties and biases of {config.max_running} requests over {vocab_size:,} tokens take "
+            f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
+            f"is available on {config.device}); lower --max-running to {most}"
+        )
+    return AdjustmentTable(config.max_running, vocab_size, model.device)
 
 
 def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVPool:

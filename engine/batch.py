@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.engine.logprobs import TokenLogprobs
 from headway.engine.request import SamplingParams
 
 
@@ -20,13 +21,27 @@ class RowMove:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSetup:
-    """A request takes a row. Until its prefill ends the row is padding for decode rounds."""
+class TokenHistory:
+    """What the rules that look back must know of a request when it takes a row."""
 
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSetup:
+    """A request takes a row. Until its prefill ends the row is padding for decode rounds.
+
+    history: given iff sampling.adjusts_logits.
+    """
+
+    request_id: int
     row: int
     sampling: SamplingParams
     limit: int
     depth_cap: int
+    history: TokenHistory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,8 @@ class PrefillChunk:
     hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
     a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
     is_last: a token is sampled after this chunk and the row takes part in rounds from this step on.
+    scored_token_ids: the prompt's tokens start + 1, start + 2, ...; the log-probabilities of as many come
+    back, with num_top tokens beside each.
     """
 
     request_id: int
@@ -53,6 +70,8 @@ class PrefillChunk:
     token_ids: tuple[int, ...]
     hidden_block_id: int | None
     is_last: bool
+    scored_token_ids: tuple[int, ...] = ()
+    num_top: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,14 @@ class StepResult:
     first_token_ids: one for each chunk of the plan with is_last, in the plan's order.
     emitted: by row of the round, the tokens that stay (accepted drafts, then the bonus token);
     empty for padding rows.
+    first_logprobs, emitted_logprobs: beside the tokens, None where they were not asked for; () if nobody did.
+    prompt_logprobs: by chunk of the plan, None where no tokens were to be scored; () if nowhere were.
+    faults: (request id, what went wrong) for each request whose row could not be set up; it is padding.
     """
 
     first_token_ids: tuple[int, ...] = ()
     emitted: tuple[tuple[int, ...], ...] = ()
+    first_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    emitted_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    faults: tuple[tuple[int, str], ...] = ()

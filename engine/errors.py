@@ -12,6 +12,8 @@ Faults of our own are assertions. Messages name what, value, limit and remedy.
 
 from __future__ import annotations
 
+INTERNAL_ERROR = "internal_error"  # code of a request that ended by a fault of our own
+
 
 class HeadwayError(Exception):
     """Root of all errors that are somebody's fault outside this program."""
@@ -44,3 +46,8 @@ class QueueFullError(RequestError):
 
 class EngineDeadError(HeadwayError):
     """The engine process ended, or answers no more."""
+
+
+def describe_fault(error: Exception) -> str:
+    """A fault of our own that ended one request, in words for whoever sent it."""
+    return f"the engine failed on this request ({type(error).__name__}: {error}); others are not affected"

@@ -35,15 +35,18 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
             self.top_logprobs[:num_top],
         )
 
-    def followed_by(self, other: TokenLogprobs) -> TokenLogprobs:
-        assert self.num_top == other.num_top, (self.num_top, other.num_top)
-        return TokenLogprobs(
-            self.num_top,
-            self.logprobs + other.logprobs,
-            self.ranks + other.ranks,
-            self.top_ids + other.top_ids,
-            self.top_logprobs + other.top_logprobs,
-        )
+
+def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    """One behind another; of no tokens if there are no parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return TokenLogprobs(
+        parts[0].num_top if parts else 0,
+        [value for part in parts for value in part.logprobs],
+        [rank for part in parts for rank in part.ranks],
+        [token_id for part in parts for token_id in part.top_ids],
+        [value for part in parts for value in part.top_logprobs],
+    )
 
 
 def unpack(rows: Sequence[Sequence[float]], num_top: int) -> TokenLogprobs:

@@ -5,12 +5,13 @@ One step stays in flight while the one before is read. Knows neither tensors nor
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import Protocol
 
 from headway.engine.batch import Plan, StepResult
-from headway.engine.errors import RequestError
+from headway.engine.errors import RequestError, describe_fault
 from headway.engine.mailbox import (
     Abort,
     FromEngine,
@@ -28,6 +29,8 @@ from headway.engine.scheduler import Scheduler
 IDLE_SECONDS = 0.5
 STATS_SECONDS = 0.1
 HEARTBEAT_SECONDS = 0.25
+
+logger = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
@@ -74,6 +77,7 @@ class EngineLoop:
             self._step += 1
         while self._in_flight and self._should_read(has_launched=plan is not None):
             self._publish(*self._in_flight.popleft())
+        self._report_faults()
         self._report()
         return True
 
@@ -91,6 +95,9 @@ class EngineLoop:
                 self._scheduler.add(_request(message))
             except RequestError as error:
                 self._post.send(RoundOutput([_refusal(message.request_id, error)]))
+            except Exception as error:
+                logger.exception("request %d could not be taken in", message.request_id)
+                self._scheduler.count_fault(message.request_id, describe_fault(error))
         elif isinstance(message, Abort):
             self._scheduler.abort(message.request_id)
 
@@ -101,6 +108,12 @@ class EngineLoop:
             self._send_stats()  # first, so that who sees the end of a request sees it counted
         if events:
             self._post.send(RoundOutput(events))
+
+    def _report_faults(self) -> None:
+        faults = self._scheduler.drain_faults()
+        if faults:
+            self._send_stats()
+            self._post.send(RoundOutput(faults))
 
     def _report(self) -> None:
         now = time.monotonic()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headway.engine.logprobs import TokenLogprobs
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is picked from the logits; the order is top to bottom, each default is off.
@@ -69,6 +71,7 @@ class Request:
     num_tokens - 1 after each round that was read. num_cached: how many of them the last admission found in
     the prefix cache. num_chunks_in_flight and num_rounds_in_flight count what was launched and not read yet:
     each round may have added up to depth + 1 tokens that the host does not know.
+    prompt_logprobs: of the prompt so far, chunk by chunk, if the request asked for them.
     """
 
     request_id: int
@@ -88,6 +91,7 @@ class Request:
     num_chunks_in_flight: int = 0
     num_rounds_in_flight: int = 0
     num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     arrival_seconds: float = field(default_factory=time.monotonic)
 
     @property
@@ -98,6 +102,11 @@ class Request:
     def limit(self) -> int:
         """Number of tokens that may ever enter the KV cache: the last token of the output never does."""
         return len(self.prompt_token_ids) + self.max_tokens - 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted and were not sent yet."""
+        return self.sampling.num_prompt_logprobs is not None and not self.output_token_ids
 
     @property
     def is_in_flight(self) -> bool:

@@ -14,10 +14,16 @@ import torch
 from headway.engine.cache.pool import KVPool
 from headway.engine.models.inputs import window_inputs
 from headway.engine.models.registry import CausalLM
-from headway.engine.sampler import pick_tokens
+from headway.engine.sampler import pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter
-from headway.kernels import advance, prepare_next_forward_pass, rewind_kv_cache, verify_speculative_tokens
+from headway.kernels import (
+    advance,
+    count_tokens,
+    prepare_next_forward_pass,
+    rewind_kv_cache,
+    verify_speculative_tokens,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +35,25 @@ class Window:
     start_positions: torch.Tensor  # [rows] int64: L
 
 
-def decode_round(
-    model: CausalLM, pool: KVPool, rows: SlotTable, depth: int, drafter: Drafter
-) -> torch.Tensor:
-    """Runs one round over all given rows and moves their state on.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round leaves for the host."""
 
-    Returns [rows, depth + 2] int64: how many tokens stay (0 for padding rows), then the picked tokens,
-    of which that many are the row's next ones.
-    """
+    emitted: (
+        torch.Tensor
+    )  # [rows, depth + 2] int64: how many picked tokens stay (0: padding), then all of them
+    logprobs: torch.Tensor | None  # [scored rows, depth + 1, 2 + 2 * top] float32 as score_tokens packs them
+
+
+def decode_round(
+    model: CausalLM,
+    pool: KVPool,
+    rows: SlotTable,
+    depth: int,
+    drafter: Drafter,
+    scored_rows: torch.Tensor | None = None,  # [n] int64: rows whose picked tokens are scored, if any
+) -> Outcome:
+    """Runs one round over all given rows and moves their state on."""
     window = _open_window(model, pool, rows, depth, drafter)
     _advance(rows, depth, pool.block_size)
     inputs = window_inputs(
@@ -44,7 +61,8 @@ def decode_round(
     )
     hidden = model.forward(inputs, pool)
     logits = model.logits(hidden).view(*window.tokens.shape, -1)
-    picked = pick_tokens(logits, rows, window.start_positions + 1)
+    picked = pick_tokens(logits, rows, window.start_positions + 1, window.tokens[:, 1:])
+    logprobs = None if scored_rows is None else _score(logits, picked, scored_rows)
     accepted_counts, bonus = _verify(window, picked, depth)
     _rewind(rows, accepted_counts, depth, pool.block_size)
     is_live = rows.prefill_status == 0
@@ -54,7 +72,9 @@ def decode_round(
         _set_pending(rows, is_live, accepted_counts, picked, states)
         _keep_block_hidden(pool, rows, window, states)
     emitted_counts = (accepted_counts + 1) * is_live
-    return torch.cat([emitted_counts[:, None], picked], dim=1)
+    if rows.adjustments is not None:
+        count_tokens(picked, emitted_counts, rows.adjustments)
+    return Outcome(torch.cat([emitted_counts[:, None], picked], dim=1), logprobs)
 
 
 def _open_window(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int, drafter: Drafter) -> Window:
@@ -126,6 +146,11 @@ def _rewind(rows: SlotTable, accepted_counts: torch.Tensor, depth: int, block_si
 
 def _commit(rows: SlotTable, is_live: torch.Tensor, bonus: torch.Tensor) -> None:
     rows.last_tokens.copy_(torch.where(is_live, bonus, rows.last_tokens))
+
+
+def _score(logits: torch.Tensor, picked: torch.Tensor, scored_rows: torch.Tensor) -> torch.Tensor:
+    scores = score_tokens(logits[scored_rows].flatten(0, 1), picked[scored_rows].flatten())
+    return scores.view(len(scored_rows), picked.shape[1], -1)
 
 
 def _set_pending(

@@ -5,76 +5,104 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 
-from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowSetup, StepResult
+from headway.engine.adjustments import AdjustmentTable
+from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.cache.pool import KVPool
+from headway.engine.errors import describe_fault
 from headway.engine.models.inputs import ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
+from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import decode_round
-from headway.engine.sampler import pick_tokens
+from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 
-
-class RoundHandle:
-    """The result of a launched step, perhaps still on its way from the device."""
-
-    def __init__(self, first_tokens: torch.Tensor, emitted: torch.Tensor) -> None:
-        """first_tokens: [chunks that were last] int64; emitted: [rows, depth + 2] int64, count first."""
-        self._first_tokens = first_tokens.to("cpu", non_blocking=True)
-        self._emitted = emitted.to("cpu", non_blocking=True)
-        self._event: torch.Event | None = None
-        if first_tokens.is_cuda:
-            self._event = torch.Event(device="cuda")
-            self._event.record()
-
-    def is_ready(self) -> bool:
-        return self._event is None or self._event.query()
-
-    def result(self) -> StepResult:
-        """The one place where the host waits for the device."""
-        if self._event is not None:
-            self._event.synchronize()
-        emitted = tuple(tuple(row[1 : 1 + row[0]]) for row in self._emitted.tolist())
-        return StepResult(first_token_ids=tuple(self._first_tokens.tolist()), emitted=emitted)
+logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Owns the model, the KV pool and the slot table, and is the only writer of the last two on the host side."""
+    """Owns the model, the KV pool, the slot table and what stands beside it: the only writer on the host side."""
 
     def __init__(
-        self, model: CausalLM, pool: KVPool, slots: SlotTable, *, drafter: Drafter = mtp_drafts
+        self,
+        model: CausalLM,
+        pool: KVPool,
+        slots: SlotTable,
+        *,
+        adjustments: AdjustmentTable | None = None,
+        drafter: Drafter = mtp_drafts,
     ) -> None:
         self.model = model
         self.pool = pool
         self.slots = slots
         self.device = slots.kv_lengths.device
+        self.adjustments = adjustments or AdjustmentTable(
+            len(slots.limits), model.config.vocab_size, self.device
+        )
+        self._num_logprobs: dict[int, int] = {}  # by row, for those that want any
         self._drafter = drafter
-        self._views: dict[int, SlotTable] = {}
+        self._views: dict[tuple[int, bool], SlotTable] = {}
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:
         """Starts all the work of one step, in the order of the plan's fields."""
         for row in plan.released_rows:
-            self.slots.release(row)
+            self._release(row)
         for move in plan.moves:
-            self.slots.move(move.source, move.target)
-        for setup in plan.setups:
-            self._set_up(setup)
+            self._move(move)
+        faults = [fault for setup in plan.setups if (fault := self._try_set_up(setup)) is not None]
         for grant in plan.grants:
             self._grant(grant)
-        first_tokens = self._prefill(plan.prefill, speculates=plan.depth > 0)
-        return RoundHandle(first_tokens, self._decode(len(plan.decode_request_ids), plan.depth))
+        results = DeviceResults(self.device, plan.depth, tuple(faults))
+        self._prefill(plan.prefill, results, speculates=plan.depth > 0)
+        self._decode(len(plan.decode_request_ids), plan.depth, results)
+        return RoundHandle(results)
 
-    def _decode(self, num_rows: int, depth: int) -> torch.Tensor:
+    def _decode(self, num_rows: int, depth: int, results: DeviceResults) -> None:
         if num_rows == 0:
-            return torch.zeros((0, depth + 2), dtype=torch.int64, device=self.device)
-        if num_rows not in self._views:
-            self._views[num_rows] = self.slots.first(num_rows)
-        return decode_round(self.model, self.pool, self._views[num_rows], depth, self._drafter)
+            return
+        wanted = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
+        scored_rows = torch.tensor(list(wanted), device=self.device) if wanted else None
+        rows = self._rows(num_rows)
+        outcome = decode_round(self.model, self.pool, rows, depth, self._drafter, scored_rows)
+        results.emitted = outcome.emitted
+        if outcome.logprobs is not None:
+            results.emitted_logprobs = (wanted, outcome.logprobs)
+
+    def _rows(self, num_rows: int) -> SlotTable:
+        """The first rows; with adjustments only while a row uses any, so that nothing is spent on them else."""
+        is_adjusted = self.adjustments.is_used
+        key = (num_rows, is_adjusted)
+        if key not in self._views:
+            adjustments = self.adjustments.first(num_rows) if is_adjusted else None
+            self._views[key] = self.slots.first(num_rows, adjustments)
+        return self._views[key]
+
+    def _release(self, row: int) -> None:
+        self.slots.release(row)
+        self.adjustments.release(row)
+        self._num_logprobs.pop(row, None)
+
+    def _move(self, move: RowMove) -> None:
+        self.slots.move(move.source, move.target)
+        self.adjustments.move(move.source, move.target)
+        if move.source in self._num_logprobs:
+            self._num_logprobs[move.target] = self._num_logprobs.pop(move.source)
+
+    def _try_set_up(self, setup: RowSetup) -> tuple[int, str] | None:
+        """(request id, what went wrong) of a request that cannot be set up; its row is padding then."""
+        try:
+            self._set_up(setup)
+        except Exception as error:
+            logger.exception("request %d could not be set up", setup.request_id)
+            self._release(setup.row)
+            return setup.request_id, describe_fault(error)
+        return None
 
     def _set_up(self, setup: RowSetup) -> None:
         slots, row, sampling = self.slots, setup.row, setup.sampling
@@ -88,27 +116,42 @@ class Runner:
         slots.top_p[row] = sampling.top_p
         slots.min_p[row] = sampling.min_p
         slots.seeds[row] = sampling.seed - (1 << 64) if sampling.seed >= 1 << 63 else sampling.seed
+        if setup.history is not None:
+            self.adjustments.set_up(row, sampling, setup.history)
+        if sampling.num_logprobs is not None:
+            self._num_logprobs[row] = sampling.num_logprobs
 
     def _grant(self, grant: BlockGrant) -> None:
         ids = torch.tensor(grant.block_ids, dtype=torch.int64, device=self.device)
         self.slots.granted_block_ids[grant.row, grant.first_index : grant.first_index + len(ids)] = ids
 
-    def _prefill(self, chunks: Sequence[PrefillChunk], *, speculates: bool) -> torch.Tensor:
-        """Computes the chunks; samples after those that are last. Returns their tokens, [last chunks] int64."""
+    def _prefill(self, chunks: Sequence[PrefillChunk], results: DeviceResults, *, speculates: bool) -> None:
+        """Computes the chunks; samples after those that are last."""
         if not chunks:
-            return torch.zeros(0, dtype=torch.int64, device=self.device)
+            return
         inputs = self._prefill_inputs(chunks)
         hidden = self.model.forward(inputs, self.pool)
         if speculates:
             self._fill_draft_cache(chunks, inputs, self.model.draft_hidden(hidden))
+        firsts = [segment.first_token for segment in inputs.segments]
         last = [
-            (chunk, segment.first_token + segment.window - 1)
-            for chunk, segment in zip(chunks, inputs.segments, strict=True)
-            if chunk.is_last
+            (c, first + len(c.token_ids) - 1) for c, first in zip(chunks, firsts, strict=True) if c.is_last
         ]
-        if not last:
-            return torch.zeros(0, dtype=torch.int64, device=self.device)
-        return self._start_rows([chunk for chunk, _ in last], hidden[[place for _, place in last]])
+        if last:
+            self._start_rows([chunk for chunk, _ in last], hidden[[place for _, place in last]], results)
+        if any(chunk.scored_token_ids for chunk in chunks):
+            results.prompt_logprobs = [
+                self._score_prompt(chunk, hidden[first:]) for chunk, first in zip(chunks, firsts, strict=True)
+            ]
+
+    def _score_prompt(self, chunk: PrefillChunk, hidden: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        """hidden: [tokens, hidden], from the chunk's first. The vocabulary's logits exist for a few at a time."""
+        if not chunk.scored_token_ids:
+            return None
+        tokens = torch.split(torch.tensor(chunk.scored_token_ids, device=self.device), SCORED_AT_ONCE)
+        states = torch.split(hidden[: len(chunk.scored_token_ids)], SCORED_AT_ONCE)
+        scores = [score_tokens(self.model.logits(h), t) for h, t in zip(states, tokens, strict=True)]
+        return chunk.num_top, torch.cat(scores)
 
     def _prefill_inputs(self, chunks: Sequence[PrefillChunk]) -> ForwardInputs:
         """The chunks one behind the other, one segment each."""
@@ -163,17 +206,26 @@ class Runner:
         block_ids = self.slots.granted_block_ids[chunk.row, (chunk.start + ends) // size]
         self.pool.keep_hidden(block_ids, states[ends], torch.ones_like(ends, dtype=torch.bool))
 
-    def _start_rows(self, chunks: Sequence[PrefillChunk], hidden: torch.Tensor) -> torch.Tensor:
+    def _start_rows(
+        self, chunks: Sequence[PrefillChunk], hidden: torch.Tensor, results: DeviceResults
+    ) -> None:
         """The rows' prompts are in the cache: pick their first tokens and let rounds have them.
 
-        hidden: [chunks, hidden], of the last prompt tokens. Returns [chunks] int64.
+        hidden: [chunks, hidden], of the last prompt tokens.
         """
         slots = self.slots
         index = torch.tensor([chunk.row for chunk in chunks], device=self.device)
         lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
         length = torch.tensor(lengths, device=self.device)
-        rows = SlotTable(**{name: tensor[index] for name, tensor in slots.tensors().items()})
-        tokens = pick_tokens(self.model.logits(hidden)[:, None], rows, length)[:, 0]
+        rows = slots.at(index, self.adjustments.at(index) if self.adjustments.is_used else None)
+        logits = self.model.logits(hidden)
+        tokens = pick_tokens(logits[:, None], rows, length, index.new_zeros((len(index), 0)))[:, 0]
+        results.first_tokens = tokens
+        wanted = {i: n for i, c in enumerate(chunks) if (n := self._num_logprobs.get(c.row)) is not None}
+        if wanted:
+            scored = torch.tensor(list(wanted), device=self.device)
+            results.first_logprobs = (wanted, score_tokens(logits[scored], tokens[scored])[:, None])
+        self.adjustments.count(index, tokens)
         slots.last_tokens[index] = tokens
         slots.kv_lengths[index] = length
         slots.pending_tokens[index, 0] = tokens
@@ -185,4 +237,3 @@ class Runner:
         places = torch.arange(slots.kv_block_ids.shape[1], device=self.device)
         slots.kv_block_ids[index] = torch.where(places < counts[:, None], rows.granted_block_ids, -1)
         slots.last_block_ids[index] = rows.granted_block_ids.gather(1, counts[:, None] - 1)[:, 0]
-        return tokens

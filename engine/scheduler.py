@@ -11,29 +11,28 @@ from above. Knows ids and numbers; no tensors, no text, no clock.
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
 
-from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowSetup, StepResult
+from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.config import EngineConfig
-from headway.engine.errors import QueueFullError
+from headway.engine.errors import QueueFullError, describe_fault
 from headway.engine.limits import Limits
+from headway.engine.logprobs import TokenLogprobs
 from headway.engine.mailbox import TokenEvent
+from headway.engine.news import Given, News, fault_event, first_tokens, round_tokens
+from headway.engine.orders import block_grant, history_of, next_chunk, row_of, row_setup
 from headway.engine.request import FinishReason, Request, Status
 from headway.engine.rows import RowTable
 from headway.engine.stats import EngineStats
 
-
-@dataclass(slots=True)
-class _News:
-    """What one step added to one request. Mutable: prefill and round of a step both add to it."""
-
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    num_drafted: int = 0
-    num_accepted: int = 0
+P = ParamSpec("P")
+Admitted = tuple[Request, TokenHistory | None]
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -64,6 +63,7 @@ class Scheduler:
         self._has_mtp = has_mtp
         self._depth = config.depth if has_mtp else 0
         self._step = 0
+        self._fault_events: list[TokenEvent] = []
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -127,6 +127,16 @@ class Scheduler:
         if request is not None:
             self._finish(request, FinishReason.ABORT)
 
+    def count_fault(self, request_id: int, what: str) -> None:
+        """A request ended by a fault of ours; its event waits for `drain_faults`."""
+        self._stats.count_finished(FinishReason.ERROR.value)
+        self._fault_events.append(fault_event(request_id, what))
+
+    def drain_faults(self) -> list[TokenEvent]:
+        """Events of requests that faults have ended since the last call."""
+        events, self._fault_events = self._fault_events, []
+        return events
+
     # --- plan ------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan | None:
@@ -136,20 +146,14 @@ class Scheduler:
         if not any(r.status is Status.PREFILLING or self._can_decode(r) for r in self._running):
             return None
         moves = self._rows.compact()
+        released = self._rows.drain_released()  # a row released from here on is padding until the next step
+        setups = tuple(row_setup(r, history, self._depth_cap(r)) for r, history in admitted)
+        grants = tuple(block_grant(r, first) for r, first in [*grown, *((r, 0) for r, _ in admitted)])
         chunks = self._take_chunks()
         decode_request_ids = self._join_round()
         self._step += 1
         self._stats.num_steps += 1
-        return Plan(
-            step=self._step,
-            depth=self._depth,
-            released_rows=self._rows.drain_released(),
-            moves=moves,
-            setups=tuple(self._setup(request) for request in admitted),
-            grants=tuple(_grant(r, first) for r, first in [*grown, *((r, 0) for r in admitted)]),
-            prefill=chunks,
-            decode_request_ids=decode_request_ids,
-        )
+        return Plan(self._step, self._depth, released, moves, setups, grants, chunks, decode_request_ids)
 
     def _grow_rows(self) -> list[tuple[Request, int]]:
         """Blocks for the next round of each row, the oldest first: (request, index of its first new block).
@@ -159,10 +163,13 @@ class Scheduler:
         grown: list[tuple[Request, int]] = []
         for request in list(self._running):
             if self._can_decode(request):
-                first = len(request.block_ids)
-                if self._grow(request) and len(request.block_ids) > first:
-                    grown.append((request, first))
+                self._contain(self._grow_row, request, grown)
         return grown
+
+    def _grow_row(self, request: Request, grown: list[tuple[Request, int]]) -> None:
+        first = len(request.block_ids)
+        if self._grow(request) and len(request.block_ids) > first:
+            grown.append((request, first))
 
     def _grow(self, request: Request) -> bool:
         """False when the request itself was the newest and had to give way."""
@@ -199,43 +206,51 @@ class Scheduler:
         self._stats.num_preemptions += 1
         self._waiting.appendleft(request)
 
-    def _admit_waiting(self) -> list[Request]:
+    def _admit_waiting(self) -> list[Admitted]:
         """Takes from the queue's front as long as this step has room for prefill tokens."""
-        admitted: list[Request] = []
+        admitted: list[Admitted] = []
         budget = self._config.prefill_chunk - sum(
             r.num_tokens - r.num_computed for r in self._running if r.status is Status.PREFILLING
         )
         while budget > 0 and self._waiting and not self._rows.is_full:
             request = self._waiting[0]
-            if request.is_in_flight or not self._take_blocks(request):
+            if not request.is_in_flight:
+                self._contain(self._try_admit, request, admitted)
+            if request.status is Status.WAITING:
                 break  # nobody overtakes it
-            self._admit(self._waiting.popleft())
-            admitted.append(request)
-            budget -= request.num_tokens - request.num_computed
+            if request.status is Status.PREFILLING:
+                budget -= request.num_tokens - request.num_computed
         return admitted
 
-    def _take_blocks(self, request: Request) -> bool:
-        """Blocks for all its tokens and a first round: shared where the prefix cache has them, else new."""
-        hits = self._prefixes.match(request)
-        self._blocks.share(hits)  # before new ones are taken, which may evict
-        own = self._blocks.allocate(self._num_blocks_needed(request, request.num_tokens) - len(hits))
-        if own is None:
-            self._blocks.free(hits)
-            return False
-        request.block_ids = hits + own
-        request.num_cached = request.num_computed = len(hits) * self._config.block_size
-        return True
-
-    def _admit(self, request: Request) -> None:
+    def _try_admit(self, request: Request, admitted: list[Admitted]) -> None:
+        """The request goes on waiting if there are not enough blocks."""
+        history = history_of(request)
+        if not self._take_blocks(request):
+            return
+        self._waiting.remove(request)
         request.status = Status.PREFILLING
-        self._rows.take(request)
         self._running.append(request)
+        self._rows.take(request)
+        admitted.append((request, history))
         if request.num_preemptions == 0:
             self._stats.num_prompt_tokens += len(request.prompt_token_ids)
             self._stats.num_cached_prompt_tokens += request.num_cached
 
-    def _setup(self, request: Request) -> RowSetup:
-        return RowSetup(_row(request), request.sampling, request.limit, self._depth_cap(request))
+    def _take_blocks(self, request: Request) -> bool:
+        """Blocks for all its tokens and a first round: shared where the prefix cache has them, else new.
+
+        A prompt that is to be scored is computed from its first token on.
+        """
+        hits = [] if request.scores_prompt else self._prefixes.match(request)
+        self._blocks.share(hits)  # before new ones are taken, which may evict
+        request.block_ids = hits
+        own = self._blocks.allocate(self._num_blocks_needed(request, request.num_tokens) - len(hits))
+        if own is None:
+            self._free_blocks(request)
+            return False
+        request.block_ids = hits + own
+        request.num_cached = request.num_computed = len(hits) * self._config.block_size
+        return True
 
     def _depth_cap(self, request: Request) -> int:
         cap = request.max_draft_tokens
@@ -244,24 +259,22 @@ class Scheduler:
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []
         budget = self._config.prefill_chunk
-        for request in self._running:
+        for request in list(self._running):
             if request.status is Status.PREFILLING and budget > 0:
-                chunks.append(self._take_chunk(request, budget))
-                budget -= len(chunks[-1].token_ids)
+                num_before = len(chunks)
+                self._contain(self._take_chunk, request, budget, chunks)
+                budget -= sum(len(chunk.token_ids) for chunk in chunks[num_before:])
         return tuple(chunks)
 
-    def _take_chunk(self, request: Request, budget: int) -> PrefillChunk:
-        start = request.num_computed
-        end = min(start + budget, request.num_tokens)
-        follows_hit = self._has_mtp and 0 < start == request.num_cached
-        hidden_block_id = request.block_ids[start // self._config.block_size - 1] if follows_hit else None
-        is_last = end == request.num_tokens
-        request.num_computed = end
+    def _take_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> None:
+        follows_hit = self._has_mtp and 0 < request.num_computed == request.num_cached
+        last_hit = request.num_computed // self._config.block_size - 1
+        chunk = next_chunk(request, budget, request.block_ids[last_hit] if follows_hit else None)
+        chunks.append(chunk)
+        request.num_computed += len(chunk.token_ids)
         request.num_chunks_in_flight += 1
-        if is_last:
+        if chunk.is_last:
             request.status = Status.RUNNING
-        token_ids = tuple(request.token_ids(start, end))
-        return PrefillChunk(request.request_id, _row(request), start, token_ids, hidden_block_id, is_last)
 
     def _can_decode(self, request: Request) -> bool:
         """False when it is certain to reach its limit: a round in flight adds one token at the least."""
@@ -270,7 +283,7 @@ class Scheduler:
 
     def _join_round(self) -> tuple[int | None, ...]:
         """Request ids by row, up to the last row that takes part."""
-        by_row = {_row(r): r.request_id for r in self._running if self._can_decode(r)}
+        by_row = {row_of(r): r.request_id for r in self._running if self._can_decode(r)}
         if not by_row:
             return ()
         for request_id in by_row.values():
@@ -281,51 +294,58 @@ class Scheduler:
     # --- update ----------------------------------------------------------------------------------------
 
     def update(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
-        """Takes in what a step gave, steps in the order of their plans.
+        """Takes in what a step gave, steps in the order of their plans. Faults: see `drain_faults`.
 
         One event for each request that got tokens, in the plan's order: prefills, then rows. Output ends
         with the first stop token; what came behind it, or for a request that has ended, is dropped.
         """
-        news: dict[int, _News] = {}
+        for request_id, what in result.faults:
+            if (request := self._requests.get(request_id)) is not None:
+                self._end_by_fault(request, what)
+        news: dict[int, News] = {}
         self._read_prefill(plan, result, news)
         self._read_round(plan, result, news)
-        return [
-            TokenEvent(request_id, n.token_ids, n.finish_reason, n.num_drafted, n.num_accepted)
-            for request_id, n in news.items()
-        ]
+        events: list[TokenEvent] = []
+        for request_id, entry in news.items():
+            if (request := self._requests.get(request_id)) is not None:
+                self._contain(self._report, request, entry, events)
+        return events
 
-    def _read_prefill(self, plan: Plan, result: StepResult, news: dict[int, _News]) -> None:
-        last_ids = [chunk.request_id for chunk in plan.prefill if chunk.is_last]
-        first_tokens = dict(zip(last_ids, result.first_token_ids, strict=True))
-        for chunk in plan.prefill:
+    def _read_prefill(self, plan: Plan, result: StepResult, news: dict[int, News]) -> None:
+        first = first_tokens(plan, result)
+        scores = result.prompt_logprobs or [None] * len(plan.prefill)
+        for chunk, chunk_scores in zip(plan.prefill, scores, strict=True):
             request = self._requests.get(chunk.request_id)
-            if request is None:
-                continue
-            request.num_chunks_in_flight -= 1
-            if request.block_ids:
-                self._prefixes.publish(request, chunk.start + len(chunk.token_ids))
-            if chunk.is_last:
-                self._append(request, (first_tokens[chunk.request_id],), news)
-                self._finish_if_done(request, news)
-
-    def _read_round(self, plan: Plan, result: StepResult, news: dict[int, _News]) -> None:
-        for request_id, emitted in zip(plan.decode_request_ids, result.emitted, strict=True):
-            request = None if request_id is None else self._requests.get(request_id)
             if request is not None:
-                self._read_row(request, plan.depth, emitted, news)
-                self._finish_if_done(request, news)
+                self._contain(self._read_chunk, request, chunk, chunk_scores)
+                if chunk.is_last and request.status is not Status.FINISHED:
+                    self._contain(self._append, request, first[request.request_id], news)
 
-    def _read_row(
-        self, request: Request, depth: int, emitted: tuple[int, ...], news: dict[int, _News]
-    ) -> None:
+    def _read_chunk(self, request: Request, chunk: PrefillChunk, scores: TokenLogprobs | None) -> None:
+        request.num_chunks_in_flight -= 1
+        if scores is not None:
+            earlier = request.prompt_logprobs if chunk.start > 0 else []
+            request.prompt_logprobs = [*earlier, scores]
+        if request.block_ids:
+            self._prefixes.publish(request, chunk.start + len(chunk.token_ids))
+
+    def _read_round(self, plan: Plan, result: StepResult, news: dict[int, News]) -> None:
+        for request_id, given in round_tokens(plan, result):
+            request = self._requests.get(request_id)
+            has_ended = request_id in news and news[request_id].finish_reason is not None
+            if request is not None and not has_ended:
+                self._contain(self._read_row, request, plan.depth, given, news)
+
+    def _read_row(self, request: Request, depth: int, given: Given, news: dict[int, News]) -> None:
         """num_accepted counts drafts that stay in the output: a stop token cuts off those behind it."""
         length = request.num_tokens - 1
         num_drafted = min(depth, self._depth_cap(request), request.limit - length - 1)
-        assert 1 <= len(emitted) <= num_drafted + 1, (
-            f"request {request.request_id} at length {length} with {num_drafted} drafts emitted {emitted}"
+        num_emitted = len(given.token_ids)
+        assert 1 <= num_emitted <= num_drafted + 1, (
+            f"request {request.request_id} at length {length} with {num_drafted} drafts emitted {given.token_ids}"
         )
-        num_kept = self._append(request, emitted, news)
-        num_accepted = min(len(emitted) - 1, num_kept)
+        num_kept = self._append(request, given, news)
+        num_accepted = min(num_emitted - 1, num_kept)
         news[request.request_id].num_drafted += num_drafted
         news[request.request_id].num_accepted += num_accepted
         self._stats.count_row_round(num_drafted=num_drafted, num_accepted=num_accepted, num_emitted=num_kept)
@@ -342,26 +362,45 @@ class Scheduler:
         """
         return min(end, start + 1) if self._depth > 0 else end
 
-    def _append(self, request: Request, token_ids: tuple[int, ...], news: dict[int, _News]) -> int:
+    def _append(self, request: Request, given: Given, news: dict[int, News]) -> int:
         """Adds tokens up to the first that ends the request; returns how many were kept."""
-        entry = news.setdefault(request.request_id, _News())
-        kept, entry.finish_reason = _until_end(request, token_ids)
+        kept = news.setdefault(request.request_id, News()).add(request, given)
         request.output_token_ids += kept
-        entry.token_ids += kept
         self._stats.num_generation_tokens += len(kept)
         return len(kept)
 
-    def _finish_if_done(self, request: Request, news: dict[int, _News]) -> None:
-        reason = news[request.request_id].finish_reason
-        if reason is not None:
-            self._finish(request, reason)
+    def _report(self, request: Request, entry: News, events: list[TokenEvent]) -> None:
+        event = entry.event(request.request_id)
+        if entry.finish_reason is not None:
+            self._finish(request, entry.finish_reason)
+        events.append(event)
+
+    # --- endings ---------------------------------------------------------------------------------------
+
+    def _contain(
+        self,
+        work: Callable[Concatenate[Request, P], object],
+        request: Request,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Does work for one request; a fault in it ends that request alone."""
+        try:
+            work(request, *args, **kwargs)
+        except Exception as error:
+            logger.exception("request %d ends because of a fault", request.request_id)
+            self._end_by_fault(request, describe_fault(error))
+
+    def _end_by_fault(self, request: Request, what: str) -> None:
+        self._finish(request, FinishReason.ERROR)
+        self._fault_events.append(fault_event(request.request_id, what))
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is Status.WAITING:
             self._waiting.remove(request)
         else:
             self._running.remove(request)
-            self._release(request)
+        self._release(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
         self._prefixes.forget(request)
@@ -370,26 +409,10 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         """Row and blocks are free at once: work launched later runs after all that still writes to them."""
-        self._rows.release(request)
-        self._blocks.free(request.block_ids)
-        request.block_ids = []
+        if request.row is not None:
+            self._rows.release(request)
+        self._free_blocks(request)
 
-
-def _until_end(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-    """The tokens that stay, and why they are the last. A stop token at the very end of max_tokens is a stop."""
-    room = request.max_tokens - len(request.output_token_ids)
-    for count, token_id in enumerate(token_ids, start=1):
-        if token_id in request.stop_token_ids:
-            return token_ids[:count], FinishReason.STOP
-        if count == room:
-            return token_ids[:count], FinishReason.LENGTH
-    return token_ids, None
-
-
-def _row(request: Request) -> int:
-    assert request.row is not None, f"request {request.request_id} has no row"
-    return request.row
-
-
-def _grant(request: Request, first_index: int) -> BlockGrant:
-    return BlockGrant(_row(request), first_index, tuple(request.block_ids[first_index:]))
+    def _free_blocks(self, request: Request) -> None:
+        block_ids, request.block_ids = request.block_ids, []
+        self._blocks.free(block_ids)

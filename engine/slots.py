@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from headway.kernels import Adjustments
+
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
@@ -38,6 +40,7 @@ class SlotTable:
     pending_hidden: torch.Tensor  # [N, max depth + 1, hidden]
     pending_counts: torch.Tensor  # [N] int64
     chunk_hidden: torch.Tensor  # [N, hidden]: the MTP head's input state of a prefill's last computed token
+    adjustments: Adjustments | None = None  # of the same rows, while any of them uses some; not its memory
 
     @classmethod
     def allocate(
@@ -79,11 +82,22 @@ class SlotTable:
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """What is the table's own: without the adjustments."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "adjustments"}
 
-    def first(self, num_rows: int) -> SlotTable:
-        """The same memory, only the first rows."""
-        return SlotTable(**{name: tensor[:num_rows] for name, tensor in self.tensors().items()})
+    def first(self, num_rows: int, adjustments: Adjustments | None = None) -> SlotTable:
+        """The same memory, only the first rows; with the adjustments of as many rows."""
+        tensors = {name: tensor[:num_rows] for name, tensor in self.tensors().items()}
+        return SlotTable(**tensors, adjustments=adjustments)
+
+    def at(
+        self,
+        index: torch.Tensor,  # [n] int64
+        adjustments: Adjustments | None = None,  # of the same rows
+    ) -> SlotTable:
+        """A copy of these rows."""
+        tensors = {name: tensor[index] for name, tensor in self.tensors().items()}
+        return SlotTable(**tensors, adjustments=adjustments)
 
     def move(self, source: int, target: int) -> None:
         """Row `source` goes to `target`; `source` becomes padding."""

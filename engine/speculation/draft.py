@@ -22,25 +22,25 @@ Drafter = Callable[[CausalLM, KVPool, SlotTable, int], torch.Tensor]
 def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> torch.Tensor:
     """Drafts for positions L+1 .. L+depth of each row; fills the MTP layer's slots up to L + depth - 1.
 
-    The drafter picks with the same noise as the target does at the same position, so that a draft is
-    accepted as often as the two distributions allow. Rows that are padding get rubbish and write nothing.
+    The drafter picks with the same noise, penalties, bias and masks as the target does at the same position,
+    so that a draft is accepted as often as the two distributions allow. Rows that are padding get rubbish and write nothing.
     """
     lengths = rows.kv_lengths
     is_live = lengths < rows.limits
     carry = _absorb_pending(model, pool, rows, is_live, depth)
-    drafts = [_pick(model, rows, carry, lengths + 1)]
+    drafts = _pick(model, rows, carry, lengths + 1, lengths.new_zeros((len(lengths), 0)))
     for step in range(1, depth):
         slots = lengths + step
         inputs = window_inputs(
-            drafts[-1][:, None],
+            drafts[:, -1:],
             slots,
             (is_live & (slots < rows.limits))[:, None],
             rows.granted_block_ids,
             pool.block_size,
         )
         carry = model.draft(inputs, carry, pool)
-        drafts.append(_pick(model, rows, carry, slots + 1))
-    return torch.stack(drafts, dim=1)
+        drafts = torch.cat([drafts, _pick(model, rows, carry, slots + 1, drafts)], dim=1)
+    return drafts
 
 
 def _absorb_pending(
@@ -62,5 +62,8 @@ def _absorb_pending(
     return carry[first_of_row + (counts - 1).clamp(min=0)]
 
 
-def _pick(model: CausalLM, rows: SlotTable, carry: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return pick_tokens(model.draft_logits(carry)[:, None], rows, positions)[:, 0]
+def _pick(
+    model: CausalLM, rows: SlotTable, carry: torch.Tensor, positions: torch.Tensor, drafts: torch.Tensor
+) -> torch.Tensor:
+    """[rows, 1] int64, the draft after those given, which count as output."""
+    return pick_tokens(model.draft_logits(carry)[:, None], rows, positions, drafts)

@@ -103,7 +103,7 @@ def run(
     accepted = rounds = 0
     while int(counts.min()) < NUM_TOKENS:
         rows.limits.copy_(torch.where(counts < NUM_TOKENS, 16, 0))
-        emitted = decode_round(model, pool, rows, DEPTH, mtp_drafts)  # type: ignore[arg-type]
+        emitted = decode_round(model, pool, rows, DEPTH, mtp_drafts).emitted  # type: ignore[arg-type]
         accepted += int((emitted[:, 0] - 1).clamp(min=0).sum())
         rounds += int((emitted[:, 0] > 0).sum())
         for place in range(DEPTH + 1):

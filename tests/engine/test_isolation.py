@@ -56,7 +56,7 @@ class Watch:
 
     def launch(self, plan: Plan) -> Late:
         blocks = self.blocks()
-        rows = {name: t.clone() for name, t in self.runner.slots.tensors().items() if name not in SCRATCH}
+        rows = {name: t.clone() for name, t in self.row_tensors().items()}
         live = self.live_rows(plan)
         handle = self.runner.launch(plan)
         self.rounds += len(plan.decode_request_ids) > 0
@@ -67,10 +67,16 @@ class Watch:
         )
         idle = [row for row in range(len(rows["limits"])) if row not in touched_rows(plan) | live.keys()]
         self.bystanders += sum(row < len(plan.decode_request_ids) for row in idle)
-        for name, tensor in rows.items():
-            now = self.runner.slots.tensors()[name]
-            assert torch.equal(tensor[idle], now[idle]), f"step {plan.step} changed {name} of a foreign row"
+        for name, now in self.row_tensors().items():
+            assert torch.equal(rows[name][idle], now[idle]), (
+                f"step {plan.step} changed {name} of a foreign row"
+            )
         return Late(handle, is_late=self.chance.random() < 0.5)
+
+    def row_tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that is stored by row."""
+        slots = {name: t for name, t in self.runner.slots.tensors().items() if name not in SCRATCH}
+        return slots | self.runner.adjustments.first(len(slots["limits"])).tensors()
 
     def live_rows(self, plan: Plan) -> dict[int, int]:
         """Rows that the round may move on, with their lengths: those the device knows to be below their limits.
@@ -147,7 +153,12 @@ def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[i
     return engine.submit(
         prompt,
         max_tokens=chance.randint(1, 60),
-        sampling=SamplingParams(temperature=temperature, seed=chance.getrandbits(64)),
+        sampling=SamplingParams(
+            temperature=temperature,
+            seed=chance.getrandbits(64),
+            presence_penalty=chance.choice([0.0, 0.0, 0.5]),
+            bad_words_token_ids=chance.choice([[], [[3, 9], [11]]]),
+        ),
         stop_token_ids=[7],
         max_draft_tokens=chance.choice([None, None, 0, 2]),
     )

@@ -6,6 +6,7 @@ import pytest
 from headway_testing.scheduling import ScheduledDevice, oracle
 
 from headway.engine.batch import Plan, StepResult
+from headway.engine.errors import INTERNAL_ERROR
 from headway.engine.mailbox import TokenEvent
 from headway.engine.request import FinishReason
 
@@ -68,9 +69,12 @@ def test_drafts_count_where_the_limit_lets_them(
 
 
 @pytest.mark.parametrize("emitted", [(), (51, 52, 53, 54, 55)], ids=["nothing", "more-than-drafted"])
-def test_an_impossible_result_is_our_own_bug(emitted: tuple[int, ...]) -> None:
-    with pytest.raises(AssertionError, match="with 3 drafts emitted"):
-        read_made_up(emitted=emitted)
+def test_an_impossible_result_ends_the_request_that_it_is_for(emitted: tuple[int, ...]) -> None:
+    device, events = read_made_up(emitted=emitted)
+    assert events == []
+    fault = device.scheduler.drain_faults()[0]
+    assert (fault.finish_reason, fault.error_code) == (FinishReason.ERROR, INTERNAL_ERROR)
+    assert "with 3 drafts emitted" in (fault.error or "")
 
 
 def test_a_step_in_flight_adds_nothing_to_a_request_that_has_ended() -> None:

@@ -9,6 +9,7 @@ from itertools import count
 from headway.engine.assembly import Engine, assemble
 from headway.engine.batch import Plan, StepResult
 from headway.engine.config import EngineConfig
+from headway.engine.logprobs import TokenLogprobs, join
 from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
 from headway.engine.request import FinishReason, SamplingParams
@@ -65,6 +66,18 @@ class Output:
     num_drafted: int = 0
     num_accepted: int = 0
     events: list[TokenEvent] = field(default_factory=list)
+
+    @property
+    def logprobs(self) -> TokenLogprobs:
+        """Of all token_ids."""
+        return join([event.logprobs for event in self.events if event.logprobs is not None])
+
+    @property
+    def prompt_logprobs(self) -> TokenLogprobs | None:
+        assert all(event.prompt_logprobs is None for event in self.events[1:]), (
+            "they come with the first event"
+        )
+        return self.events[0].prompt_logprobs
 
 
 class LocalEngine:

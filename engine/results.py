@@ -1,0 +1,91 @@
+"""The results of a launched step on their way from the device to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from headway.engine.batch import StepResult
+from headway.engine.logprobs import TokenLogprobs, unpack
+
+# {index of the line: top tokens wanted} and, line for line, [lines, window, 2 + 2 * top] float32
+Scores = tuple[dict[int, int], torch.Tensor]
+
+
+@dataclass(slots=True)
+class DeviceResults:
+    """Mutable: the runner fills it while it launches. What nobody asked for stays None."""
+
+    device: torch.device
+    depth: int
+    faults: tuple[tuple[int, str], ...] = ()
+    first_tokens: torch.Tensor = field(init=False)  # [last chunks] int64
+    emitted: torch.Tensor = field(init=False)  # [rows, depth + 2] int64, count first
+    first_logprobs: Scores | None = None  # lines are last chunks, window 1
+    emitted_logprobs: Scores | None = None  # lines are rows, window depth + 1
+    prompt_logprobs: list[tuple[int, torch.Tensor] | None] | None = None  # by chunk: top tokens, scores
+
+    def __post_init__(self) -> None:
+        self.first_tokens = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self.emitted = torch.zeros((0, self.depth + 2), dtype=torch.int64, device=self.device)
+
+
+class RoundHandle:
+    """The result of a launched step, perhaps still on its way."""
+
+    def __init__(self, results: DeviceResults) -> None:
+        self._faults = results.faults
+        self._first_tokens = _to_host(results.first_tokens)
+        self._emitted = _to_host(results.emitted)
+        self._first_logprobs = _scores_to_host(results.first_logprobs)
+        self._emitted_logprobs = _scores_to_host(results.emitted_logprobs)
+        self._prompt_logprobs = [
+            None if scored is None else (scored[0], _to_host(scored[1]))
+            for scored in results.prompt_logprobs or ()
+        ]
+        self._event: torch.Event | None = None
+        if results.device.type == "cuda":
+            self._event = torch.Event(device="cuda")
+            self._event.record()
+
+    def is_ready(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def result(self) -> StepResult:
+        """The one place where the host waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        lines = self._emitted.tolist()
+        first_tokens = tuple(self._first_tokens.tolist())
+        return StepResult(
+            first_token_ids=first_tokens,
+            emitted=tuple(tuple(line[1 : 1 + line[0]]) for line in lines),
+            first_logprobs=_unpacked(self._first_logprobs, [1] * len(first_tokens)),
+            emitted_logprobs=_unpacked(self._emitted_logprobs, [line[0] for line in lines]),
+            prompt_logprobs=tuple(
+                None if scored is None else unpack(scored[1].tolist(), scored[0])
+                for scored in self._prompt_logprobs
+            ),
+            faults=self._faults,
+        )
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", non_blocking=True)
+
+
+def _scores_to_host(scores: Scores | None) -> Scores | None:
+    return None if scores is None else (scores[0], _to_host(scores[1]))
+
+
+def _unpacked(scores: Scores | None, counts: list[int]) -> tuple[TokenLogprobs | None, ...]:
+    """For each line the scores of its first counts[line] tokens, None where none were wanted."""
+    if scores is None:
+        return ()
+    wanted, packed = scores
+    places = {line: place for place, line in enumerate(wanted)}
+    return tuple(
+        unpack(packed[places[line], :count].tolist(), wanted[line]) if line in wanted else None
+        for line, count in enumerate(counts)
+    )
