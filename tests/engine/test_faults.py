@@ -1,0 +1,201 @@
+"""A fault of our own in one request's host work ends that request, and nothing else notices.
+
+An exception is raised at each call that the engine makes for a single request, in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.local import LocalEngine, Output
+
+import headway.engine.loop
+import headway.engine.scheduler
+from headway.engine import INTERNAL_ERROR
+from headway.engine.adjustments import AdjustmentTable
+from headway.engine.cache.prefix import PrefixCache
+from headway.engine.config import EngineConfig
+from headway.engine.limits import Limits
+from headway.engine.mailbox import Submit
+from headway.engine.news import News
+from headway.engine.request import FinishReason, Request, SamplingParams
+from headway.engine.runner import Runner
+from headway.engine.scheduler import Scheduler
+
+SUCCESSORS = random_cycle(128).tolist()
+VICTIM_SEED = 1
+SHARED = 40  # tokens of each prompt that all prompts begin with
+
+
+class Planted(Exception):
+    """What the tests raise."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call: where it is looked up, and the number of the argument that tells whose it is."""
+
+    owner: object
+    name: str
+    argument: int
+
+
+def seed_of(value: object) -> int | None:
+    """Whose request, sampling, set-up or message it is."""
+    sampling = value if isinstance(value, SamplingParams) else getattr(value, "sampling", None)
+    return sampling.seed if isinstance(sampling, SamplingParams) else None
+
+
+SITES: dict[str, Site] = {
+    "making the request": Site(headway.engine.loop, "_request", 0),
+    "checking it": Site(Limits, "check", 1),
+    "taking it in": Site(Scheduler, "add", 1),
+    "its history": Site(headway.engine.scheduler, "history_of", 0),
+    "its prefix": Site(PrefixCache, "match", 1),
+    "its blocks": Site(Scheduler, "_num_blocks_needed", 1),
+    "its growth": Site(Scheduler, "_grow", 1),
+    "its chunk": Site(headway.engine.scheduler, "next_chunk", 0),
+    "its row": Site(Runner, "_set_up", 1),
+    "its tables": Site(AdjustmentTable, "set_up", 2),
+    "reading its chunk": Site(Scheduler, "_read_chunk", 1),
+    "reading its row": Site(Scheduler, "_read_row", 1),
+    "publishing its blocks": Site(PrefixCache, "publish", 1),
+    "its tokens": Site(News, "add", 1),
+    "its event": Site(Scheduler, "_report", 1),
+}
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, site: Site, nth_call: int) -> Callable[[], int]:
+    """Raises at the victim's n-th call; returns what tells how many calls there were."""
+    original = getattr(site.owner, site.name)
+    calls = 0
+
+    def faulty(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        if seed_of(args[site.argument]) == VICTIM_SEED:
+            calls += 1
+            if calls == nth_call:
+                raise Planted("planted")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(site.owner, site.name, faulty)
+    return lambda: calls
+
+
+def prompt_of(number: int) -> list[int]:
+    tokens = [3]
+    while len(tokens) < SHARED + 5 * number:
+        tokens.append(SUCCESSORS[tokens[-1]])
+    return [*tokens, 100 + number]
+
+
+def run(
+    model_path: str, *, reads_late: bool, numbers: tuple[int, ...]
+) -> tuple[LocalEngine, dict[int, Output]]:
+    """A request that fills the prefix cache, then all others at once. Outputs by seed."""
+    config = EngineConfig(model_path=model_path, dtype="float64", depth=3, prefill_chunk=32, max_running=3)
+    engine = LocalEngine(config, reads_late=reads_late)
+    ids = {9: engine.submit(prompt_of(9), max_tokens=4)}
+    engine.run()
+    for number in numbers:
+        sampling = SamplingParams(temperature=0.5, seed=number, presence_penalty=0.5, num_logprobs=1)
+        ids[number] = engine.submit(prompt_of(number), max_tokens=20 + 7 * number, sampling=sampling)
+    engine.run()
+    return engine, {seed: engine.outputs[request_id] for seed, request_id in ids.items()}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(constructed_mimo(tmp_path_factory.mktemp("model") / "mimo", noise=0.08))
+
+
+@pytest.fixture(scope="module")
+def healthy(model_path: str) -> dict[int, Output]:
+    return run(model_path, reads_late=False, numbers=(0, 1, 2, 3, 4))[1]
+
+
+@pytest.mark.parametrize(
+    ("nth_call", "reads_late"),
+    [(1, False), (1, True), (2, True)],
+    ids=["first call", "first call, read late", "second call, read late"],
+)
+@pytest.mark.parametrize("name", SITES)
+def test_a_fault_ends_the_request_it_is_in_and_no_other(
+    name: str,
+    nth_call: int,
+    reads_late: bool,
+    model_path: str,
+    healthy: dict[int, Output],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_calls = plant(monkeypatch, SITES[name], nth_call)
+    engine, outputs = run(model_path, reads_late=reads_late, numbers=(0, 1, 2, 3, 4))
+    is_hit = num_calls() >= nth_call
+    assert is_hit or nth_call > 1, "the site is never reached"
+    victim = outputs[VICTIM_SEED]
+    for seed, wanted in healthy.items():
+        if seed != VICTIM_SEED or not is_hit:
+            assert (outputs[seed].token_ids, outputs[seed].finish_reason) == (
+                wanted.token_ids,
+                FinishReason.LENGTH,
+            )
+            assert outputs[seed].logprobs.ranks == wanted.logprobs.ranks
+    if is_hit:
+        assert victim.finish_reason is FinishReason.ERROR
+        assert [event.finish_reason for event in victim.events].count(FinishReason.ERROR) == 1
+        assert victim.events[-1].error_code == INTERNAL_ERROR
+        assert "Planted: planted" in (victim.events[-1].error or "")
+        assert victim.token_ids == healthy[VICTIM_SEED].token_ids[: len(victim.token_ids)]
+    assert_nothing_leaks(engine, num_errors=int(is_hit))
+
+
+def assert_nothing_leaks(engine: LocalEngine, *, num_errors: int) -> None:
+    scheduler = engine.engine.scheduler
+    stats = scheduler.snapshot()
+    assert stats.finished_by_reason.get("error", 0) == num_errors
+    assert stats.finished_by_reason["length"] == 6 - num_errors
+    assert (stats.num_kv_blocks_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
+    assert not scheduler.has_work
+    assert not scheduler._prefixes._chains
+    # All rows can be taken once more, and what the device holds of the old ones harms nobody.
+    again = [engine.submit(prompt_of(2), max_tokens=6) for _ in range(4)]
+    engine.run()
+    texts = [engine.outputs[i].token_ids for i in again]
+    assert all(text == texts[0] and len(text) == 6 for text in texts)
+    assert not engine.engine.runner.adjustments.is_used
+
+
+def test_an_event_of_a_fault_comes_after_the_count_of_it(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, SITES["taking it in"], 1)
+    engine = LocalEngine(EngineConfig(model_path=model_path, dtype="float64"))
+    engine.post.inbox.append(
+        Submit(request_id=5, prompt_token_ids=[1], sampling=SamplingParams(seed=VICTIM_SEED), max_tokens=1)
+    )
+    engine.loop.step()
+    kinds = [type(message).__name__ for message in engine.post.sent]
+    assert kinds.index("StatsSnapshot") < kinds.index("RoundOutput")
+
+
+def test_a_request_can_be_aborted_while_its_fault_is_on_the_way(model_path: str) -> None:
+    """The device reports a fault of a request that is gone by then."""
+    engine = LocalEngine(EngineConfig(model_path=model_path, dtype="float64", prefix_caching=False))
+    scheduler, runner = engine.engine.scheduler, engine.engine.runner
+    request = Request(0, [1, 2, 3], SamplingParams(seed=1 << 80), max_tokens=5)
+    request_ok = Request(1, [1, 2, 3], SamplingParams(), max_tokens=5)
+    scheduler._requests[0] = request  # past the limits
+    scheduler._waiting.append(request)
+    scheduler.add(request_ok)
+    plan = scheduler.plan()
+    assert plan is not None
+    result = runner.launch(plan).result()
+    assert [request_id for request_id, _ in result.faults] == [0]
+    assert [len(tokens) > 0 for tokens in result.emitted] == [False, True]
+    scheduler.abort(0)
+    events = scheduler.update(plan, result)
+    assert [event.request_id for event in events] == [1]
+    assert scheduler.drain_faults() == []
