@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headway.engine import EngineInfo
 from headway.server.choice import ChoiceRequest, Delta
+from headway.server.errors import ApiError
 from headway.server.generation import Generation
 from headway.server.protocol.parameters import GenerationFields
 from headway.server.protocol.usage import CompletionTokensDetails, SpeculationReport, Usage
-from headway.server.services import Services
-from headway.server.sse import DONE
+from headway.server.services import Services, max_draft_tokens
+from headway.server.sse import DONE, EventStreamResponse
 
 # A delta and whether it is its choice's first -> the entries of `choices`, one chunk each.
 ChunkChoices = Callable[[Delta, bool], Sequence[msgspec.Struct]]
@@ -34,19 +35,37 @@ class Head(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """depth: drafts a round that the server makes at most."""
+    """request_id: of the HTTP request. depth: drafts a round that a request may get at most."""
 
     head: Head
     fields: GenerationFields
     generation: Generation
     num_prompt_tokens: int
+    services: Services
+    request_id: str
     depth: int
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[AsyncGenerator[Delta, None]]:
         """The deltas. Leaving, in whatever way, aborts what still runs."""
-        async with aclosing(self.generation.deltas()) as deltas:
-            yield deltas
+        names = (self.request_id, self.head.id)
+        with self.services.running.entry(self.generation, names), self._deadline():
+            async with aclosing(self.generation.deltas()) as deltas:
+                yield deltas
+
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        seconds = self.services.limits.request_seconds
+        if not seconds:
+            yield
+            return
+        message = f"the request was not done after {seconds:g} s (request_timeout); ask for fewer tokens"
+        error = ApiError(message, status=504, code="request_timeout")
+        timer = asyncio.get_running_loop().call_later(seconds, self.generation.fail, error)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def usage(self) -> Usage:
         counts = self.generation.counts()
@@ -82,18 +101,24 @@ def new_answer(
     requests: Sequence[ChoiceRequest],
     num_prompt_tokens: int,
     services: Services,
-    info: EngineInfo,
+    request_id: str,
 ) -> Answer:
     """Nothing runs yet: `running` starts it."""
     tokenizer = services.tokenizer
     vocabulary = tokenizer.full_vocabulary if fields.skip_special_tokens is False else tokenizer.vocabulary
     generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics)
-    return Answer(head, fields, generation, num_prompt_tokens, info.depth)
+    depth = max_draft_tokens(services)
+    return Answer(head, fields, generation, num_prompt_tokens, services, request_id, depth)
 
 
 def new_head(prefix: str, kind: str, services: Services) -> Head:
     """prefix, kind: how OpenAI's ids of these objects begin, and what the objects are called."""
     return Head(f"{prefix}-{secrets.token_hex(12)}", kind, int(time.time()), services.model_name)
+
+
+def event_stream(answer: Answer, choices_of: ChunkChoices) -> EventStreamResponse:
+    seconds = answer.services.limits.keep_alive_seconds
+    return EventStreamResponse(_events(answer, choices_of), keep_alive_seconds=seconds)
 
 
 async def collect(answer: Answer) -> list[Delta]:
@@ -110,7 +135,7 @@ def _joined(parts: Sequence[Delta]) -> Delta:
     return Delta(parts[0].index, "".join(part.text for part in parts), parts[-1].finish_reason, tokens)
 
 
-async def stream(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
+async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
     """The `data:` lines. Of the chunks only choices and usage differ, the rest is encoded once."""
     head = _json(answer.head)[:-1]
     fields = answer.fields

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.server.errors import install_error_handlers
-from headway.server.routes import chat, completions, models, ops
+from headway.server.guard import REQUEST_ID, Guard, RequestIds
+from headway.server.routes import admin, chat, completions, models, ops, speculation, tokens
 from headway.server.services import Services
 
 
-def create_app(services: Services) -> FastAPI:
-    """Starts nothing: the engine belongs to the caller."""
+def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIApp:
+    """Starts nothing: the engine belongs to the caller.
+
+    What is around the routes, outermost first: request ids, CORS, the guard.
+    """
     app = FastAPI(
         title="Headway",
         version=__version__,
@@ -19,7 +27,16 @@ def create_app(services: Services) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    for module in (completions, chat, models, ops):
+    for module in (completions, chat, tokens, speculation, models, ops, admin):
         app.include_router(module.router)
     install_error_handlers(app)
-    return app
+    guarded: ASGIApp = Guard(app, services.keys)
+    if cors_origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID],
+        )
+    return RequestIds(guarded)

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import ClientDisconnect, Request
 
 from headway.server.errors import ApiError, ClientGoneError
+from headway.server.services import services_of
 
-MAX_BODY_BYTES = 8 * 2**20
+BODY_SECONDS = 60.0
 
 
 async def read_body(request: Request) -> bytes:
     """Raises ApiError as soon as the limit is passed, or announced to be."""
+    limit = services_of(request).limits.max_body_bytes
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-        raise _too_large(announced)
-    body = bytearray()
+    if announced.isdecimal() and int(announced) > limit:
+        raise _too_large(announced, limit)
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                raise _too_large(f"over {MAX_BODY_BYTES}")
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read(request, limit)
     except ClientDisconnect:
         raise ClientGoneError from None
+    except TimeoutError:
+        message = f"the body was not complete after {BODY_SECONDS:g} s; send it at once"
+        raise ApiError(message, status=408, code="body_too_slow") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise _too_large(f"over {limit}", limit)
     return bytes(body)
 
 
-def _too_large(size: str) -> ApiError:
-    message = f"the body has {size} bytes, the limit is {MAX_BODY_BYTES}; send several requests"
+def _too_large(size: str, limit: int) -> ApiError:
+    message = f"the body has {size} bytes, the limit is {limit}; send several requests"
     return ApiError(message, status=413, code="body_too_large")

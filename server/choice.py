@@ -78,6 +78,11 @@ class Choice:
         self.first_token_seconds: float | None = None
         self.last_token_seconds = 0.0
 
+    @property
+    def is_waiting(self) -> bool:
+        """Nothing was generated yet."""
+        return self.is_open and self.first_token_seconds is None
+
     def take(self, event: TokenEvent) -> Delta:
         """The tokens of one step as text. A token that ends the output counts; it is shown if asked for."""
         if event.prompt_logprobs is not None:

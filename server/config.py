@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +15,37 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What one request may take. request_seconds: 0 for no limit.
+
+    keep_alive_seconds: after so long without an event a stream gets a comment, so that nobody between
+    server and client takes it for dead; 0 for none.
+    """
+
+    max_body_bytes: int = 8 * 2**20
+    request_seconds: float = 0.0
+    keep_alive_seconds: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """served_model_name: None for the name of the source."""
+    """served_model_name: None for the name of the source. unix_socket: listened on instead of host and port."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
     drain_seconds: float = 30.0
     log_level: str = "info"
+    unix_socket: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    api_key: list[str] = field(default_factory=list)
+    admin_key: str | None = None
+    cors_origin: list[str] = field(default_factory=list)
+    max_body_bytes: int = 8 * 2**20
+    max_waiting_tokens: int | None = None
+    request_timeout: float = 0.0
+    keep_alive: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,13 @@ from starlette.responses import Response
 from headway.engine import EngineDeadError, HeadwayError, QueueFullError, RequestError
 
 RETRY_AFTER = {"Retry-After": "1"}
-_TYPES = {429: "rate_limit_error", 500: "internal_error", 503: "service_unavailable_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable_error",
+}
 
 logger = logging.getLogger("headway.server")
 

@@ -91,6 +91,12 @@ class Generation:
         if self._stream is not None:
             self._stream.fail(error)
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of the choices that have no token yet."""
+        pairs = zip(self._requests, self._choices, strict=True)
+        return sum(len(request.prompt_token_ids) for request, choice in pairs if choice.is_waiting)
+
     def prompt_logprobs(self, index: int) -> TokenLogprobs | None:
         """Of the prompt of that choice, once its first delta has come; None if not asked for."""
         return self._choices[index].prompt_logprobs

@@ -28,12 +28,14 @@ class Wanted:
     """What completions and chat say each in their own way.
 
     num_candidates: choices generated for each prompt. default_max_tokens: None for what the context leaves.
+    depth_limit: drafts a round at most; None for no limit but the engine's and the body's.
     num_logprobs: most probable tokens told at each place beside the token's own; None for none of it.
     """
 
     num_candidates: int = 1
     max_tokens: int | None = None
     default_max_tokens: int | None = None
+    depth_limit: int | None = None
     num_logprobs: int | None = None
     scores_prompt: bool = False
 
@@ -65,7 +67,7 @@ def choice_requests(
             max_tokens=_max_tokens(fields, wanted, len(token_ids), info.max_model_len),
             stop_token_ids=stop_token_ids,
             stop=fields.stop_strings,
-            max_draft_tokens=fields.speculation.max_draft_tokens if fields.speculation else None,
+            max_draft_tokens=_depth_cap(fields, wanted),
             cache_salt=fields.cache_salt or "",
             shows_stop=bool(fields.include_stop_str_in_output),
             wants_tokens=wanted.num_logprobs is not None or bool(fields.return_token_ids),
@@ -79,6 +81,12 @@ def choice_requests(
 def _seeds(seed: int | None, count: int) -> list[int]:
     base = secrets.randbits(64) if seed is None else seed
     return [choice_seed(base, choice) for choice in range(count)]
+
+
+def _depth_cap(fields: GenerationFields, wanted: Wanted) -> int | None:
+    own = fields.speculation.max_draft_tokens if fields.speculation else None
+    limits = [limit for limit in (own, wanted.depth_limit) if limit is not None]
+    return min(limits, default=None)
 
 
 def _max_tokens(fields: GenerationFields, wanted: Wanted, num_prompt_tokens: int, max_model_len: int) -> int:

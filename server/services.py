@@ -9,9 +9,22 @@ from starlette.requests import Request
 
 from headway.engine import EngineDeadError, EngineInfo
 from headway.server.chat_template import ChatRenderer
+from headway.server.config import ServiceLimits
 from headway.server.engine_client import EngineClient
+from headway.server.keys import Keys
 from headway.server.metrics import Metrics
+from headway.server.running import Running
 from headway.server.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class DepthLimit:
+    """Drafts a round that new requests get at most; None for no limit but the engine's depth.
+
+    Mutable: PUT /v1/speculation is its only writer.
+    """
+
+    max_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,10 @@ class Services:
     tokenizer: Tokenizer
     metrics: Metrics
     chat: ChatRenderer | None = None
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+    keys: Keys = field(default_factory=Keys)
+    running: Running = field(default_factory=Running)
+    depth_limit: DepthLimit = field(default_factory=DepthLimit)
     started_unix: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -38,3 +55,13 @@ def engine_info(services: Services) -> EngineInfo:
     if info is None:
         raise EngineDeadError("the model is still loading; /health tells how far it is")
     return info
+
+
+def max_draft_tokens(services: Services) -> int:
+    """Drafts a round that a new request gets at most."""
+    depth, limit = engine_info(services).depth, services.depth_limit.max_draft_tokens
+    return depth if limit is None else min(depth, limit)
+
+
+def request_id_of(request: Request) -> str:
+    return str(request.state.request_id)

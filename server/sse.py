@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from headway.server.errors import ClientGoneError, as_api_error, envelope
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 Result = TypeVar("Result")
@@ -21,34 +23,63 @@ logger = logging.getLogger("headway.server")
 
 
 class EventStreamResponse(Response):
-    """Sends events as they come. A fault before the first is an HTTP error; a later one is an event.
+    """Sends events as they come. A fault before anything was sent is an HTTP error; a later one is an event.
 
+    keep_alive_seconds: after so long without an event a comment is sent; 0 for none.
     Mutable: `events` is run through once.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, keep_alive_seconds: float = 0.0) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
+        self._keep_alive_seconds = keep_alive_seconds
+        self._is_started = False
+        self._sent_seconds = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGoneError):  # nobody is left to tell
-            await unless_disconnected(receive, self._send_events(send))
+            await unless_disconnected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        if not self._keep_alive_seconds:
+            await self._send_events(send)
+            return
+        keeping_alive = asyncio.create_task(self._keep_alive(send))
+        try:
+            await self._send_events(send)
+        finally:
+            keeping_alive.cancel()
 
     async def _send_events(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            first = await anext(events, DONE)
-            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            await send(start)
-            await _send_body(send, first)
             try:
                 async for event in events:
-                    await _send_body(send, event)
-            except Exception as error:  # noqa: BLE001 - the status line is sent; an event is what is left
-                await _send_body(send, _error_event(error))
+                    await self._send_body(send, event)
+            except Exception as error:
+                if not self._is_started:
+                    raise
+                await self._send_body(send, _error_event(error))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_body(self, send: Send, body: bytes) -> None:
+        self._sent_seconds = time.monotonic()
+        if not self._is_started:
+            self._is_started = True
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """A reader that has stopped reading holds this up too, so that comments do not pile up."""
+        while True:
+            silence = time.monotonic() - self._sent_seconds
+            if silence >= self._keep_alive_seconds:
+                await self._send_body(send, KEEP_ALIVE)
+                silence = 0.0
+            await asyncio.sleep(self._keep_alive_seconds - silence)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -69,10 +100,6 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send_body(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def _error_event(error: Exception) -> bytes:

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
-    config = _build(ServerConfig, values)
+    config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     source = _source(arguments.model, values, environment)
     return serve(config, source, _engine_config(values))

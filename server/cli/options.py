@@ -35,6 +35,19 @@ def parse_int(text: str) -> int:
         raise ValueError("a whole number") from None
 
 
+def parse_count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError("a whole number, 1 or more")
+    return int(text)
+
+
+def parse_key(text: str) -> str:
+    """An empty one would let everybody in who sends none."""
+    if not re.fullmatch("[!-~]+", text):
+        raise ValueError("1 character or more, printable ASCII without spaces")
+    return text
+
+
 def parse_seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -120,13 +133,26 @@ SCHEDULING = [
     Option("max-waiting", parse_int, 1024, "requests that may wait; more get status 429"),
     Option("block-size", parse_int, 16, "tokens a KV cache block"),
     Option("kv-cache-memory", parse_size, None, "size of the KV cache, such as 2GiB (default: what fits)", "SIZE"),
-    Option("prefill-chunk", parse_int, 512, "prompt tokens computed between two rounds"),
+    Option(
+        "prefill-chunk", parse_int, None, "prompt tokens computed between two rounds; default 512, fewer for large models on a CPU"
+    ),
     Option("no-prefix-caching", parse_switch, False, "compute every prompt from its start"),
 ]  # fmt: skip
 SERVER = [
     Option("host", str, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
     Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
     Option("served-model-name", str, None, "the model's name in the API (default: its folder or ORG/NAME)", "NAME"),
+    Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
+    Option("tls-cert", str, None, "serve https with this certificate (PEM); needs --tls-key", "PATH"),
+    Option("tls-key", str, None, "the key of --tls-cert", "PATH"),
+    Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "
+           "others see the command line", "KEY", is_list=True),
+    Option("admin-key", parse_key, None, "the key for /abort and for changing limits; without it nobody may", "KEY"),
+    Option("cors-origin", str, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
+    Option("max-body", parse_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
+    Option("max-waiting-tokens", parse_count, None, "prompt tokens that may wait; more get status 429 (default: no limit)"),
+    Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
+    Option("keep-alive", parse_seconds, 15.0, "silence in a stream before a comment is sent; 0 for none", "S"),
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
     Option("log-level", one_of("debug", "info", "warning", "error"), "info",
            "debug, info, warning or error", "NAME"),
@@ -155,7 +181,7 @@ def add_options(parser: argparse.ArgumentParser, title: str, options: Iterable[O
 
 
 def _default_note(option: Option) -> str:
-    is_told = option.default is None or option.default is False or "default" in option.help
+    is_told = option.default in (None, []) or option.default is False or "default" in option.help
     return "" if is_told else f" (default: {option.default})"
 
 
@@ -182,7 +208,7 @@ def name_the_variable(
 
 def _read(option: Option, given: str | list[str] | None, environment: Mapping[str, str]) -> Value:
     if isinstance(given, list):
-        return given
+        return [str(_parse(option, f"--{option.flag}", text)) for text in given]
     if given is not None:
         return _parse(option, f"--{option.flag}", given)
     variable = option.variable_in(environment)

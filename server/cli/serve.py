@@ -6,21 +6,26 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_config
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
 from headway.server.cli.console import banner, wait_with_progress
-from headway.server.config import ModelSource, ServerConfig
+from headway.server.cli.http_protocol import BoundedHttpProtocol
+from headway.server.cli.listening import listen, url_of
+from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
 from headway.server.hub import model_folder, model_name
+from headway.server.keys import Keys
 from headway.server.metrics import Metrics
+from headway.server.running import Running
 from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
 
@@ -32,7 +37,8 @@ logger = logging.getLogger("headway.server")
 
 def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig) -> int:
     """Runs until a signal. What can be found wrong before the engine starts is found here."""
-    with closing(_listen(config.host, config.port)) as listener:
+    _check_tls(config)
+    with closing(listen(config)) as listener:
         folder = model_folder(source)
         read_model_config(folder)
         tokenizer = load_tokenizer(folder)
@@ -44,10 +50,14 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             tokenizer=tokenizer,
             metrics=Metrics(lambda: engine.stats, lambda: engine.status().num_restarts),
             chat=None if template is None else ChatRenderer(template),
+            limits=ServiceLimits(config.max_body_bytes, config.request_timeout, config.keep_alive),
+            keys=Keys(tuple(config.api_key), config.admin_key),
+            running=Running(config.max_waiting_tokens),
         )
-        server = DrainingServer(create_app(services), config, engine)
+        app = create_app(services, cors_origins=config.cors_origin)
+        server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_run(server, services, listener))
+            runner.run(_run(server, services, listener, url_of(listener, config)))
     return 0
 
 
@@ -57,12 +67,15 @@ class DrainingServer(uvicorn.Server):
     Mutable as its base: the state of one run.
     """
 
-    def __init__(self, app: FastAPI, config: ServerConfig, engine: EngineClient) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, engine: EngineClient) -> None:
         self._engine = engine
         self._drain_seconds = config.drain_seconds
         super().__init__(
             uvicorn.Config(
                 app,
+                http=BoundedHttpProtocol,
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
                 log_config=None,
                 log_level=config.log_level,
                 lifespan="off",
@@ -87,9 +100,22 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-async def _run(server: DrainingServer, services: Services, listener: socket.socket) -> None:
+def _check_tls(config: ServerConfig) -> None:
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key come together: set both, or neither")
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:  # a file that is missing or holds something else
+        raise ConfigError(
+            f"--tls-cert is {config.tls_cert!r}, it must be a certificate in PEM form that fits --tls-key: {error}"
+        ) from None
+
+
+async def _run(server: DrainingServer, services: Services, listener: socket.socket, url: str) -> None:
     services.engine.start()
-    announcing = asyncio.create_task(_announce(server, services, listener))
+    announcing = asyncio.create_task(_announce(server, services, url))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -102,40 +128,13 @@ async def _run(server: DrainingServer, services: Services, listener: socket.sock
         raise outcome
 
 
-async def _announce(server: DrainingServer, services: Services, listener: socket.socket) -> None:
+async def _announce(server: DrainingServer, services: Services, url: str) -> None:
     """The banner, once the engine is ready. If it cannot start, the server leaves with its error."""
     try:
         info = await wait_with_progress(services.engine)
     except HeadwayError:
         server.should_exit = True
         raise
-    print(banner(services.model_name, info, _url(listener)), flush=True)
+    print(banner(services.model_name, info, url), flush=True)
     if services.chat is not None:
         await services.chat.warm_up()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Before anything is loaded: a port in use is told at once."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"--host is {host!r}, it must be an address of this machine: {error}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port or --host"
-        ) from None
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -93,13 +94,16 @@ def check(request: ChatRequest) -> None:
         message = "top_logprobs is only allowed when logprobs is true"
         raise ApiError(message, param="top_logprobs", code="invalid_value")
     check_unserved(request, NEUTRAL_VALUES)
-    require(request.messages != [], "messages", "empty", "a list of 1 message or more")
-    check_count("messages", request.messages, MAX_MESSAGES, "messages")
 
 
-def template_messages(request: ChatRequest) -> list[dict[str, str]]:
+def check_messages(messages: Sequence[Message]) -> None:
+    require(len(messages) > 0, "messages", "empty", "a list of 1 message or more")
+    check_count("messages", messages, MAX_MESSAGES, "messages")
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """The messages as chat templates expect them: contents as strings, no developers."""
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _template_message(message: Message, where: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.answer import Answer, collect, new_answer, new_head, stream
+from headway.server.answer import Answer, collect, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.errors import ApiError
@@ -24,14 +25,16 @@ from headway.server.protocol.chat import (
     ChatDelta,
     ChatRequest,
     ChoiceLogprobs,
+    Message,
     check,
+    check_messages,
     template_messages,
 )
 from headway.server.protocol.decoding import decode
 from headway.server.routes.models import check_model
 from headway.server.sampling import Wanted, choice_requests
-from headway.server.services import Services, engine_info, services_of
-from headway.server.sse import EventStreamResponse, unless_disconnected
+from headway.server.services import Services, engine_info, request_id_of, services_of
+from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -43,16 +46,18 @@ async def create_chat_completion(request: Request) -> Response:
     body = decode(await read_body(request), ChatRequest)
     check_model(body.model, services)
     check(body)
-    prompt = await chat_prompt(body, services)
-    writer = _writer(body, prompt, services)
+    text = await chat_text(body.messages, services)
+    info = engine_info(services)
+    prompt = await encode_chat(text, services.tokenizer, info, keep_last=body.truncate_prompt_tokens)
+    writer = _writer(body, prompt, services, request_id_of(request))
     if body.stream:
-        return EventStreamResponse(stream(writer.answer, writer.chunk_choices))
+        return event_stream(writer.answer, writer.chunk_choices)
     completion = await unless_disconnected(request.receive, _complete(writer))
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def chat_prompt(body: ChatRequest, services: Services) -> list[int]:
-    """The messages as token ids, by the model's template. Raises ApiError for a model that has none."""
+async def chat_text(messages: Sequence[Message], services: Services) -> str:
+    """The messages by the model's template. Raises ApiError for a model that has none."""
     if services.chat is None:
         raise ApiError(
             f"the model '{services.model_name}' has no chat template: it continues text and cannot chat; use "
@@ -60,21 +65,21 @@ async def chat_prompt(body: ChatRequest, services: Services) -> list[int]:
             param="model",
             code="chat_not_supported",
         )
-    info = engine_info(services)
-    text = await services.chat.render(template_messages(body))
-    return await encode_chat(text, services.tokenizer, info, keep_last=body.truncate_prompt_tokens)
+    check_messages(messages)
+    return await services.chat.render(template_messages(messages))
 
 
-def _writer(body: ChatRequest, prompt: list[int], services: Services) -> ChatWriter:
+def _writer(body: ChatRequest, prompt: list[int], services: Services, request_id: str) -> ChatWriter:
     info = engine_info(services)
     wanted = Wanted(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,
+        depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
     head = new_head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)
-    answer = new_answer(head, body, requests, len(prompt), services, info)
+    answer = new_answer(head, body, requests, len(prompt), services, request_id)
     return ChatWriter(body, answer, prompt, services.tokenizer)
 
 

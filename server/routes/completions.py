@@ -11,7 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.answer import Answer, collect, new_answer, new_head, stream
+from headway.server.answer import Answer, collect, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.logprobs import completion_logprobs, prompt_tokens
@@ -26,8 +26,8 @@ from headway.server.protocol.completions import (
 from headway.server.protocol.decoding import decode
 from headway.server.routes.models import check_model
 from headway.server.sampling import Wanted, choice_requests
-from headway.server.services import Services, engine_info, services_of
-from headway.server.sse import EventStreamResponse, unless_disconnected
+from headway.server.services import Services, engine_info, request_id_of, services_of
+from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -40,30 +40,31 @@ async def create_completion(request: Request) -> Response:
     body = decode(await read_body(request), CompletionRequest)
     check_model(body.model, services)
     check(body)
-    writer = await _writer(body, services)
+    writer = await _writer(body, services, request_id_of(request))
     if body.stream:
-        return EventStreamResponse(stream(writer.answer, writer.chunk_choices))
+        return event_stream(writer.answer, writer.chunk_choices)
     completion = await unless_disconnected(request.receive, _complete(writer))
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _writer(body: CompletionRequest, services: Services) -> CompletionWriter:
+async def _writer(body: CompletionRequest, services: Services, request_id: str) -> CompletionWriter:
     info = engine_info(services)
     tokenizer = services.tokenizer
     prompts = await encode_prompts(body.prompt, tokenizer, info, keep_last=body.truncate_prompt_tokens)
     ids = [prompt.token_ids for prompt in prompts]
-    requests = choice_requests(body, _wanted(body), ids, tokenizer, info)
+    requests = choice_requests(body, _wanted(body, services), ids, tokenizer, info)
     head = new_head("cmpl", "text_completion", services)
-    answer = new_answer(head, body, requests, sum(map(len, ids)), services, info)
+    answer = new_answer(head, body, requests, sum(map(len, ids)), services, request_id)
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 
 
-def _wanted(body: CompletionRequest) -> Wanted:
+def _wanted(body: CompletionRequest, services: Services) -> Wanted:
     ranks = body.num_candidates > (body.n or 1)
     return Wanted(
         num_candidates=body.num_candidates,
         max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         scores_prompt=bool(body.echo) and body.logprobs is not None,
     )

@@ -1,6 +1,10 @@
-"""What operators and probes ask: /health (alive), /ready (serving), /version, /metrics."""
+"""What operators and probes ask: /health (alive; /health/generate tries it), /ready, /load, /version, /metrics."""
 
 from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
 
 import msgspec
 from fastapi import APIRouter
@@ -9,11 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway import __version__
-from headway.engine import EngineInfo, Phase
+from headway.engine import EngineDeadError, EngineInfo, Phase, SamplingParams
+from headway.server.choice import ChoiceRequest
 from headway.server.engine_client import State
-from headway.server.services import services_of
+from headway.server.generation import Generation
+from headway.server.services import engine_info, services_of
 
 router = APIRouter()
+PROBE_SECONDS = 10.0
 
 
 class Health(msgspec.Struct):
@@ -26,6 +33,23 @@ class Health(msgspec.Struct):
     step: int
     heartbeat_age_seconds: float | None
     num_restarts: int
+
+
+class Probe(msgspec.Struct):
+    seconds: float
+
+
+class Load(msgspec.Struct):
+    """num_requests: HTTP requests that generate; each may have several rows, one a choice.
+
+    num_waiting_tokens: prompt tokens of those that have no token yet.
+    """
+
+    num_requests: int
+    num_waiting_tokens: int
+    num_rows_running: int
+    num_rows_waiting: int
+    kv_cache_usage_ratio: float
 
 
 class Readiness(msgspec.Struct):
@@ -51,6 +75,39 @@ async def health(request: Request) -> Response:
         num_restarts=status.num_restarts,
     )
     return _json(body, is_good=status.is_alive)
+
+
+@router.get("/health/generate")
+async def health_generate(request: Request) -> Response:
+    """One token through the whole engine, within ten seconds."""
+    services = services_of(request)
+    info = engine_info(services)
+    token_id = services.tokenizer.start_token_id or 0
+    probe = ChoiceRequest([min(token_id, info.vocab_size - 1)], SamplingParams(temperature=0.0), max_tokens=1)
+    generation = Generation(services.engine, services.tokenizer.vocabulary, [probe])
+    started_seconds = time.monotonic()
+    try:
+        async with asyncio.timeout(PROBE_SECONDS), aclosing(generation.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+    except TimeoutError:
+        raise EngineDeadError(f"the engine made no token within {PROBE_SECONDS:g} s") from None
+    return _json(Probe(time.monotonic() - started_seconds))
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """What a balancer wants to know: requests by HTTP, rows and blocks by the engine's latest snapshot."""
+    services = services_of(request)
+    stats = services.engine.stats
+    body = Load(
+        num_requests=services.running.num_requests,
+        num_waiting_tokens=services.running.num_waiting_tokens,
+        num_rows_running=stats.num_requests_running,
+        num_rows_waiting=stats.num_requests_waiting,
+        kv_cache_usage_ratio=stats.num_kv_blocks_used / max(1, stats.num_kv_blocks),
+    )
+    return _json(body)
 
 
 @router.get("/ready")

@@ -59,9 +59,15 @@ def test_every_flag_arrives(served: list[Served]) -> None:
     line = """serve ORG/NAME --host ::1 --port 9 --served-model-name m --drain-seconds 1.5 --log-level debug
         --revision v1 --download-dir /d --device cpu --dtype float64 --max-model-len 100 --threads 2
         --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
-        --prefill-chunk 64 --no-prefix-caching"""
+        --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
+        --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
+        --keep-alive 5"""
     assert cli.main(shlex.split(line)) == 0
-    server = ServerConfig(host="::1", port=9, served_model_name="m", drain_seconds=1.5, log_level="debug")
+    server = ServerConfig(
+        host="::1", port=9, served_model_name="m", drain_seconds=1.5, log_level="debug", unix_socket="/s",
+        tls_cert="/c", tls_key="/k", api_key=["a", "b"], admin_key="c", cors_origin=["*"], max_body_bytes=2**20,
+        max_waiting_tokens=9, request_timeout=60.0, keep_alive=5.0,
+    )  # fmt: skip
     engine = EngineConfig(
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,
         max_waiting=6, block_size=32, kv_cache_memory_bytes=3 * 2**19, prefill_chunk=64, prefix_caching=False,
@@ -113,6 +119,13 @@ WRONG = [
     ("HEADWAY_NO_PREFIX_CACHING", "maybe", "HEADWAY_NO_PREFIX_CACHING is 'maybe', it must be 1 or 0"),
     ("HEADWAY_DEVICE", "tpu", "HEADWAY_DEVICE is 'tpu', it must be one of auto, cpu, cuda"),
     ("HEADWAY_DRAIN_SECONDS", "nan", "HEADWAY_DRAIN_SECONDS is 'nan'"),
+    ("HEADWAY_API_KEY", "", "HEADWAY_API_KEY is '', it must be 1 character or more"),
+    ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is 'a b', it must be"),
+    (
+        "HEADWAY_MAX_WAITING_TOKENS",
+        "0",
+        "HEADWAY_MAX_WAITING_TOKENS is '0', it must be a whole number, 1 or more",
+    ),
 ]
 
 

@@ -11,11 +11,12 @@ from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 
 from headway.engine import FinishReason, SamplingParams, TokenEvent
-from headway.server.body import MAX_BODY_BYTES
+from headway.server.config import ServiceLimits
 from headway.server.generation import choice_seed
 from headway.server.tokenizer import Tokenizer
 
 URL = "/v1/completions"
+MAX_BODY_BYTES = ServiceLimits().max_body_bytes
 
 
 async def complete(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""The socket that the server listens on: an address or a path. Taken before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from headway.engine import ConfigError
+from headway.server.config import ServerConfig
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Raises ConfigError. A port in use is told at once."""
+    if config.unix_socket is not None:
+        return _listen_at(Path(config.unix_socket))
+    return _listen_on(config.host, config.port)
+
+
+def url_of(listener: socket.socket, config: ServerConfig) -> str:
+    """Where a client on this machine finds the server."""
+    scheme = "https" if config.tls_cert else "http"
+    if config.unix_socket is not None:
+        return f"{scheme}://localhost"
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{scheme}://{shown}:{port}"
+
+
+def _listen_at(path: Path) -> socket.socket:
+    """What another server has left behind is replaced; a file of another kind is not."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.stat().st_mode):
+                path.unlink()
+        listener.bind(str(path))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen at {path}: {error.strerror or error}; choose another --unix-socket"
+        ) from None
+    return listener
+
+
+def _listen_on(host: str, port: int) -> socket.socket:
+    """Before anything is loaded: a port in use is told at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host is {host!r}, it must be an address of this machine: {error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port or --host"
+        ) from None
+    return listener

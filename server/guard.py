@@ -1,0 +1,64 @@
+"""What every request meets before its route: a request id, the limit on headers, the keys."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headway.server.errors import ApiError, error_response
+from headway.server.keys import Keys
+
+REQUEST_ID = "X-Request-Id"
+MAX_HEADER_BYTES = 64 * 1024
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})  # probes and scrapers have no keys
+_USABLE_ID = re.compile(r"[!-~]{1,128}")
+
+
+class RequestIds:
+    """Each request has an id: the client's X-Request-Id if it is usable, else a drawn one. The answer tells it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if _USABLE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class Guard:
+    """Refuses what may not reach a route."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except ApiError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MAX_HEADER_BYTES:
+            message = f"the headers have {size} bytes, the limit is {MAX_HEADER_BYTES}; send fewer"
+            raise ApiError(message, status=431, code="headers_too_large")
+        if scope["path"] not in OPEN_PATHS:
+            self._keys.check(Headers(scope=scope).get("Authorization", ""))

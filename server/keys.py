@@ -1,0 +1,53 @@
+"""Who may ask: API keys, and the admin key for what changes the server. Compared in constant time."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from headway.server.errors import ApiError
+
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """api: any of them opens the API; none of them leaves it open. The admin key opens everything."""
+
+    api: tuple[str, ...] = ()
+    admin: str | None = None
+
+    def check(self, authorization: str) -> None:
+        """authorization: the header's value. Raises ApiError 401."""
+        known = (*self.api, self.admin) if self.admin is not None else self.api
+        if self.api and not _is_among(_token(authorization), known):
+            raise _refusal("the API key is missing or wrong; send it as `Authorization: Bearer KEY`")
+
+    def check_admin(self, authorization: str) -> None:
+        """Raises ApiError: 403 if there is no admin key at all, else 401."""
+        if self.admin is None:
+            message = "this server has no admin key; start it with --admin-key to allow this"
+            raise ApiError(message, status=403, code="admin_key_not_set")
+        if not _is_among(_token(authorization), [self.admin]):
+            raise _refusal("this needs the admin key; send it as `Authorization: Bearer KEY`")
+
+
+def _token(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _is_among(token: str, keys: Iterable[str]) -> bool:
+    """Looks at every key, whichever fits; hashes have one length whatever the key's."""
+    found = [hmac.compare_digest(_hash(token), _hash(key)) for key in keys]
+    return any(found)
+
+
+def _hash(text: str) -> bytes:
+    return sha256(text.encode(errors="surrogateescape")).digest()
+
+
+def _refusal(message: str) -> ApiError:
+    return ApiError(message, status=401, code="invalid_api_key", headers=CHALLENGE)

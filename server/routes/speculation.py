@@ -1,0 +1,79 @@
+"""GET and PUT /v1/speculation: how far is drafted, and how often drafts are right."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.engine import EngineStats
+from headway.server.body import read_body
+from headway.server.protocol.checks import check_range
+from headway.server.protocol.decoding import decode
+from headway.server.services import Services, engine_info, max_draft_tokens, services_of
+
+router = APIRouter(prefix="/v1/speculation")
+
+
+class SpeculationState(msgspec.Struct):
+    """Counters are those of /metrics, over all requests. depth: what the server was started with.
+
+    max_draft_tokens: what new requests get at most. acceptance_per_position: None where nothing was drafted.
+    acceptance_length: tokens a row got in a round, on average; None before the first round.
+    """
+
+    has_mtp: bool
+    depth: int
+    max_draft_tokens: int
+    drafted_per_position: list[int]
+    accepted_per_position: list[int]
+    acceptance_per_position: list[float | None]
+    acceptance_length: float | None
+
+
+class SpeculationLimit(msgspec.Struct, forbid_unknown_fields=True):
+    """max_draft_tokens: of requests that come from now on; null lifts the limit."""
+
+    max_draft_tokens: int | None
+
+
+@router.get("")
+async def show_speculation(request: Request) -> Response:
+    return _json(_state(services_of(request)))
+
+
+@router.put("")
+async def limit_speculation(request: Request) -> Response:
+    """Requests that run keep the limit that they began with."""
+    services = services_of(request)
+    services.keys.check_admin(request.headers.get("Authorization", ""))
+    body = decode(await read_body(request), SpeculationLimit)
+    check_range("max_draft_tokens", body.max_draft_tokens, 0, engine_info(services).depth)
+    services.depth_limit.max_draft_tokens = body.max_draft_tokens
+    return _json(_state(services))
+
+
+def _state(services: Services) -> SpeculationState:
+    info = engine_info(services)
+    stats = services.engine.stats
+    drafted, accepted = stats.draft_tokens_per_position, stats.accepted_tokens_per_position
+    return SpeculationState(
+        has_mtp=info.has_mtp,
+        depth=info.depth,
+        max_draft_tokens=max_draft_tokens(services),
+        drafted_per_position=drafted,
+        accepted_per_position=accepted,
+        acceptance_per_position=[a / d if d else None for d, a in zip(drafted, accepted, strict=True)],
+        acceptance_length=_acceptance_length(stats),
+    )
+
+
+def _acceptance_length(stats: EngineStats) -> float | None:
+    by_tokens = stats.row_rounds_by_emitted_tokens
+    num_rounds = sum(by_tokens.values())
+    return sum(tokens * rounds for tokens, rounds in by_tokens.items()) / num_rounds if num_rounds else None
+
+
+def _json(content: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

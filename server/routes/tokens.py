@@ -1,0 +1,65 @@
+"""POST /tokenize and /detokenize: text or messages to token ids, and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.server.body import read_body
+from headway.server.errors import ApiError
+from headway.server.logprobs import token_name
+from headway.server.prompt import check_ids
+from headway.server.protocol.decoding import decode
+from headway.server.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from headway.server.routes.chat import chat_text
+from headway.server.routes.models import check_model
+from headway.server.services import Services, engine_info, services_of
+from headway.server.tokenizer import Tokenizer
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """The ids that a completion or a chat would start from, however many."""
+    services = services_of(request)
+    body = decode(await read_body(request), TokenizeRequest)
+    check_model(body.model, services)
+    text = await _text(body, services)
+    is_plain = body.messages is not None or body.add_special_tokens is False
+    max_model_len = engine_info(services).max_model_len
+    return _json(await asyncio.to_thread(_tokens, text, services.tokenizer, max_model_len, is_plain=is_plain))
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> Response:
+    services = services_of(request)
+    body = decode(await read_body(request), DetokenizeRequest)
+    check_model(body.model, services)
+    check_ids("tokens", body.tokens, engine_info(services).vocab_size)
+    tokenizer = services.tokenizer
+    vocabulary = tokenizer.vocabulary if body.skip_special_tokens else tokenizer.full_vocabulary
+    return _json(Text(await asyncio.to_thread(vocabulary.decode, body.tokens)))
+
+
+async def _text(body: TokenizeRequest, services: Services) -> str:
+    if body.messages is not None and body.prompt is None:
+        return await chat_text(body.messages, services)
+    if body.prompt is not None and body.messages is None:
+        return body.prompt
+    message = "exactly one of prompt and messages is needed"
+    raise ApiError(message, param="prompt", code="invalid_value")
+
+
+def _tokens(text: str, tokenizer: Tokenizer, max_model_len: int, *, is_plain: bool) -> Tokens:
+    ids = tokenizer.encode_plain(text) if is_plain else tokenizer.encode(text)
+    names = [token_name(token_id, tokenizer.full_vocabulary) for token_id in ids]
+    return Tokens(len(ids), max_model_len, ids, names)
+
+
+def _json(content: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
