@@ -2,10 +2,10 @@
 PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# pip takes a CPU build of torch where one is offered; on a GPU machine unset it to get the CUDA build.
+# Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
 SERVE_ARGS ?=
 
-.PHONY: serve test test-slow bench-cpu bench-kernels lint format clean
+.PHONY: serve test bench-cpu bench-kernels lint format clean
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
@@ -21,10 +21,7 @@ serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
 
 test: $(VENV)/.ready-test
-	$(BIN)/pytest -q -n 2 -m 'not gpu and not slow'
-
-test-slow: $(VENV)/.ready-test
-	$(BIN)/pytest -q -m 'slow and not gpu'
+	$(BIN)/pytest -q -n 2 -m 'not gpu'
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ import torch
 from headway.engine.adjustments import AdjustmentTable, table_bytes
 from headway.engine.cache.pool import KVPool
 from headway.engine.checkpoint import load_model, parameter_counts
-from headway.engine.config import EngineConfig
+from headway.engine.config import DEFAULT_PREFILL_CHUNK, MIN_PREFILL_CHUNK, EngineConfig
 from headway.engine.errors import ConfigError
 from headway.engine.mailbox import EngineInfo
 from headway.engine.memory import available_bytes, format_bytes, kv_block_bytes, num_kv_blocks
@@ -21,6 +21,7 @@ from headway.engine.scheduler import Scheduler
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 
+CPU_STEP_FLOP = 5e10  # about a second of two slow cores
 MAX_ADJUSTMENTS_SHARE = 0.25
 
 
@@ -47,7 +48,9 @@ def assemble(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
     )
     depth = config.depth if model.has_mtp else 0
-    config = msgspec.structs.replace(config, device=device.type, depth=depth)
+    config = msgspec.structs.replace(
+        config, device=device.type, depth=depth, prefill_chunk=_prefill_chunk(config, model)
+    )
     max_model_len = _max_model_len(config, model)
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
     pool = _take_pool(config, model, max_model_len)
@@ -80,6 +83,16 @@ def _device(config: EngineConfig) -> torch.device:
             "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
         )
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _prefill_chunk(config: EngineConfig, model: CausalLM) -> int:
+    """A step must not take so long that streams stall, or that the engine seems stuck: on the CPU a large
+    model computes fewer tokens a step."""
+    if config.prefill_chunk is not None or model.device.type != "cpu":
+        return config.prefill_chunk or DEFAULT_PREFILL_CHUNK
+    num_parameters, _ = parameter_counts(model)
+    fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
+    return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
 
 
 def _max_model_len(config: EngineConfig, model: CausalLM) -> int:

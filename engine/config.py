@@ -13,6 +13,7 @@ from headway.engine.errors import ConfigError
 
 MAX_DEPTH = 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
+MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 1024
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     prefix_caching: bool = True
     threads: int | None = None
 
@@ -49,7 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             is_power_of_two and MIN_BLOCK_SIZE <= self.block_size <= MAX_BLOCK_SIZE,
             "block_size", self.block_size, f"a power of two from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}",
         )  # fmt: skip
-        _require(self.prefill_chunk >= 16, "prefill_chunk", self.prefill_chunk, "16 or more")
+        is_enough = self.prefill_chunk is None or self.prefill_chunk >= MIN_PREFILL_CHUNK
+        _require(is_enough, "prefill_chunk", self.prefill_chunk, f"{MIN_PREFILL_CHUNK} or more")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
 
 

@@ -61,7 +61,7 @@ def num_kv_blocks(config: EngineConfig, *, max_model_len: int, block_bytes: int,
         raise _too_long(config, max_model_len, least=least, fitting=fitting, available=available)
     if budget > most:
         raise ConfigError(
-            f"--kv-cache-memory-bytes is {budget} ({format_bytes(budget)}), but {format_bytes(available)} "
+            f"--kv-cache-memory is {budget} ({format_bytes(budget)}), but {format_bytes(available)} "
             f"are available on {config.device}; set at most {most}"
         )
     return min(budget // block_bytes, config.max_running * blocks_per_request + 1)
@@ -78,9 +78,9 @@ def _too_long(
 ) -> ConfigError:
     remedies = [f"lower --max-model-len to {fitting}"] if fitting >= 2 else []
     if config.kv_cache_memory_bytes is not None and least <= MAX_KV_CACHE_SHARE * available:
-        remedies.append(f"raise --kv-cache-memory-bytes to {least}")
+        remedies.append(f"raise --kv-cache-memory to {least}")
     granted = config.kv_cache_memory_bytes
-    limit = "" if granted is None else f", --kv-cache-memory-bytes is {granted} ({format_bytes(granted)})"
+    limit = "" if granted is None else f", --kv-cache-memory is {granted} ({format_bytes(granted)})"
     return ConfigError(
         f"one request of {max_model_len} tokens (max_model_len) needs {format_bytes(least)} of KV cache; "
         f"{format_bytes(available)} are available on {config.device}{limit}; "

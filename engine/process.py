@@ -1,7 +1,8 @@
 """The engine process: `python -P -m headway.engine.process ADDRESS`.
 
 Its configuration is the first frame. It leaves on Shutdown, on a failure that it reports, and when the
-process that started it is gone.
+process that started it is gone. Not on SIGTERM: service managers send it to every process of a group, and
+the API process lets requests finish first.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import signal
 import sys
 import traceback
 from contextlib import closing
@@ -54,6 +56,7 @@ def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
     parent = os.getppid()
     engine = assemble(config, progress=lambda done: mailbox.send(Heartbeat("load", done)))
     loop = EngineLoop(engine.scheduler, engine.runner, mailbox)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(engine.info))
     while loop.step() and os.getppid() == parent:
         pass

@@ -15,7 +15,7 @@ from headway.engine.cache.pool import KVPool
 from headway.engine.models.inputs import window_inputs
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens, score_tokens
-from headway.engine.slots import SlotTable
+from headway.engine.slots import SlotTable, live_lengths
 from headway.engine.speculation.draft import Drafter
 from headway.kernels import (
     advance,
@@ -32,7 +32,7 @@ class Window:
 
     tokens: torch.Tensor  # [rows, depth + 1] int64
     is_valid: torch.Tensor  # [rows, depth + 1] bool: within the row's limit and depth cap
-    start_positions: torch.Tensor  # [rows] int64: L
+    start_positions: torch.Tensor  # [rows] int64: L, 0 for padding rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,8 @@ def _open_window(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int, dra
     last = rows.last_tokens[:, None]
     tokens = torch.cat([last, drafter(model, pool, rows, depth)], dim=1) if depth > 0 else last
     places = torch.arange(depth + 1, device=tokens.device)
-    start_positions = rows.kv_lengths.clone()
-    room = torch.minimum(rows.limits - start_positions, rows.depth_caps + 1)
-    return Window(tokens, places < room[:, None], start_positions)
+    room = torch.minimum(rows.limits - rows.kv_lengths, rows.depth_caps + 1)
+    return Window(tokens, places < room[:, None], live_lengths(rows))
 
 
 def _advance(rows: SlotTable, depth: int, block_size: int) -> None:

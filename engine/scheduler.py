@@ -19,7 +19,7 @@ from typing import Concatenate, ParamSpec
 from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
-from headway.engine.config import EngineConfig
+from headway.engine.config import DEFAULT_PREFILL_CHUNK, EngineConfig
 from headway.engine.errors import QueueFullError, describe_fault
 from headway.engine.limits import Limits
 from headway.engine.logprobs import TokenLogprobs
@@ -59,6 +59,7 @@ class Scheduler:
         )
         self._config = config
         self._limits = Limits(max_model_len, vocab_size)
+        self._prefill_chunk = config.prefill_chunk or DEFAULT_PREFILL_CHUNK
         self._num_blocks = num_blocks
         self._has_mtp = has_mtp
         self._depth = config.depth if has_mtp else 0
@@ -209,7 +210,7 @@ class Scheduler:
     def _admit_waiting(self) -> list[Admitted]:
         """Takes from the queue's front as long as this step has room for prefill tokens."""
         admitted: list[Admitted] = []
-        budget = self._config.prefill_chunk - sum(
+        budget = self._prefill_chunk - sum(
             r.num_tokens - r.num_computed for r in self._running if r.status is Status.PREFILLING
         )
         while budget > 0 and self._waiting and not self._rows.is_full:
@@ -258,7 +259,7 @@ class Scheduler:
 
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []
-        budget = self._config.prefill_chunk
+        budget = self._prefill_chunk
         for request in list(self._running):
             if request.status is Status.PREFILLING and budget > 0:
                 num_before = len(chunks)

@@ -111,3 +111,8 @@ class SlotTable:
         self.kv_lengths[row] = 0
         self.granted_block_ids[row] = -1
         self.kv_block_ids[row] = -1
+
+
+def live_lengths(rows: SlotTable) -> torch.Tensor:
+    """[rows] int64: L, and 0 for padding rows, so that they cost attention no context."""
+    return rows.kv_lengths * (rows.kv_lengths < rows.limits)

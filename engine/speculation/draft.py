@@ -13,7 +13,7 @@ from headway.engine.cache.pool import KVPool
 from headway.engine.models.inputs import window_inputs
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
-from headway.engine.slots import SlotTable
+from headway.engine.slots import SlotTable, live_lengths
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
 Drafter = Callable[[CausalLM, KVPool, SlotTable, int], torch.Tensor]
@@ -25,8 +25,8 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> to
     The drafter picks with the same noise, penalties, bias and masks as the target does at the same position,
     so that a draft is accepted as often as the two distributions allow. Rows that are padding get rubbish and write nothing.
     """
-    lengths = rows.kv_lengths
-    is_live = lengths < rows.limits
+    lengths = live_lengths(rows)
+    is_live = rows.kv_lengths < rows.limits
     carry = _absorb_pending(model, pool, rows, is_live, depth)
     drafts = _pick(model, rows, carry, lengths + 1, lengths.new_zeros((len(lengths), 0)))
     for step in range(1, depth):
@@ -52,7 +52,7 @@ def _absorb_pending(
     places = torch.arange(width, device=counts.device)
     inputs = window_inputs(
         rows.pending_tokens[:, :width],
-        rows.kv_lengths - counts + 1,
+        (live_lengths(rows) - counts + 1).clamp(min=0),
         is_live[:, None] & (places < counts[:, None]),
         rows.granted_block_ids,
         pool.block_size,

@@ -53,6 +53,10 @@ def paged_attention(
         query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, padding))
     ends = start_positions[:, None] + torch.arange(window + padding, device=query.device)
     places = torch.arange(blocks * block_size, device=query.device)
+    if query.dtype == torch.float16:
+        # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is NaN.
+        is_foreign = (places > ends[:, -1:])[:, None, :, None]
+        keys, values = keys.masked_fill(is_foreign, 0), values.masked_fill(is_foreign, 0)
     is_visible = places <= ends[..., None]
     if first_position > 0:
         is_visible &= places >= first_position

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 90.0
 
@@ -34,8 +35,6 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample's value, from the text that Prometheus would scrape."""
-        from prometheus_client.parser import text_string_to_metric_families
-
         text = httpx.get(f"{self.url}/metrics").text
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
         found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]

@@ -58,7 +58,7 @@ def test_blocks_taken(flags: dict[str, object], available: int, wanted: int) -> 
             GIB,
             [
                 "is 10485760 (10.0 MiB)",
-                "--max-model-len to 144 or raise --kv-cache-memory-bytes to 135266304",
+                "--max-model-len to 144 or raise --kv-cache-memory to 135266304",
             ],
         ),
         (

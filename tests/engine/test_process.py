@@ -1,0 +1,127 @@
+"""The engine as a process of its own: its first frame, its failures, and when it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+import zmq
+from headway_testing.checkpoints import random_mimo
+
+from headway.engine import (
+    Configure,
+    EngineConfig,
+    Failure,
+    FromEngine,
+    Ready,
+    RoundOutput,
+    SamplingParams,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
+
+SECONDS = 60.0
+M = TypeVar("M")
+
+
+class Peer:
+    """The API process's end of the socket."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
+
+    def send(self, message: ToEngine) -> None:
+        self._socket.send(msgspec.msgpack.encode(message))
+
+    def wait_for(self, kind: type[M]) -> M:
+        """The next message of that kind; what comes before it is dropped."""
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            if self._socket.poll(1000):
+                message = self._decoder.decode(self._socket.recv())
+                if isinstance(message, kind):
+                    return message
+        raise AssertionError(f"no {kind.__name__} in {SECONDS} s")
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+def command(address: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "headway.engine.process", address]
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[tuple[Peer, str]]:
+    address = f"ipc://{tmp_path}/socket"
+    with closing(Peer(address)) as peer:
+        yield peer, address
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    return EngineConfig(model_path=str(random_mimo(tmp_path / "model")), threads=1, device="cpu")
+
+
+def test_it_serves_until_a_shutdown_and_ignores_sigterm(peer: tuple[Peer, str], config: EngineConfig) -> None:
+    """A service manager signals the whole group; the API process decides when the engine may go."""
+    end, address = peer
+    with subprocess.Popen(command(address)) as engine:
+        end.send(Configure(config))
+        assert end.wait_for(Ready).info.depth == 3
+        engine.send_signal(signal.SIGTERM)
+        end.send(Submit(request_id=5, prompt_token_ids=[1, 2, 3], sampling=SamplingParams(), max_tokens=4))
+        tokens: list[int] = []
+        while len(tokens) < 4:
+            (event,) = end.wait_for(RoundOutput).events
+            assert event.request_id == 5
+            tokens += event.token_ids
+        end.send(Shutdown())
+        assert engine.wait(SECONDS) == 0
+
+
+def test_it_tells_why_it_cannot_start(peer: tuple[Peer, str], tmp_path: Path) -> None:
+    end, address = peer
+    with subprocess.Popen(command(address)) as engine:
+        end.send(Configure(EngineConfig(model_path=str(tmp_path / "nothing"))))
+        failure = end.wait_for(Failure)
+        assert engine.wait(SECONDS) == 1
+    assert failure.kind == "ModelError"
+    assert "nothing" in failure.message
+
+
+def test_it_leaves_when_its_parent_is_gone(peer: tuple[Peer, str], config: EngineConfig) -> None:
+    end, address = peer
+    code = f"import subprocess, time; print(subprocess.Popen({command(address)!r}).pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine_pid = int(parent.stdout.readline())
+        end.send(Configure(config))
+        end.wait_for(Ready)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while is_running(engine_pid):
+        assert time.monotonic() < deadline, "the engine outlived its parent"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
