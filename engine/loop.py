@@ -99,7 +99,7 @@ class EngineLoop:
                 logger.exception("request %d could not be taken in", message.request_id)
                 self._scheduler.count_fault(message.request_id, describe_fault(error))
         elif isinstance(message, Abort):
-            self._scheduler.abort(message.request_id)
+            self._scheduler.abort(message.request_id, message.reason)
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
         events = self._scheduler.update(plan, handle.result())

@@ -42,9 +42,13 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
-    """Ends a request at any state; no event follows. Unknown ids are ignored (it may just have finished)."""
+    """Ends a request at any state; no event follows. Unknown ids are ignored (it may just have finished).
+
+    reason: what it counts under: STOP when a stop string completed its text, ABORT when nobody waits for it.
+    """
 
     request_id: int
+    reason: FinishReason = FinishReason.ABORT
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
@@ -94,7 +98,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     num_drafted, num_accepted: drafts that were valid in this step, and how many of token_ids they gave.
     error: set with FinishReason.ERROR.
     logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
-    first, if the request asked for them; they come with its first event.
+    first, if the request asked for them; they come with its first event, as does queue_seconds, the time
+    from its arrival to its first admission.
     """
 
     request_id: int
@@ -106,6 +111,7 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     error_code: str | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    queue_seconds: float | None = None
 
 
 class RoundOutput(msgspec.Struct, tag=True, frozen=True):

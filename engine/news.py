@@ -30,10 +30,13 @@ class News:
     num_accepted: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: TokenLogprobs | None = None
+    queue_seconds: float | None = None
 
     def add(self, request: Request, given: Given) -> tuple[int, ...]:
         """Takes in tokens up to the first that ends the request; returns those."""
         kept, self.finish_reason = _until_end(request, given.token_ids)
+        if not request.output_token_ids:
+            self.queue_seconds = request.queue_seconds
         self.token_ids += kept
         if given.logprobs is not None:
             self.logprobs.append(given.logprobs.cut(len(kept)))
@@ -50,6 +53,7 @@ class News:
             self.num_accepted,
             logprobs=join(self.logprobs) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
+            queue_seconds=self.queue_seconds,
         )
 
 

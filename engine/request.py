@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -92,7 +91,8 @@ class Request:
     num_rounds_in_flight: int = 0
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    arrival_seconds: float = field(default_factory=time.monotonic)
+    arrival_seconds: float = 0.0
+    queue_seconds: float = 0.0
 
     @property
     def num_tokens(self) -> int:

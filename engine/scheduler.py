@@ -1,7 +1,7 @@
 """Who runs in the next step: admission, blocks, prefill chunks, preemption, then one decode round for all.
 
 Step n + 1 is planned before the result of step n is read, so what a row may have done meanwhile is bounded
-from above. Knows ids and numbers; no tensors, no text, no clock.
+from above. Knows ids and numbers; no tensors, no text. The clock tells how long a request queued, no more.
 
     N      tokens known: prompt + output
     L      tokens in the KV cache: N - 1 once prefilled, the last one is not in it
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
@@ -53,11 +54,13 @@ class Scheduler:
         has_mtp: bool,
         model_identity: str,
         kv_dtype: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert num_blocks * config.block_size >= max_model_len, (
             f"{num_blocks} blocks of {config.block_size} tokens cannot hold one request of {max_model_len}"
         )
         self._config = config
+        self._clock = clock
         self._limits = Limits(max_model_len, vocab_size)
         self._prefill_chunk = config.prefill_chunk or DEFAULT_PREFILL_CHUNK
         self._num_blocks = num_blocks
@@ -119,14 +122,15 @@ class Scheduler:
         max_model_len = self._limits.max_model_len
         assert request.limit < max_model_len, f"limit {request.limit} of {max_model_len} tokens"
         assert request.request_id not in self._requests, f"request id {request.request_id} is taken"
+        request.arrival_seconds = self._clock()
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
-    def abort(self, request_id: int) -> None:
-        """Ends a request at any state; what a step in flight adds to it is dropped."""
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends a request at any state; what a step in flight adds to it is dropped. It counts under `reason`."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._finish(request, FinishReason.ABORT)
+            self._finish(request, reason)
 
     def count_fault(self, request_id: int, what: str) -> None:
         """A request ended by a fault of ours; its event waits for `drain_faults`."""
@@ -234,6 +238,7 @@ class Scheduler:
         self._rows.take(request)
         admitted.append((request, history))
         if request.num_preemptions == 0:
+            request.queue_seconds = self._clock() - request.arrival_seconds
             self._stats.num_prompt_tokens += len(request.prompt_token_ids)
             self._stats.num_cached_prompt_tokens += request.num_cached
 

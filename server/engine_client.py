@@ -23,6 +23,7 @@ from headway.engine import (
     EngineInfo,
     EngineStats,
     Failure,
+    FinishReason,
     FromEngine,
     HeadwayError,
     ModelError,
@@ -124,6 +125,7 @@ class EngineClient:
         """Returns at once; `wait_until_ready` tells how it went."""
         self._first_start: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._supervisor.add_done_callback(self._report_fault)
 
     async def wait_until_ready(self) -> EngineInfo:
         """Raises ConfigError, ModelError or EngineDeadError if the first start fails for good."""
@@ -181,11 +183,11 @@ class EngineClient:
             self._process.send(request)
         return stream
 
-    def abort(self, request_ids: Iterable[int]) -> None:
-        """Ends those that still run; no event of them follows."""
+    def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends those that still run; no event of them follows. They count under `reason`."""
         for request_id in request_ids:
             if self._streams.pop(request_id, None) is not None and self._process is not None:
-                self._process.send(Abort(request_id))
+                self._process.send(Abort(request_id, reason))
 
     # --- private -----------------------------------------------------------------------------------
 
@@ -203,10 +205,25 @@ class EngineClient:
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, self._back_off.longest_seconds)
 
+    def _report_fault(self, supervisor: asyncio.Task[None]) -> None:
+        """A fault of the supervisor's own must not leave requests and /ready waiting for ever."""
+        error = None if supervisor.cancelled() else supervisor.exception()
+        if error is None:
+            return
+        logger.critical("the engine is no longer supervised", exc_info=error)
+        self._state = "stopped"
+        fault = EngineDeadError(f"the engine is no longer supervised: {error}")
+        self._fail_all(fault)
+        if not self._first_start.done():
+            self._first_start.set_exception(fault)
+
     async def _live(self) -> Failure:
         """One life of the engine, to its end."""
-        process = EngineProcess(self._config, self._receive, command=self._command, patience=self._patience)
+        process: EngineProcess | None = None
         try:
+            process = EngineProcess(
+                self._config, self._receive, command=self._command, patience=self._patience
+            )
             await process.start()
             self._process = process
             failure = await process.ended()
@@ -214,7 +231,8 @@ class EngineClient:
             failure = Failure("crash", f"the engine process cannot be started: {error}")
         finally:
             self._bury()
-            process.close()
+            if process is not None:
+                process.close()
         self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
         return failure
 

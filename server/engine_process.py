@@ -53,7 +53,7 @@ class Patience:
 
 
 class EngineProcess:
-    """Mutable: owned by the engine client; its frames go to `receive` as they arrive."""
+    """Mutable: owned by the engine client; its frames go to `receive` as they arrive. May raise OSError."""
 
     def __init__(
         self,
@@ -69,8 +69,11 @@ class EngineProcess:
         self._patience = patience or Patience()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
+        try:
+            self._context = zmq.Context()
+            self._socket = self._context.socket(zmq.PAIR)
+        except zmq.ZMQError as error:
+            raise OSError(f"no socket to the engine can be had: {error}") from error
         self._socket.set_hwm(0)
         self._socket.linger = 0
         self._taken = ExitStack()
@@ -188,5 +191,6 @@ class EngineProcess:
 
 def _describe_exit(exit_code: int) -> str:
     if exit_code < 0:
-        return f"the engine process was killed by signal {signal.Signals(-exit_code).name}"
+        names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+        return f"the engine process was killed by signal {names.get(-exit_code, -exit_code)}"
     return f"the engine process left with status {exit_code}; its last lines on stderr say why"

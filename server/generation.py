@@ -25,6 +25,7 @@ from headway.engine import (
 from headway.server.choice import Choice, ChoiceRequest, Delta
 from headway.server.detokenizer import Vocabulary
 from headway.server.engine_client import EngineClient, EventStream
+from headway.server.errors import ApiError
 from headway.server.metrics import Metrics
 
 
@@ -77,9 +78,10 @@ class Generation:
                     if not choice.is_open:
                         continue  # it was in flight when a stop string ended the choice
                     delta = choice.take(_checked(event))
+                    self._observe_queue(event)
                     if not choice.is_open:
                         self._finish(choice)
-                        self._engine.abort([event.request_id])
+                        self._engine.abort([event.request_id], FinishReason.STOP)
                     if delta.text or delta.finish_reason or delta.tokens:
                         yield delta
         finally:
@@ -110,6 +112,10 @@ class Generation:
             drafted_per_position=_sums(choice.drafted_per_position for choice in self._choices),
             accepted_per_position=_sums(choice.accepted_per_position for choice in self._choices),
         )
+
+    def _observe_queue(self, event: TokenEvent) -> None:
+        if self._metrics is not None and event.queue_seconds is not None:
+            self._metrics.queue_time.observe(event.queue_seconds)
 
     def _finish(self, choice: Choice) -> None:
         if self._metrics is None or choice.first_token_seconds is None:
@@ -150,4 +156,6 @@ def _refusal(event: TokenEvent) -> HeadwayError:
         return QueueFullError(message, code=event.error_code)
     if event.error_code is None:
         return EngineDeadError(message)
+    if event.error_code == "internal_error":  # a fault of the engine's own, which ended this request alone
+        return ApiError(message, status=500, code=event.error_code)
     return RequestError(message, code=event.error_code)

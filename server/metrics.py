@@ -32,6 +32,9 @@ class Metrics:
         self.time_to_first_token = self._histogram(
             "headway_time_to_first_token_seconds", "From the request's arrival to its first token."
         )
+        self.queue_time = self._histogram(
+            "headway_queue_time_seconds", "From a choice's arrival at the engine to its first admission."
+        )
         self.time_per_output_token = self._histogram(
             "headway_time_per_output_token_seconds",
             "(End to end - time to first token) / (tokens - 1), of requests with two tokens or more.",

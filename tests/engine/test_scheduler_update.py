@@ -52,7 +52,7 @@ def test_output_ends_with_the_first_stop_token_or_at_max_tokens(
     accepted: int,
 ) -> None:
     device, events = read_made_up(emitted=(51, 52, 53, 54), stop=stop, max_tokens=max_tokens)
-    assert events == [TokenEvent(0, kept, reason, drafted, accepted)]
+    assert events == [TokenEvent(0, kept, reason, drafted, accepted, queue_seconds=0.0)]
     assert device.scheduler.has_work == (reason is None)
 
 
@@ -277,3 +277,12 @@ def test_a_continuation_finds_the_output_of_the_request_before_it() -> None:
     device.drain()
     assert second.num_cached == 48  # 60 tokens, the last never entered the cache
     assert second.output_token_ids == oracle(second)
+
+
+def test_the_first_event_tells_how_long_the_request_queued() -> None:
+    times = iter([10.0, 12.5])
+    device = ScheduledDevice(depth=0)
+    device.scheduler._clock = lambda: next(times)
+    device.add([1, 2, 3], max_tokens=3)
+    events = [event for _ in range(2) for event in device.step()[1]]
+    assert [event.queue_seconds for event in events] == [2.5, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -12,9 +13,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import headway_testing
 import pytest
+import zmq
 from headway_testing import fake_process
 
 from headway.engine import (
@@ -205,6 +208,29 @@ async def test_a_process_that_cannot_be_started_is_told(
     async with started() as client:
         with pytest.raises(EngineDeadError, match="TMPDIR"):
             await within(5, client.wait_until_ready())
+
+
+async def test_an_engine_without_a_socket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> NoReturn:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr("headway.server.engine_process.zmq.Context", refuse)
+    async with started() as client:
+        with pytest.raises(EngineDeadError, match=r"no socket .*Too many open files"):
+            await within(5, client.wait_until_ready())
+
+
+async def test_a_fault_of_the_supervisor_leaves_nobody_waiting(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: EngineClient) -> NoReturn:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(EngineClient, "_live", fail)
+    os.kill(pid_of(client), signal.SIGKILL)
+    await until(lambda: client.status().state == "stopped")
+    with pytest.raises(EngineDeadError):
+        client.submit([])
 
 
 async def test_loading_shows_its_progress_and_takes_no_requests() -> None:

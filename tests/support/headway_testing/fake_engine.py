@@ -73,7 +73,7 @@ class FakeEngine:
             self.running[request.request_id] = asyncio.create_task(self._run(request, stream))
         return stream
 
-    def abort(self, request_ids: Iterable[int]) -> None:
+    def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
         for request_id in request_ids:
             if (task := self.running.pop(request_id, None)) is not None:
                 task.cancel()

@@ -34,6 +34,7 @@ class ScheduledDevice:
             has_mtp=has_mtp,
             model_identity="model",
             kv_dtype="float32",
+            clock=lambda: 0.0,
         )
         self.blocks = self.scheduler._blocks
         self.runner = FakeRunner(
