@@ -112,6 +112,7 @@ def _default_sampling(generation: JsonObject) -> SamplingParams:
         return value if isinstance(value, int | float) and not isinstance(value, bool) else default
 
     return SamplingParams(
+        repetition_penalty=number("repetition_penalty", neutral.repetition_penalty),
         temperature=number("temperature", neutral.temperature),
         top_p=number("top_p", neutral.top_p),
         top_k=max(0, int(number("top_k", neutral.top_k))),

@@ -74,7 +74,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "logprobs": (False,),
 }
 
 

@@ -35,7 +35,7 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
         return max(self.n or 1, self.best_of or 1)
 
 
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"suffix": ("",), "logprobs": ()}
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"suffix": ("",)}
 
 
 def check(request: CompletionRequest) -> None:
@@ -46,9 +46,6 @@ def check(request: CompletionRequest) -> None:
     check_range("best_of", request.best_of, 1, MAX_N)
     n, best_of = request.n or 1, request.best_of
     require(best_of is None or best_of >= n, "best_of", best_of, f"n = {n} or more")
-    require(
-        best_of is None or best_of == n, "best_of", best_of, f"n = {n}: it is not supported by this server"
-    )
     if request.stream and best_of is not None and best_of > n:
         message = f"best_of is {best_of}, in a stream it must be n = {n}: the best are known at the end only"
         raise ApiError(message, param="best_of", code="invalid_value")

@@ -104,13 +104,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "min_tokens": (0,),
 }
 
 

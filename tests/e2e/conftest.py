@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +76,18 @@ def stop_server(server: Server) -> int:
     return server.process.wait(timeout=40)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    running = start_server("--threads", "1")
+def running_server(*arguments: str) -> Iterator[Server]:
+    running = start_server("--threads", "1", *arguments)
     yield running
     assert stop_server(running) == 0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    yield from running_server()
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., Iterator[Server]]:
+    """For fixtures that want a server of their own: `yield from start("--depth", "0")`."""
+    return running_server

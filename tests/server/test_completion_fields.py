@@ -198,7 +198,7 @@ async def test_a_wrong_value_is_refused_by_name(client: httpx.AsyncClient, field
 
 NEUTRAL = {
     "priority": 0, "response_format": {"type": "text"}, "store": False, "service_tier": "auto", "suffix": "",
-    "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y", "min_tokens": 0,
+    "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y",
 }  # fmt: skip
 
 

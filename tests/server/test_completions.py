@@ -189,7 +189,7 @@ async def test_an_empty_prompt_is_the_token_that_starts_a_text(
 
 
 NEUTRAL = {
-    "best_of": 1, "suffix": None, "logprobs": None, "logit_bias": {}, "presence_penalty": 0,
+    "best_of": 1, "min_tokens": 0, "bad_words": [], "repetition_penalty": 1, "suffix": None, "logprobs": None, "logit_bias": {}, "presence_penalty": 0,
     "frequency_penalty": 0.0, "user": "me", "model": "tiny", "n": None, "stop": None, "stream_options": None,
 }  # fmt: skip
 
@@ -205,8 +205,11 @@ WRONG = [
     ("top_p", 1.1), ("top_k", -2), ("min_p", 1.5), ("seed", 2**64), ("stream", 0), ("stream", "yes"),
     ("stop", ["a"] * 17), ("stop", ""), ("stop", [1]), ("stop", "x" * 1025), ("prompt", []), ("prompt", [[]]),
     ("prompt", ["a", 1]), ("prompt", {}), ("prompt", None), ("prompt", [600]), ("prompt", [-1]),
-    ("prompt", [[1], [10**30]]), ("best_of", 2), ("suffix", "x"), ("logprobs", 0), ("logit_bias", {"1": 2}),
-    ("presence_penalty", 0.5), ("frequency_penalty", -1), ("repetition_penalty", 1.1),
+    ("prompt", [[1], [10**30]]), ("best_of", 0), ("best_of", 129), ("suffix", "x"), ("logprobs", -1), ("logprobs", 21), ("logprobs", True),
+    ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("repetition_penalty", 101),
+    ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"600": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", [1]),
+    ("logit_bias", {str(i): 1 for i in range(1025)}), ("min_tokens", -1), ("min_tokens", 17), ("allowed_token_ids", []),
+    ("allowed_token_ids", [600]), ("bad_words", [""]), ("bad_words", ["x" * 257]), ("bad_words", ["xqzj" * 20]), ("bad_words", ["a"] * 129),
     ("stream_options", {"include_usage": True}), ("nonsense", 1), ("echo", 1), ("speculation", 3),
 ]  # fmt: skip
 
@@ -350,3 +353,12 @@ async def test_a_fault_of_our_own_is_500_in_the_envelope(
     assert response.status_code == 500
     assert envelope(response)["type"] == "internal_error"
     assert "division" not in response.text
+
+
+async def test_a_fault_of_the_engine_on_one_request_is_500_with_its_message(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    fault = TokenEvent(0, [], FinishReason.ERROR, error="it failed; others do not", error_code="internal_error")
+    engine.refusal = fault
+    error = await refusal(client, 500)
+    assert (error["message"], error["type"]) == ("it failed; others do not", "internal_error")
