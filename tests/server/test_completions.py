@@ -358,7 +358,9 @@ async def test_a_fault_of_our_own_is_500_in_the_envelope(
 async def test_a_fault_of_the_engine_on_one_request_is_500_with_its_message(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    fault = TokenEvent(0, [], FinishReason.ERROR, error="it failed; others do not", error_code="internal_error")
+    fault = TokenEvent(
+        0, [], FinishReason.ERROR, error="it failed; others do not", error_code="internal_error"
+    )
     engine.refusal = fault
     error = await refusal(client, 500)
     assert (error["message"], error["type"]) == ("it failed; others do not", "internal_error")
