@@ -29,6 +29,7 @@ VOCAB, CONTEXT = 128, 96
 DEPTHS = (0, 1, 3)
 DEMO = files("headway.engine.demo")
 CYCLE = random_cycle(VOCAB).tolist()
+BLOCK_BYTES = (2 * 3 * 16 * 2 * 16 + 64) * 8  # keys and values of three layers, and a hidden state
 TOKENS = st.integers(0, VOCAB - 1)
 
 
@@ -214,11 +215,33 @@ def test_stop_tokens_wait_for_min_tokens(bench: Bench, temperature: float) -> No
 
 def test_a_preempted_request_counts_what_it_had_said(model_path: str) -> None:
     """12 KV blocks of 16 tokens for five rows of up to 80 tokens; 18 where no MTP layer is loaded."""
-    block_bytes = (2 * 3 * 16 * 2 * 16 + 64) * 8
-    bench = Bench(model_path, max_running=5, kv_cache_memory_bytes=12 * block_bytes)
+    bench = Bench(model_path, max_running=5, kv_cache_memory_bytes=12 * BLOCK_BYTES)
     asks = [everything(walk(7 * i, 20), 60, i, num_prompt_logprobs=1) for i in range(6)]
     bench.check([Ask(ask.prompt, ask.max_tokens, ask.sampling) for ask in asks])
     assert all(e.engine.scheduler.snapshot().num_preemptions > 0 for e in bench.engines.values())
+
+
+def test_a_prompt_whose_prefill_is_preempted_is_scored_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An older row grows by four tokens a round while the prompt is computed 16 tokens at a time."""
+    path = str(constructed_mimo(tmp_path_factory.mktemp("model") / "mimo", max_position_embeddings=CONTEXT))
+    config = EngineConfig(
+        model_path=path, dtype="float64", depth=3, prefill_chunk=16, kv_cache_memory_bytes=8 * BLOCK_BYTES
+    )
+    engine = LocalEngine(config)
+    older = Ask(tuple(walk(1, 16)), 70, SamplingParams(temperature=0.0))
+    scored = Ask(tuple(walk(90, 80)), 9, SamplingParams(temperature=0.0, num_prompt_logprobs=3))
+    submit(engine, older)
+    engine.step()
+    newer = submit(engine, scored)
+    for _ in range(4):
+        engine.step()
+    assert engine.engine.scheduler.snapshot().num_preemptions == 1
+    assert engine.outputs[newer].events == []
+    got = engine.run()[newer]
+    model = load_model(
+        path, device=torch.device("cpu"), dtype="float64", with_mtp=False, progress=lambda _: None
+    )
+    assert_scores(got.prompt_logprobs, scored.prompt[1:], prompt_logits(model, scored.prompt), 3)
 
 
 def test_drafts_follow_the_same_rules(tmp_path_factory: pytest.TempPathFactory) -> None:
