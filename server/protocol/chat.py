@@ -10,8 +10,15 @@ from msgspec import UNSET, UnsetType
 
 from headway.engine import MAX_LOGPROBS
 from headway.server.errors import ApiError
-from headway.server.protocol.checks import check_count, check_range, require
-from headway.server.protocol.parameters import MAX_INTEGER, GenerationFields, check_generation, check_unserved
+from headway.server.protocol.checks import check_count, require
+from headway.server.protocol.parameters import (
+    MAX_INTEGER,
+    GenerationFields,
+    Ranges,
+    check_generation,
+    check_ranges,
+    check_unserved,
+)
 from headway.server.protocol.usage import SpeculationReport, Usage
 
 MAX_MESSAGES = 4096
@@ -62,6 +69,11 @@ class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+RANGES: Ranges = {
+    "max_tokens": (1, MAX_INTEGER),
+    "max_completion_tokens": (1, MAX_INTEGER),
+    "top_logprobs": (0, MAX_LOGPROBS),
+}
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -80,15 +92,13 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 def check(request: ChatRequest) -> None:
     """Refuses values out of range and fields that are not served, each by name."""
     check_generation(request)
-    check_range("max_tokens", request.max_tokens, 1, MAX_INTEGER)
-    check_range("max_completion_tokens", request.max_completion_tokens, 1, MAX_INTEGER)
+    check_ranges(request, RANGES)
     require(
         request.max_tokens in (None, request.token_limit),
         "max_tokens",
         request.max_tokens,
         f"max_completion_tokens = {request.max_completion_tokens}, or left out",
     )
-    check_range("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs is only allowed when logprobs is true"
         raise ApiError(message, param="top_logprobs", code="invalid_value")

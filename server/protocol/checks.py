@@ -14,8 +14,7 @@ def require(is_met: bool, name: str, value: object, limit: str) -> None:
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
     """None is no value. NaN is out of every range."""
-    is_met = value is None or low <= value <= high
-    require(is_met, name, value, f"{low:g} to {high:g}" if high < 2**31 - 1 else f"{low:g} or more")
+    require(value is None or low <= value <= high, name, value, f"{low} to {high}")
 
 
 def check_count(name: str, values: Sequence[object] | None, limit: int, what: str) -> None:

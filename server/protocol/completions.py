@@ -7,12 +7,14 @@ from msgspec import UNSET, UnsetType
 
 from headway.engine import MAX_LOGPROBS
 from headway.server.errors import ApiError
-from headway.server.protocol.checks import check_range, require
+from headway.server.protocol.checks import require
 from headway.server.protocol.parameters import (
     MAX_INTEGER,
     MAX_N,
     GenerationFields,
+    Ranges,
     check_generation,
+    check_ranges,
     check_unserved,
 )
 from headway.server.protocol.usage import SpeculationReport, Usage
@@ -35,15 +37,15 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
         return max(self.n or 1, self.best_of or 1)
 
 
+RANGES: Ranges = {"max_tokens": (0, MAX_INTEGER), "logprobs": (0, MAX_LOGPROBS), "best_of": (1, MAX_N)}
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"suffix": ("",)}
 
 
 def check(request: CompletionRequest) -> None:
     """Refuses values out of range and fields that are not served, each by name."""
     check_generation(request)
-    check_range("max_tokens", request.max_tokens, 0 if request.echo else 1, MAX_INTEGER)
-    check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
-    check_range("best_of", request.best_of, 1, MAX_N)
+    check_ranges(request, RANGES)
+    require(request.max_tokens != 0 or bool(request.echo), "max_tokens", 0, "1 or more (0 with echo only)")
     n, best_of = request.n or 1, request.best_of
     require(best_of is None or best_of >= n, "best_of", best_of, f"n = {n} or more")
     if request.stream and best_of is not None and best_of > n:

@@ -99,6 +99,22 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         return self.speculation is not None and bool(self.speculation.report)
 
 
+Ranges = dict[str, tuple[float, float]]
+
+RANGES: Ranges = {
+    "n": (1, MAX_N),
+    "seed": (-(2**63), 2**64 - 1),
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, MAX_INTEGER),
+    "min_p": (0, 1),
+    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    "min_tokens": (0, MAX_INTEGER),
+    "truncate_prompt_tokens": (1, MAX_INTEGER),
+}
+# Known and not served: these values change nothing and pass, as null does.
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "priority": (0,),
     "response_format": ({"type": "text"},),
@@ -109,21 +125,10 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 
 def check_generation(fields: GenerationFields) -> None:
     """Refuses values out of range, each by name."""
-    check_range("n", fields.n, 1, MAX_N)
-    check_range("seed", fields.seed, -(2**63), 2**64 - 1)
-    check_range("temperature", fields.temperature, 0, 2)
-    check_range("top_p", fields.top_p, 0, 1)
+    check_ranges(fields, RANGES)
     require(fields.top_p != 0, "top_p", 0, "above 0, at most 1")
-    check_range("top_k", fields.top_k, -1, MAX_INTEGER)
-    check_range("min_p", fields.min_p, 0, 1)
-    check_range("presence_penalty", fields.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-    check_range("frequency_penalty", fields.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-    check_range(
-        "repetition_penalty", fields.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
-    )
     _check_token_rules(fields)
     _check_stop(fields)
-    check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, MAX_INTEGER)
     if fields.cache_salt is not None:
         check_strings("cache_salt", [fields.cache_salt], 1, MAX_CACHE_SALT_CHARACTERS)
     if fields.speculation is not None:
@@ -131,6 +136,11 @@ def check_generation(fields: GenerationFields) -> None:
     if fields.stream_options is not None and not fields.stream:
         raise ApiError("stream_options is only allowed when stream is true", param="stream_options")
     check_unserved(fields, NEUTRAL_VALUES)
+
+
+def check_ranges(fields: GenerationFields, ranges: Ranges) -> None:
+    for name, (low, high) in ranges.items():
+        check_range(name, getattr(fields, name), low, high)
 
 
 def check_unserved(fields: GenerationFields, neutral: dict[str, tuple[object, ...]]) -> None:
@@ -159,4 +169,3 @@ def _check_token_rules(fields: GenerationFields) -> None:
 def _check_stop(fields: GenerationFields) -> None:
     check_strings("stop", fields.stop_strings, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
     check_count("stop_token_ids", fields.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
-    check_range("min_tokens", fields.min_tokens, 0, MAX_INTEGER)
