@@ -26,7 +26,8 @@ DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)
 NUM_PROMPTS = 40
 MAX_TOKENS = 200
-DTYPES = ["float32", "float64"]
+SIZES = {"float32": 4, "float64": 8}  # bytes
+DTYPES = list(SIZES)
 MODES: dict[str, Callable[[int], SamplingParams]] = {
     "greedy": lambda seed: SamplingParams(temperature=0.0, seed=seed),
     "sampled": lambda seed: SamplingParams(temperature=0.8, top_p=0.95, seed=seed),
@@ -49,6 +50,7 @@ def config_of(**changes: object) -> EngineConfig:
     return EngineConfig(**({"model_path": MODEL, "dtype": "float32", "depth": 3} | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_depth_changes_the_text(prompts: list[tuple[int, ...]], dtype: str, mode: str) -> None:
@@ -61,12 +63,15 @@ def test_no_depth_changes_the_text(prompts: list[tuple[int, ...]], dtype: str, m
         )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
-def test_sixteen_at_once_write_what_each_writes_alone(prompts: list[tuple[int, ...]], mode: str) -> None:
+def test_sixteen_at_once_write_what_each_writes_alone(
+    prompts: list[tuple[int, ...]], mode: str, dtype: str
+) -> None:
     cases = cases_of(prompts[:16], mode, max_tokens=100)
-    engine = LocalEngine(config_of(prefix_caching=False))
+    engine = LocalEngine(config_of(dtype=dtype, prefix_caching=False))
     alone = [generate_with(engine, [case])[0] for case in cases]
-    assert_same_text(MODEL, cases, alone, generate_with(engine, cases), dtype="float32")
+    assert_same_text(MODEL, cases, alone, generate_with(engine, cases), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,9 +89,12 @@ def test_a_warm_prefix_cache_changes_nothing_at_any_block_boundary(
     assert_same_text(MODEL, cases, cold, warm, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_conversation_reuses_what_rounds_wrote(prompts: list[tuple[int, ...]], mode: str) -> None:
-    engine = LocalEngine(config_of())
+def test_a_conversation_reuses_what_rounds_wrote(
+    prompts: list[tuple[int, ...]], mode: str, dtype: str
+) -> None:
+    engine = LocalEngine(config_of(dtype=dtype))
     first = cases_of(prompts[:8], mode, max_tokens=70)
     answers = generate_with(engine, first)
     second = [
@@ -97,44 +105,51 @@ def test_a_conversation_reuses_what_rounds_wrote(prompts: list[tuple[int, ...]],
     warm = generate_with(engine, second)
     reused = engine.engine.scheduler.snapshot().num_cached_prompt_tokens - before
     assert reused > sum(len(case.prompt) + 64 for case in first) - 8 * 16
-    cold = generate(second, config_of(prefix_caching=False))
-    assert_same_text(MODEL, second, cold, warm, dtype="float32")
+    cold = generate(second, config_of(dtype=dtype, prefix_caching=False))
+    assert_same_text(MODEL, second, cold, warm, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_size_of_prefill_chunks_does_not_matter(prompts: list[tuple[int, ...]], mode: str) -> None:
+def test_the_size_of_prefill_chunks_does_not_matter(
+    prompts: list[tuple[int, ...]], mode: str, dtype: str
+) -> None:
     long = [sum(prompts[i : i + 3], ()) for i in range(0, 24, 3)]
     cases = cases_of(long, mode, max_tokens=40)
-    whole = generate(cases, config_of(prefill_chunk=2048))
+    whole = generate(cases, config_of(dtype=dtype, prefill_chunk=2048))
     for size in (16, 37, 256):
-        chunked = generate(cases, config_of(prefill_chunk=size))
-        assert_same_text(MODEL, cases, whole, chunked, dtype="float32")
+        chunked = generate(cases, config_of(dtype=dtype, prefill_chunk=size))
+        assert_same_text(MODEL, cases, whole, chunked, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("depth", [0, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_preempted_request_goes_on_as_if_nothing_had_happened(
-    prompts: list[tuple[int, ...]], mode: str, depth: int
+    prompts: list[tuple[int, ...]], mode: str, depth: int, dtype: str
 ) -> None:
     cases = cases_of(prompts[:12], mode)
-    calm = generate(cases, config_of(depth=depth))
-    engine = LocalEngine(config_of(depth=depth, max_model_len=512, kv_cache_memory_bytes=7 << 20))
+    calm = generate(cases, config_of(dtype=dtype, depth=depth))
+    engine = LocalEngine(
+        config_of(dtype=dtype, depth=depth, max_model_len=512, kv_cache_memory_bytes=SIZES[dtype] * 7 << 18)
+    )
     crowded = generate_with(engine, cases)
     assert engine.engine.scheduler.snapshot().num_preemptions > 0
-    assert_same_text(MODEL, cases, calm, crowded, dtype="float32")
+    assert_same_text(MODEL, cases, calm, crowded, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_planning_a_step_before_the_last_is_read_changes_nothing(
-    prompts: list[tuple[int, ...]], mode: str
+    prompts: list[tuple[int, ...]], mode: str, dtype: str
 ) -> None:
     cases = [
         Case(case.prompt, 20 + 9 * i, case.sampling) for i, case in enumerate(cases_of(prompts[:16], mode))
     ]
-    config = config_of(max_running=5)
+    config = config_of(dtype=dtype, max_running=5)
     at_once = generate(cases, config)
     late = generate_with(LocalEngine(config, reads_late=True), cases)
-    assert_same_text(MODEL, cases, at_once, late, dtype="float32")
+    assert_same_text(MODEL, cases, at_once, late, dtype=dtype)
 
 
 def knowing(texts: dict[int, list[int]], *, shift: int) -> Drafter:
@@ -155,47 +170,52 @@ def guessing(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> torc
     return torch.randint(model.config.vocab_size, (len(rows.seeds), depth), generator=generator)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("drafter_name", "acceptance"),
     [("random", (0.0, 0.05)), ("always wrong", (0.0, 0.0)), ("always right", (1.0, 1.0))],
 )
 def test_no_drafter_changes_the_text(
-    prompts: list[tuple[int, ...]], mode: str, drafter_name: str, acceptance: tuple[float, float]
+    prompts: list[tuple[int, ...]], mode: str, drafter_name: str, acceptance: tuple[float, float], dtype: str
 ) -> None:
     cases = cases_of(prompts[:16], mode, max_tokens=80)
-    plain = generate(cases, config_of(depth=0))
+    plain = generate(cases, config_of(dtype=dtype, depth=0))
     texts = {c.sampling.seed: [*c.prompt, *tokens] for c, tokens in zip(cases, plain, strict=True)}
     drafters: dict[str, Drafter] = {
         "random": guessing,
         "always wrong": knowing(texts, shift=1),
         "always right": knowing(texts, shift=0),
     }
-    engine = LocalEngine(config_of(), drafter=drafters[drafter_name])
-    assert_same_text(MODEL, cases, plain, generate_with(engine, cases), dtype="float32")
+    engine = LocalEngine(config_of(dtype=dtype), drafter=drafters[drafter_name])
+    assert_same_text(MODEL, cases, plain, generate_with(engine, cases), dtype=dtype)
     stats = engine.engine.scheduler.snapshot()
     low, high = acceptance
     assert low <= stats.num_accepted_tokens / stats.num_draft_tokens <= high
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_capped_at_depth_0_stand_beside_rows_at_3(prompts: list[tuple[int, ...]], mode: str) -> None:
+def test_rows_capped_at_depth_0_stand_beside_rows_at_3(
+    prompts: list[tuple[int, ...]], mode: str, dtype: str
+) -> None:
     cases = cases_of(prompts[:16], mode, max_tokens=80)
-    plain = generate(cases, config_of(depth=0))
+    plain = generate(cases, config_of(dtype=dtype, depth=0))
     mixed = [
         Case(case.prompt, case.max_tokens, case.sampling, max_draft_tokens=(0, 1, 2, None)[i % 4])
         for i, case in enumerate(cases)
     ]
-    engine = LocalEngine(config_of())
-    assert_same_text(MODEL, mixed, plain, generate_with(engine, mixed), dtype="float32")
+    engine = LocalEngine(config_of(dtype=dtype))
+    assert_same_text(MODEL, mixed, plain, generate_with(engine, mixed), dtype=dtype)
     drafted = [engine.outputs[i].num_drafted for i in range(len(mixed))]
     assert [count > 0 for count in drafted] == [case.max_draft_tokens != 0 for case in mixed]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_the_last_tokens_before_the_end_of_the_context(
-    prompts: list[tuple[int, ...]], mode: str, depth: int
+    prompts: list[tuple[int, ...]], mode: str, depth: int, dtype: str
 ) -> None:
     context = 96
     text = max(prompts, key=len)
@@ -203,7 +223,7 @@ def test_the_last_tokens_before_the_end_of_the_context(
         Case(text[: context - max_tokens], max_tokens, MODES[mode](max_tokens))
         for max_tokens in range(1, 2 * depth + 4)
     ]
-    plain = generate(cases, config_of(depth=0, max_model_len=context))
-    drafted = generate(cases, config_of(depth=depth, max_model_len=context))
+    plain = generate(cases, config_of(dtype=dtype, depth=0, max_model_len=context))
+    drafted = generate(cases, config_of(dtype=dtype, depth=depth, max_model_len=context))
     assert [len(tokens) for tokens in drafted] == [case.max_tokens for case in cases]
-    assert_same_text(MODEL, cases, plain, drafted, dtype="float32")
+    assert_same_text(MODEL, cases, plain, drafted, dtype=dtype)
