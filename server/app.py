@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from headway import __version__
 from headway.server.errors import install_error_handlers
 from headway.server.guard import REQUEST_ID, Guard, RequestIds
-from headway.server.routes import admin, chat, completions, models, ops, speculation, tokens
+from headway.server.routes import admin, chat, completions, description, models, ops, speculation, tokens
 from headway.server.services import Services
 
 
@@ -23,12 +23,12 @@ def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIA
     app = FastAPI(
         title="Headway",
         version=__version__,
-        openapi_url=None,  # bodies are decoded by msgspec: a schema made by FastAPI would be empty
+        openapi_url=None,  # bodies are decoded by msgspec: FastAPI's own would be empty; ours is openapi.py
         redirect_slashes=False,
     )
     app.state.services = services
-    for module in (completions, chat, tokens, speculation, models, ops, admin):
-        app.include_router(module.router)
+    for module in (completions, chat, tokens, speculation, models, ops, admin, description):
+        app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)
     guarded: ASGIApp = Guard(app, services.keys)
     if cors_origins:

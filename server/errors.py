@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from headway.engine import EngineDeadError, HeadwayError, QueueFullError, RequestError
 
@@ -103,10 +104,14 @@ async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
         error = ApiError(f"there is no {request.url.path} here", status=404, code="not_found")
     elif isinstance(error, HTTPException) and error.status_code == 405:
-        message = f"{request.method} is not allowed on {request.url.path}; allowed: {_allowed(error)}"
-        error = ApiError(message, status=405, code="method_not_allowed", headers=error.headers)
+        allowed = ", ".join(sorted(_allowed_methods(request)))
+        message = f"{request.method} is not allowed on {request.url.path}; allowed: {allowed}"
+        error = ApiError(message, status=405, code="method_not_allowed", headers={"Allow": allowed})
     return error_response(as_api_error(error))
 
 
-def _allowed(error: HTTPException) -> str:
-    return dict(error.headers or {}).get("Allow", "nothing")
+def _allowed_methods(request: Request) -> set[str]:
+    """Of all routes of the path: the exception knows only the first of them."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in matching for method in route.methods or ()}

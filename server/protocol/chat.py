@@ -133,9 +133,10 @@ def _text(content: str | list[ContentPart], where: str) -> str:
         return content
     lines = []
     for i, part in enumerate(content):
-        if part.type != "text" or part.text is None:
+        others = (part.image_url, part.input_audio, part.file, part.refusal)
+        if part.type != "text" or part.text is None or others != (None,) * len(others):
             path = f"{where}[{i}].type"
-            message = f"{path} is {part.type!r} with{'' if part.text else 'out'} a text; this server reads text parts only"
+            message = f"{path} is {part.type!r}; this server reads parts of type 'text' that have a text and nothing else"
             raise ApiError(message, param=path, code="unsupported_content")
         lines.append(part.text)
     return "\n".join(lines)

@@ -46,7 +46,8 @@ async def client(services: Services) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def address(services: Services) -> AsyncIterator[str]:
     """http://127.0.0.1:PORT of a uvicorn that runs in the test's own loop."""
-    with socket.socket() as listener:
+    # With its protocol named asyncio turns Nagle's algorithm off, as for the sockets of `headway serve`.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(create_app(services), log_config=None, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)

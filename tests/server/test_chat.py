@@ -175,6 +175,7 @@ WRONG = [
     ("messages", image("image_url"), "messages[0].content[0].type"),
     ("messages", image("input_audio"), "messages[0].content[0].type"), ("messages", image("file"), "messages[0].content[0].type"),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].type"),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "file": {}}]}], "messages[0].content[0].type"),
     ("messages", HELLO * 4097, "messages"), ("tools", [{"type": "function"}], "tools"), ("tool_choice", "required", "tool_choice"),
     ("functions", [{}], "functions"), ("response_format", {"type": "json_schema"}, "response_format"),
     ("modalities", ["text", "audio"], "modalities"), ("prediction", {"type": "content"}, "prediction"),

@@ -82,6 +82,10 @@ async def test_a_wrong_method_is_405_with_allow_in_the_envelope(client: httpx.As
     assert "POST" in response.json()["error"]["message"]
 
 
+async def test_allow_names_the_methods_of_all_routes_of_a_path(client: httpx.AsyncClient) -> None:
+    assert (await client.delete("/v1/speculation")).headers["allow"] == "GET, PUT"
+
+
 async def test_the_engines_counters_are_shown_under_the_names_of_the_field(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

@@ -1,0 +1,135 @@
+"""The OpenAPI description of the API, from the very types that bodies are read into and answers written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from headway import __version__
+from headway.server.errors import ErrorEnvelope
+from headway.server.protocol import chat, completions, models, parameters, tokens
+from headway.server.routes import admin, ops, speculation
+
+Schema = dict[str, object]
+REFERENCE = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """answer: None for plain text. statuses: others that carry the same answer."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type[msgspec.Struct] | None
+    body: type[msgspec.Struct] | None = None
+    streams: bool = False
+    statuses: tuple[int, ...] = ()
+
+
+OPERATIONS = (
+    Operation("post", "/v1/completions", "Continue a text", completions.Completion, completions.CompletionRequest,
+              streams=True),
+    Operation("post", "/v1/chat/completions", "Answer a conversation", chat.ChatCompletion, chat.ChatRequest,
+              streams=True),
+    Operation("get", "/v1/models", "The model that is served", models.ModelList),
+    Operation("get", "/v1/models/{model}", "One model", models.ModelCard),
+    Operation("get", "/v1/speculation", "Depth and acceptance of drafts", speculation.SpeculationState),
+    Operation("put", "/v1/speculation", "Limit the drafts of new requests (admin)", speculation.SpeculationState,
+              speculation.SpeculationLimit),
+    Operation("post", "/tokenize", "Text or messages to token ids", tokens.Tokens, tokens.TokenizeRequest),
+    Operation("post", "/detokenize", "Token ids to text", tokens.Text, tokens.DetokenizeRequest),
+    Operation("post", "/abort/{name}", "End a request (admin)", admin.Aborted),
+    Operation("get", "/health", "Is the engine alive", ops.Health, statuses=(503,)),
+    Operation("get", "/health/generate", "One token through the engine", ops.Probe),
+    Operation("get", "/ready", "Are requests taken", ops.Readiness, statuses=(503,)),
+    Operation("get", "/load", "What runs and waits", ops.Load),
+    Operation("get", "/version", "The server's version", ops.Version),
+    Operation("get", "/metrics", "Prometheus text", None),
+)  # fmt: skip
+EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+# What the checks refuse beyond the types: by kind of body, ranges of numbers and values of unserved fields.
+CHECKED = {
+    "CompletionRequest": (
+        parameters.RANGES | completions.RANGES,
+        parameters.NEUTRAL_VALUES | completions.NEUTRAL_VALUES,
+    ),
+    "ChatRequest": (parameters.RANGES | chat.RANGES, parameters.NEUTRAL_VALUES | chat.NEUTRAL_VALUES),
+}
+
+
+def description() -> Schema:
+    types = [kind for o in OPERATIONS for kind in (o.body, o.answer) if kind is not None]
+    _, schemas = msgspec.json.schema_components(
+        [*types, ErrorEnvelope], ref_template=REFERENCE, schema_hook=_any
+    )
+    for name, (ranges, neutral_values) in CHECKED.items():
+        properties = _properties(schemas[name])
+        _limit(properties, ranges)
+        properties |= {field: {"enum": [None, *neutral]} for field, neutral in neutral_values.items()}
+    parts = _properties(schemas["ContentPart"])
+    parts |= {field: {"type": "null"} for field in parts}
+    parts |= {"type": {"const": "text"}, "text": {"type": "string"}}
+    paths: dict[str, Schema] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Headway", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _any(kind: type) -> Schema:
+    """Fields of every kind, which are refused by value."""
+    assert kind is object, kind
+    return {"description": "refused, unless its value changes nothing"}
+
+
+def _operation(operation: Operation) -> Schema:
+    names = [part.strip("{}") for part in operation.path.split("/") if part.startswith("{")]
+    described: Schema = {
+        "summary": operation.summary,
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ],
+        "responses": _responses(operation),
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": _json(operation.body)}
+    return described
+
+
+def _responses(operation: Operation) -> Schema:
+    """default: every refusal, whatever its status, has OpenAI's envelope."""
+    text: Schema = {"text/plain": {"schema": {"type": "string"}}}
+    content = text if operation.answer is None else _json(operation.answer)
+    if operation.streams:
+        content["text/event-stream"] = {"schema": EVENT}
+    responses: Schema = {"200": {"description": "the answer", "content": content}}
+    for status in operation.statuses:
+        responses[str(status)] = {"description": "not now", "content": content}
+    return responses | {"default": {"description": "a refusal", "content": _json(ErrorEnvelope)}}
+
+
+def _json(kind: type[msgspec.Struct]) -> Schema:
+    return {"application/json": {"schema": {"$ref": REFERENCE.format(name=kind.__name__)}}}
+
+
+def _properties(schema: Schema) -> Schema:
+    properties = schema["properties"]
+    assert isinstance(properties, dict), schema
+    return properties
+
+
+def _limit(properties: Schema, ranges: parameters.Ranges) -> None:
+    """A field is null or a number; the number gets its range."""
+    for name, (low, high) in ranges.items():
+        field = properties[name]
+        assert isinstance(field, dict), field
+        for alternative in field["anyOf"]:
+            if alternative["type"] != "null":
+                alternative |= {"minimum": low, "maximum": high}

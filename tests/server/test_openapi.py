@@ -1,0 +1,74 @@
+"""The description of the API: complete, and true of whatever a machine can think of to send."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from headway_testing.fake_engine import FakeEngine
+
+from headway.server.keys import Keys
+from headway.server.openapi import OPERATIONS, description
+from headway.server.routes import admin, chat, completions, models, ops, speculation, tokens
+from headway.server.services import Services
+
+ROUTERS = [module.router for module in (admin, chat, completions, models, ops, speculation, tokens)]
+NUM_CASES = 2000
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+    "unsupported_method,allow_header_conformance,negative_data_rejection"
+)
+
+
+class PlainChat:
+    async def render(self, messages: list[dict[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+@pytest.fixture
+def services(services: Services) -> Services:
+    keys = Keys((), "admin")
+    return Services("tiny", services.engine, services.tokenizer, services.metrics, PlainChat(), keys=keys)
+
+
+def test_every_route_is_described_and_no_other() -> None:
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    found = {(m.lower(), r.path.replace(":path", "")) for r in routes for m in r.methods}
+    assert {(o.method, o.path) for o in OPERATIONS} == found
+
+
+async def test_the_description_is_served(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/openapi.json")).json() == description()
+
+
+async def test_thousands_of_made_up_requests_get_no_5xx_and_only_what_is_described(
+    address: str, engine: FakeEngine, tmp_path: Path
+) -> None:
+    """Right and wrong bodies, every field at its limits, sequences of operations, streams among them."""
+    command = [
+        Path(sys.executable).with_name("schemathesis"), "run", f"{address}/openapi.json", "--checks", CHECKS,
+        "--header", "Authorization: Bearer admin", "--max-examples", "50", "--seed", "1", "--no-color",
+    ]  # fmt: skip
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output = (await process.communicate())[0].decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, output
+    generated = re.search(r"(\d+) generated", output.replace(",", ""))
+    assert generated is not None, output
+    assert int(generated[1]) >= NUM_CASES
+    async with httpx.AsyncClient(base_url=address) as client:
+        assert (
+            await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+        ).status_code == 200
+        assert (await client.get("/load")).json()["num_requests"] == 0
+    assert not engine.running
