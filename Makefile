@@ -21,7 +21,7 @@ serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
 
 test: $(VENV)/.ready-test
-	$(BIN)/pytest -q -n 2 -m 'not gpu'
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu'
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
