@@ -48,8 +48,12 @@ def assemble(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
     )
     depth = config.depth if model.has_mtp else 0
+    num_parameters, weights_bytes = parameter_counts(model)
     config = msgspec.structs.replace(
-        config, device=device.type, depth=depth, prefill_chunk=_prefill_chunk(config, model)
+        config,
+        device=device.type,
+        depth=depth,
+        prefill_chunk=_prefill_chunk(config, model.device, num_parameters),
     )
     max_model_len = _max_model_len(config, model)
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
@@ -73,7 +77,8 @@ def assemble(
         kv_dtype=str(model.dtype),
     )
     runner = Runner(model, pool, slots, adjustments=adjustments, drafter=drafter)
-    return Engine(scheduler, runner, _info(config, model, pool, max_model_len))
+    info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
+    return Engine(scheduler, runner, info)
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -85,12 +90,11 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def _prefill_chunk(config: EngineConfig, model: CausalLM) -> int:
+def _prefill_chunk(config: EngineConfig, device: torch.device, num_parameters: int) -> int:
     """A step must not take so long that streams stall, or that the engine seems stuck: on the CPU a large
     model computes fewer tokens a step."""
-    if config.prefill_chunk is not None or model.device.type != "cpu":
+    if config.prefill_chunk is not None or device.type != "cpu":
         return config.prefill_chunk or DEFAULT_PREFILL_CHUNK
-    num_parameters, _ = parameter_counts(model)
     fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
     return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
 
@@ -147,8 +151,14 @@ def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVP
     )
 
 
-def _info(config: EngineConfig, model: CausalLM, pool: KVPool, max_model_len: int) -> EngineInfo:
-    num_parameters, weights_bytes = parameter_counts(model)
+def _info(
+    config: EngineConfig,
+    model: CausalLM,
+    pool: KVPool,
+    max_model_len: int,
+    num_parameters: int,
+    weights_bytes: int,
+) -> EngineInfo:
     return EngineInfo(
         architecture=model.config.architecture,
         device=model.device.type,

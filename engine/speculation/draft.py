@@ -27,7 +27,7 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> to
     """
     lengths = live_lengths(rows)
     is_live = rows.kv_lengths < rows.limits
-    carry = _absorb_pending(model, pool, rows, is_live, depth)
+    carry = _absorb_pending(model, pool, rows, lengths, is_live, depth)
     drafts = _pick(model, rows, carry, lengths + 1, lengths.new_zeros((len(lengths), 0)))
     for step in range(1, depth):
         slots = lengths + step
@@ -44,7 +44,12 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> to
 
 
 def _absorb_pending(
-    model: CausalLM, pool: KVPool, rows: SlotTable, is_live: torch.Tensor, depth: int
+    model: CausalLM,
+    pool: KVPool,
+    rows: SlotTable,
+    lengths: torch.Tensor,  # [rows] int64: L, 0 for padding rows
+    is_live: torch.Tensor,  # [rows] bool
+    depth: int,
 ) -> torch.Tensor:
     """Fills slots L - pending + 1 .. L with the true pairs; returns the carry at slot L: [rows, hidden]."""
     width = depth + 1
@@ -52,7 +57,7 @@ def _absorb_pending(
     places = torch.arange(width, device=counts.device)
     inputs = window_inputs(
         rows.pending_tokens[:, :width],
-        (live_lengths(rows) - counts + 1).clamp(min=0),
+        (lengths - counts + 1).clamp(min=0),
         is_live[:, None] & (places < counts[:, None]),
         rows.granted_block_ids,
         pool.block_size,
