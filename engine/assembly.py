@@ -10,7 +10,7 @@ import torch
 
 from headway.engine.adjustments import AdjustmentTable, table_bytes
 from headway.engine.cache.pool import KVPool
-from headway.engine.checkpoint import load_model, parameter_counts
+from headway.engine.checkpoint import load_model, make_dummy_model, parameter_counts
 from headway.engine.config import DEFAULT_PREFILL_CHUNK, MIN_PREFILL_CHUNK, EngineConfig
 from headway.engine.errors import ConfigError
 from headway.engine.mailbox import EngineInfo
@@ -44,7 +44,8 @@ def assemble(
     device = _device(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    model = load_model(
+    make_model = make_dummy_model if config.load_format == "dummy" else load_model
+    model = make_model(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
     )
     depth = config.depth if model.has_mtp else 0

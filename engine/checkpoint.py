@@ -1,4 +1,4 @@
-"""Reads a model folder in Hugging Face layout: config.json and safetensors files, never pickle.
+"""Reads a model folder in Hugging Face layout: config.json and safetensors files, never pickle; or draws weights.
 
 Everything that can be wrong is found in the files' headers before memory is taken; then tensors are
 streamed one by one into the parameters, so that no second copy of the model exists.
@@ -25,6 +25,10 @@ from headway.engine.models.registry import MODELS, CausalLM
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+NAMED_DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
 MAX_NAMES_SHOWN = 8
 
 DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
@@ -78,6 +82,34 @@ def load_model(
         _check_memory(folder, shapes.values(), device)
         model = family(config, Placement(device, target), with_mtp=has_mtp)
         _copy(stored, model.tensors(), progress)
+    pack_all(model.linears())
+    return model
+
+
+def make_dummy_model(
+    path: str | Path,
+    *,
+    device: torch.device,
+    dtype: DtypeName,
+    with_mtp: bool,
+    progress: Callable[[float], None],
+) -> CausalLM:
+    """A model of the shape that config.json describes, with random weights: for measurements. Raises ModelError.
+
+    The folder needs no weights. They are drawn on the device, the same at each start; with a standard
+    deviation of 0.02 and norm weights of 1, as models are initialised, no activation leaves bfloat16's range.
+    dtype "auto" is float32 on the CPU and bfloat16 elsewhere.
+    """
+    folder = Path(path)
+    config = read_model_config(folder)
+    family = MODELS[config.architecture]
+    has_mtp = with_mtp and family.MTP_PREFIX is not None and config.num_mtp_layers > 0
+    default = torch.float32 if device.type == "cpu" else torch.bfloat16
+    target = default if dtype == "auto" else NAMED_DTYPES[dtype]
+    shapes = family(config, Placement(torch.device("meta"), target), with_mtp=has_mtp).tensors()
+    _check_memory(folder, shapes.values(), device)
+    model = family(config, Placement(device, target), with_mtp=has_mtp)
+    _draw(model.tensors(), torch.Generator(device).manual_seed(DUMMY_SEED), progress)
     pack_all(model.linears())
     return model
 
@@ -138,9 +170,7 @@ def _shard_names(index: Path) -> list[str]:
 def _dtype(name: DtypeName, device: torch.device, stored: Mapping[str, Reader]) -> torch.dtype:
     """The checkpoint's own dtype is that of most of its tensors."""
     if name != "auto":
-        return {"float64": torch.float64, "float32": torch.float32}.get(name) or (
-            torch.bfloat16 if name == "bfloat16" else torch.float16
-        )
+        return NAMED_DTYPES[name]
     if device.type == "cpu":
         return torch.float32
     found = [reader.get_slice(tensor).get_dtype() for tensor, reader in stored.items()]
@@ -207,6 +237,19 @@ def _copy(
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
     for name, parameter in parameters.items():
         parameter.copy_(stored[name].get_tensor(name))
+        done += parameter.nbytes
+        progress(done / total)
+
+
+def _draw(
+    parameters: Mapping[str, torch.Tensor], generator: torch.Generator, progress: Callable[[float], None]
+) -> None:
+    total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
+    for name, parameter in parameters.items():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
         done += parameter.nbytes
         progress(done / total)
 

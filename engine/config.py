@@ -19,12 +19,14 @@ MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the engine process needs to start.
 
-    Lengths are in tokens. `None` means: decided from the model or the machine.
+    Lengths are in tokens. `None` means: decided from the model or the machine. load_format: "dummy" draws the
+    weights at random instead of reading them, for measurements.
     """
 
     model_path: str
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
     depth: int = 3
     max_model_len: int | None = None
     max_running: int = 64

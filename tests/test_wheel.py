@@ -57,6 +57,7 @@ def test_every_module_is_in_the_wheel(wheel: Path) -> None:
 def test_what_is_not_code_is_in_the_wheel_too(wheel: Path) -> None:
     demo = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors", "README.md")
     wanted = {f"headway/engine/demo/{name}" for name in demo}
+    wanted |= {f"headway/engine/bench/shapes/{name}/config.json" for name in ("mimo-7b", "mimo-0.5b")}
     wanted |= {f"headway/{name}py.typed" for name in ("", "server/", "engine/", "kernels/")}
     assert wanted - names_in(wheel) == set()
 

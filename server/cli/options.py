@@ -121,6 +121,8 @@ MODEL = [
     Option("device", one_of("auto", "cpu", "cuda"), "auto", "auto, cpu or cuda", "NAME"),
     Option("dtype", one_of("auto", "float32", "float64", "bfloat16", "float16"), "auto",
            "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
+    Option("load-format", one_of("safetensors", "dummy"), "safetensors",
+           "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: all cores)"),
 ]  # fmt: skip
