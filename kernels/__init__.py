@@ -4,10 +4,13 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 """
 
 from headway.kernels._adjustments import Adjustments
+from headway.kernels._row_state import RoundWindow, RowState
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
+from headway.kernels.commit_round import commit_round
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
+from headway.kernels.open_round import open_round
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.prepare import prepare_next_forward_pass
@@ -21,13 +24,17 @@ from headway.kernels.verify import verify_speculative_tokens
 
 __all__ = [
     "Adjustments",
+    "RoundWindow",
+    "RowState",
     "add_rms_norm",
     "adjust_logits",
     "advance",
+    "commit_round",
     "count_tokens",
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",
+    "open_round",
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",

@@ -2,8 +2,10 @@
 
 from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.reference.advance import advance
+from headway.kernels.reference.commit_round import commit_round
 from headway.kernels.reference.kv_append import kv_append
 from headway.kernels.reference.mamba import mamba_state_selective_copy
+from headway.kernels.reference.open_round import open_round
 from headway.kernels.reference.paged_attention import paged_attention
 from headway.kernels.reference.prefill_attention import prefill_attention
 from headway.kernels.reference.prepare import prepare_next_forward_pass
@@ -19,10 +21,12 @@ __all__ = [
     "add_rms_norm",
     "adjust_logits",
     "advance",
+    "commit_round",
     "count_tokens",
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",
+    "open_round",
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",

@@ -153,6 +153,24 @@ CASES = [
                 BOOKKEEPING | {"DEPTH": depth, "ACTIVE_IS_POINTER": False},
             ),
             Case(
+                "open_round",
+                "_open_kernel",
+                pointers("last_token length limit cap offset count last_id table granted prefill draft")
+                | pointers("token position slot start")
+                | {"valid_ptr": "*i1"},
+                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth},
+                num_warps=1,
+            ),
+            Case(
+                "commit_round",
+                "_commit_kernel",
+                pointers("token picked prefill last_token length offset count last_id table pending")
+                | pointers("pending_count emitted")
+                | {"valid_ptr": "*i1"},
+                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth},
+                num_warps=1,
+            ),
+            Case(
                 "verify",
                 "_verify_kernel",
                 pointers("input output last") | {"mask_ptr": "*i1"},

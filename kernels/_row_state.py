@@ -1,0 +1,46 @@
+"""What a round's bookkeeping knows of its rows, and what it opens for the forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """N rows at fixed addresses; a row with kv_lengths >= limits is padding. Everything is int64.
+
+    Only granted_block_ids and pending_tokens may have rows that stand apart.
+    """
+
+    last_tokens: torch.Tensor  # [N]: the first token that is not in the cache
+    kv_lengths: torch.Tensor  # [N]: tokens in the cache
+    limits: torch.Tensor  # [N]: positions at or beyond it are never computed
+    depth_caps: torch.Tensor  # [N]: drafts that the row allows
+    last_block_offsets: torch.Tensor  # [N]: of the last token in the cache, in its block
+    block_counts: torch.Tensor  # [N]
+    last_block_ids: torch.Tensor  # [N]
+    kv_block_ids: torch.Tensor  # [N, max_blocks]: blocks in use, -1 beyond
+    granted_block_ids: torch.Tensor  # [N, max_blocks]: blocks that may be used, -1 beyond
+    prefill_status: torch.Tensor  # [N]: 1 on rows that the round leaves alone
+    pending_tokens: torch.Tensor  # [N, >= S + 1]
+    pending_counts: torch.Tensor  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWindow:
+    """The target's input of a round, t_L, d_1 .. d_S by row; what is not valid is id 0 at position 0."""
+
+    token_ids: torch.Tensor  # [N, S + 1] int64
+    positions: torch.Tensor  # [N, S + 1] int64
+    slot_mapping: torch.Tensor  # [N, S + 1] int64: block id * block size + offset; -1: not written
+    is_valid: torch.Tensor  # [N, S + 1] bool: within the row's limit and depth cap
+    start_positions: torch.Tensor  # [N] int64: L, 0 for padding rows
+
+    @classmethod
+    def empty(cls, num_rows: int, num_speculative_tokens: int, device: torch.device) -> RoundWindow:
+        shape = num_rows, num_speculative_tokens + 1
+        integers = (torch.empty(shape, dtype=torch.int64, device=device) for _ in range(3))
+        is_valid = torch.empty(shape, dtype=torch.bool, device=device)
+        return cls(*integers, is_valid, torch.empty(num_rows, dtype=torch.int64, device=device))
