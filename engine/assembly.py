@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,9 +21,12 @@ from headway.engine.runner import Runner
 from headway.engine.scheduler import Scheduler
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
+from headway.engine.speculation.synthetic import SyntheticAcceptance
 
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
 MAX_ADJUSTMENTS_SHARE = 0.25
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ def assemble(
     device = _device(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    _warn_of_meaningless_text(config)
     make_model = make_dummy_model if config.load_format == "dummy" else load_model
     model = make_model(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
@@ -77,9 +82,17 @@ def assemble(
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),
     )
-    runner = Runner(model, pool, slots, adjustments=adjustments, drafter=drafter)
+    synthetic = _synthetic(config, model)
+    runner = Runner(model, pool, slots, adjustments=adjustments, drafter=drafter, synthetic=synthetic)
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
+
+
+def _warn_of_meaningless_text(config: EngineConfig) -> None:
+    if config.load_format == "dummy":
+        logger.warning("the weights are random (--load-format dummy): the text means nothing")
+    if config.synthetic_acceptance is not None:
+        logger.warning("drafts are taken by decree (--synthetic-acceptance): the text means nothing")
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -124,6 +137,12 @@ def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
             f"is available on {config.device}); lower --max-running to {most}"
         )
     return AdjustmentTable(config.max_running, vocab_size, model.device)
+
+
+def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | None:
+    if config.synthetic_acceptance is None:
+        return None
+    return SyntheticAcceptance.of_rates(config.synthetic_acceptance, model.config.vocab_size, model.device)
 
 
 def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVPool:
@@ -174,4 +193,6 @@ def _info(
         vocab_size=model.config.vocab_size,
         depth=config.depth,
         has_mtp=model.has_mtp,
+        has_dummy_weights=config.load_format == "dummy",
+        synthetic_acceptance=config.synthetic_acceptance,
     )

@@ -5,6 +5,7 @@ Knows nothing of what is measured later (number of blocks, memory in use): that 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -20,7 +21,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the engine process needs to start.
 
     Lengths are in tokens. `None` means: decided from the model or the machine. load_format: "dummy" draws the
-    weights at random instead of reading them, for measurements.
+    weights at random instead of reading them, for measurements. synthetic_acceptance: how often the draft at each
+    position is taken, whatever the model picks there, for measurements.
     """
 
     model_path: str
@@ -36,6 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int | None = None
     prefix_caching: bool = True
     threads: int | None = None
+    synthetic_acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"0 to {MAX_DEPTH}")
@@ -55,6 +58,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         is_enough = self.prefill_chunk is None or self.prefill_chunk >= MIN_PREFILL_CHUNK
         _require(is_enough, "prefill_chunk", self.prefill_chunk, f"{MIN_PREFILL_CHUNK} or more")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
+        if self.synthetic_acceptance is not None:
+            _check_rates(self.synthetic_acceptance, self.depth)
+
+
+def _check_rates(rates: tuple[float, ...], depth: int) -> None:
+    falls = all(0 <= later <= earlier <= 1 for earlier, later in pairwise((1.0, *rates)))
+    shown = ",".join(f"{rate:g}" for rate in rates)
+    _require(falls, "synthetic_acceptance", shown, "numbers from 1 to 0 that do not rise")
+    _require(
+        len(rates) >= depth, "synthetic_acceptance", shown, f"as long as --depth, {depth} numbers or more"
+    )
 
 
 def _require(is_met: bool, flag: str, value: object, limit: str) -> None:

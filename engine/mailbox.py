@@ -59,7 +59,10 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine found out while starting. Sizes in bytes, lengths in tokens."""
+    """What the engine found out while starting. Sizes in bytes, lengths in tokens.
+
+    has_dummy_weights, synthetic_acceptance: as the configuration says; with either the text means nothing.
+    """
 
     architecture: str
     device: str
@@ -74,6 +77,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     depth: int
     has_mtp: bool
+    has_dummy_weights: bool = False
+    synthetic_acceptance: tuple[float, ...] | None = None
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):

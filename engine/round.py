@@ -17,6 +17,7 @@ from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens, score_tokens
 from headway.engine.slots import SlotTable, live_lengths
 from headway.engine.speculation.draft import Drafter
+from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.kernels import (
     advance,
     count_tokens,
@@ -52,6 +53,7 @@ def decode_round(
     depth: int,
     drafter: Drafter,
     scored_rows: torch.Tensor | None = None,  # [n] int64: rows whose picked tokens are scored, if any
+    synthetic: SyntheticAcceptance | None = None,
 ) -> Outcome:
     """Runs one round over all given rows and moves their state on."""
     window = _open_window(model, pool, rows, depth, drafter)
@@ -62,6 +64,8 @@ def decode_round(
     hidden = model.forward(inputs, pool)
     logits = model.logits(hidden).view(*window.tokens.shape, -1)
     picked = pick_tokens(logits, rows, window.start_positions + 1, window.tokens[:, 1:])
+    if synthetic is not None and depth > 0:
+        picked = synthetic.force(picked, window.tokens, rows, window.start_positions)
     logprobs = None if scored_rows is None else _score(logits, picked, scored_rows)
     accepted_counts, bonus = _verify(window, picked, depth)
     _rewind(rows, accepted_counts, depth, pool.block_size)

@@ -21,6 +21,7 @@ from headway.engine.round import decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
+from headway.engine.speculation.synthetic import SyntheticAcceptance
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Runner:
         *,
         adjustments: AdjustmentTable | None = None,
         drafter: Drafter = mtp_drafts,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -46,6 +48,7 @@ class Runner:
         )
         self._num_logprobs: dict[int, int] = {}  # by row, for those that want any
         self._drafter = drafter
+        self._synthetic = synthetic
         self._views: dict[tuple[int, bool], SlotTable] = {}
 
     @torch.inference_mode()
@@ -69,7 +72,9 @@ class Runner:
         wanted = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
         scored_rows = torch.tensor(list(wanted), device=self.device) if wanted else None
         rows = self._rows(num_rows)
-        outcome = decode_round(self.model, self.pool, rows, depth, self._drafter, scored_rows)
+        outcome = decode_round(
+            self.model, self.pool, rows, depth, self._drafter, scored_rows, self._synthetic
+        )
         results.emitted = outcome.emitted
         if outcome.logprobs is not None:
             results.emitted_logprobs = (wanted, outcome.logprobs)

@@ -69,6 +69,8 @@ def banner(model: str, info: EngineInfo, url: str) -> str:
         "depth": depth,
         "url": url,
     }
+    if info.has_dummy_weights or info.synthetic_acceptance is not None:
+        lines["warning"] = "random weights or synthetic acceptance: the text means nothing"
     table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())
     return f"\nHeadway {__version__}\n{table}\n\n  curl {url}/v1/completions -d '{body}'\n"
 

@@ -64,6 +64,13 @@ def parse_port(text: str) -> int:
     return int(text)
 
 
+def parse_rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("numbers with commas between, such as 0.9,0.8,0.7") from None
+
+
 def one_of(*values: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in values:
@@ -86,7 +93,8 @@ def numbers_in(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-Value = str | int | float | bool | list[str] | None
+Parsed = str | int | float | bool | tuple[float, ...]
+Value = Parsed | list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class Option:
     """One flag. A parser raises ValueError whose message says what the value must be."""
 
     flag: str
-    parse: Callable[[str], str | int | float | bool]
+    parse: Callable[[str], Parsed]
     default: Value
     help: str
     metavar: str = "N"
@@ -129,6 +137,8 @@ MODEL = [
 SPECULATION = [
     Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
            "Never changes the text, only the speed", aliases=("max-depth",)),
+    Option("synthetic-acceptance", parse_rates, None, "for measurements: take the drafts at each position this often, "
+           "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES"),
 ]  # fmt: skip
 SCHEDULING = [
     Option("max-running", parse_int, 64, "requests that generate at once"),

@@ -61,7 +61,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
-        --keep-alive 5 --load-format dummy"""
+        --keep-alive 5 --load-format dummy --synthetic-acceptance .9,.8,.7,0"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name="m", drain_seconds=1.5, log_level="debug", unix_socket="/s",
@@ -71,7 +71,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
     engine = EngineConfig(
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,
         max_waiting=6, block_size=32, kv_cache_memory_bytes=3 * 2**19, prefill_chunk=64, prefix_caching=False,
-        load_format="dummy",
+        load_format="dummy", synthetic_acceptance=(0.9, 0.8, 0.7, 0.0),
     )  # fmt: skip
     assert served == [(server, ModelSource("ORG/NAME", "v1", "/d"), engine)]
 
@@ -114,6 +114,21 @@ WRONG = [
     ("HEADWAY_PORT", "http", "HEADWAY_PORT is 'http', it must be 0 to 65535"),
     ("HEADWAY_PORT", "65536", "HEADWAY_PORT is '65536'"),
     ("HEADWAY_DEPTH", "9", "HEADWAY_DEPTH is 9, it must be 0 to 8"),
+    (
+        "HEADWAY_SYNTHETIC_ACCEPTANCE",
+        "0.9;0.8",
+        "HEADWAY_SYNTHETIC_ACCEPTANCE is '0.9;0.8', it must be numbers with",
+    ),
+    (
+        "HEADWAY_SYNTHETIC_ACCEPTANCE",
+        "0.7,0.8,0.6",
+        "HEADWAY_SYNTHETIC_ACCEPTANCE is 0.7,0.8,0.6, it must be numbers from 1",
+    ),
+    (
+        "HEADWAY_SYNTHETIC_ACCEPTANCE",
+        "0.7,0.6",
+        "HEADWAY_SYNTHETIC_ACCEPTANCE is 0.7,0.6, it must be as long as --depth, 3",
+    ),
     ("HEADWAY_MAX_DEPTH", "-1", "HEADWAY_MAX_DEPTH is -1"),
     ("HEADWAY_BLOCK_SIZE", "17", "HEADWAY_BLOCK_SIZE is 17, it must be a power of two"),
     ("HEADWAY_KV_CACHE_MEMORY", "much", "HEADWAY_KV_CACHE_MEMORY is 'much', it must be a size"),
@@ -222,6 +237,17 @@ def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, obj
     command, url, flag, body = shlex.split(text.splitlines()[-1])
     assert (command, url, flag) == ("curl", "http://127.0.0.1:8000/v1/completions", "-d")
     assert json.loads(body)["prompt"] == "def read_config(path):\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_warned"),
+    [({}, False), ({"has_dummy_weights": True}, True), ({"synthetic_acceptance": (0.5,)}, True)],
+    ids=["true", "dummy", "synthetic"],
+)
+def test_the_banner_warns_of_text_that_means_nothing(change: dict[str, object], is_warned: bool) -> None:
+    assert (
+        "means nothing" in banner("tiny", msgspec.structs.replace(INFO, **change), "http://x")
+    ) == is_warned
 
 
 class DrainedEngine(FakeEngine):

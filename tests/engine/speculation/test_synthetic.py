@@ -1,0 +1,110 @@
+"""Acceptance by decree: the rates asked for, drawn by seed and position, whoever else is in the batch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from headway_testing.checkpoints import random_mimo
+from headway_testing.local import GREEDY, LocalEngine
+
+from headway.engine.config import EngineConfig
+from headway.engine.slots import SlotTable
+from headway.engine.speculation.synthetic import SyntheticAcceptance, random_words
+
+VOCABULARY = 50
+NUM_ROWS = 20_000
+RATES = (0.9, 0.8, 0.7)
+
+
+def table(seeds: torch.Tensor) -> SlotTable:
+    rows = SlotTable.allocate(
+        len(seeds), max_blocks=1, max_depth=0, hidden_size=1, dtype=torch.float32, device=torch.device("cpu")
+    )
+    rows.seeds.copy_(seeds)
+    return rows
+
+
+def window(num_rows: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Picks and tokens from so few ids that they often agree of themselves."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_rows, depth + 1)
+    picked, tokens = (torch.randint(VOCABULARY - 3, VOCABULARY, shape, generator=generator) for _ in range(2))
+    return picked, tokens
+
+
+def forced(rates: tuple[float, ...], seeds: torch.Tensor, starts: torch.Tensor, depth: int) -> torch.Tensor:
+    """[rows] int64: drafts that verification accepts."""
+    synthetic = SyntheticAcceptance.of_rates(rates, VOCABULARY, torch.device("cpu"))
+    picked, tokens = window(len(seeds), depth)
+    result = synthetic.force(picked, tokens, table(seeds), starts)
+    assert result.shape == picked.shape
+    assert ((result >= 0) & (result < VOCABULARY)).all()
+    assert torch.equal(result[:, -1], picked[:, -1])
+    return (result[:, :-1] == tokens[:, 1:]).cumprod(dim=1).sum(dim=1)
+
+
+@pytest.mark.parametrize("varies", ["seed", "position"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_each_position_is_accepted_as_often_as_was_asked_for(depth: int, varies: str) -> None:
+    numbers, ones = torch.arange(NUM_ROWS), torch.ones(NUM_ROWS, dtype=torch.int64)
+    seeds, starts = (numbers, 7 * ones) if varies == "seed" else (7 * ones, 10 * numbers)
+    counts = forced(RATES, seeds, starts, depth)
+    for place, rate in enumerate(RATES[:depth], start=1):
+        spread = 4 * math.sqrt(rate * (1 - rate) / NUM_ROWS)
+        assert abs((counts >= place).double().mean().item() - rate) < spread
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"), [((0.0, 0.0), 0), ((1.0, 0.0), 1), ((1.0, 1.0), 2)], ids=["none", "first", "all"]
+)
+def test_rates_of_zero_and_one_are_certain(rates: tuple[float, ...], expected: int) -> None:
+    numbers = torch.arange(1000)
+    assert (forced(rates, numbers, numbers, 2) == expected).all()
+
+
+def test_a_row_is_the_same_alone_and_in_a_crowd() -> None:
+    synthetic = SyntheticAcceptance.of_rates(RATES, VOCABULARY, torch.device("cpu"))
+    seeds, starts = torch.arange(-50, 50) * 123_456_789_123, torch.arange(100)
+    picked, tokens = window(100, 3)
+    together = synthetic.force(picked, tokens, table(seeds), starts)
+    for row in (0, 41, 99):
+        only = slice(row, row + 1)
+        alone = synthetic.force(picked[only], tokens[only], table(seeds[only]), starts[only])
+        assert torch.equal(alone, together[only])
+
+
+def test_the_words_are_those_of_splitmix64() -> None:
+    """The first outputs for the seed 1234567 as published with the generator, their upper halves."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    words = random_words(torch.tensor(1234567), torch.arange(1, 5))
+    assert words.tolist() == [number >> 32 for number in published]
+
+
+def test_an_engine_reports_the_rates_that_it_was_given(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), depth=3, synthetic_acceptance=RATES, max_running=8
+    )
+    engine = LocalEngine(config)
+    assert engine.engine.info.synthetic_acceptance == RATES
+    for seed in range(24):
+        sampling = msgspec.structs.replace(GREEDY, seed=seed)
+        engine.submit(range(5), max_tokens=100, sampling=sampling)
+    outputs = engine.run()
+    assert {len(output.token_ids) for output in outputs.values()} == {100}
+    stats = engine.engine.scheduler.snapshot()
+    num_drafted = stats.draft_tokens_per_position[2]
+    for accepted, drafted, rate in zip(
+        stats.accepted_tokens_per_position, stats.draft_tokens_per_position, RATES, strict=True
+    ):
+        assert abs(accepted / drafted - rate) < 4 * math.sqrt(rate * (1 - rate) / num_drafted)
+
+
+def test_depth_0_is_left_alone(tmp_path: Path) -> None:
+    config = EngineConfig(model_path=str(random_mimo(tmp_path)), depth=0, max_running=2)
+    plain = LocalEngine(config).generate(range(5), max_tokens=20)
+    synthetic = msgspec.structs.replace(config, synthetic_acceptance=RATES)
+    assert LocalEngine(synthetic).generate(range(5), max_tokens=20) == plain
