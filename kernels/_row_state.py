@@ -41,6 +41,9 @@ class RoundWindow:
     @classmethod
     def empty(cls, num_rows: int, num_speculative_tokens: int, device: torch.device) -> RoundWindow:
         shape = num_rows, num_speculative_tokens + 1
-        integers = (torch.empty(shape, dtype=torch.int64, device=device) for _ in range(3))
+        token_ids, positions, slot_mapping = torch.empty(
+            (3, *shape), dtype=torch.int64, device=device
+        ).unbind()
         is_valid = torch.empty(shape, dtype=torch.bool, device=device)
-        return cls(*integers, is_valid, torch.empty(num_rows, dtype=torch.int64, device=device))
+        start_positions = torch.empty(num_rows, dtype=torch.int64, device=device)
+        return cls(token_ids, positions, slot_mapping, is_valid, start_positions)
