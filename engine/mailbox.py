@@ -100,7 +100,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     """What one step added to one request.
 
     token_ids: new tokens, the stop token included when finish_reason is STOP through a token.
-    num_drafted, num_accepted: drafts that were valid in this step, and how many of token_ids they gave.
+    num_drafted, num_accepted: drafts that were valid in this step, and how many of token_ids they gave:
+    those from place draft_start on (1 behind the token of a prefill that ended in the same step, else 0).
     error: set with FinishReason.ERROR.
     logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
     first, if the request asked for them; they come with its first event, as does queue_seconds, the time
@@ -117,6 +118,7 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     queue_seconds: float | None = None
+    draft_start: int = 0
 
 
 class RoundOutput(msgspec.Struct, tag=True, frozen=True):

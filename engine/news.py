@@ -28,6 +28,7 @@ class News:
     finish_reason: FinishReason | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    draft_start: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: TokenLogprobs | None = None
     queue_seconds: float | None = None
@@ -54,6 +55,7 @@ class News:
             logprobs=join(self.logprobs) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
             queue_seconds=self.queue_seconds,
+            draft_start=self.draft_start,
         )
 
 

@@ -352,8 +352,10 @@ class Scheduler:
         )
         num_kept = self._append(request, given, news)
         num_accepted = min(num_emitted - 1, num_kept)
-        news[request.request_id].num_drafted += num_drafted
-        news[request.request_id].num_accepted += num_accepted
+        entry = news[request.request_id]
+        entry.num_drafted += num_drafted
+        entry.num_accepted += num_accepted
+        entry.draft_start = len(entry.token_ids) - num_kept
         self._stats.count_row_round(num_drafted=num_drafted, num_accepted=num_accepted, num_emitted=num_kept)
         request.num_rounds_in_flight -= 1
         if request.status is Status.RUNNING:

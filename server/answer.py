@@ -16,7 +16,7 @@ from headway.server.choice import ChoiceRequest, Delta
 from headway.server.errors import ApiError
 from headway.server.generation import Generation
 from headway.server.protocol.parameters import GenerationFields
-from headway.server.protocol.usage import CompletionTokensDetails, SpeculationReport, Usage
+from headway.server.protocol.usage import CompletionTokensDetails, DraftPositions, SpeculationReport, Usage
 from headway.server.services import Services, max_draft_tokens
 from headway.server.sse import DONE, EventStreamResponse
 
@@ -89,6 +89,15 @@ class Answer:
             drafted_per_position=_padded(counts.drafted_per_position, depth),
             accepted_per_position=_padded(counts.accepted_per_position, depth),
         )
+
+
+def draft_positions(fields: GenerationFields, delta: Delta, *, offset: int = 0) -> DraftPositions | UnsetType:
+    """Of the delta's tokens, only if asked for. offset: characters of the choice's text before the generated ones."""
+    if not fields.wants_draft_positions:
+        return UNSET
+    return DraftPositions(
+        [token.draft_position for token in delta.tokens], [offset + token.start for token in delta.tokens]
+    )
 
 
 def _padded(counts: list[int], length: int) -> list[int]:

@@ -40,12 +40,15 @@ class TokenInfo:
     """start: where the token's text begins in the text it is part of. logprob: None if not asked for.
 
     top: the most probable tokens of the place with their log-probabilities, best first.
+    draft_position: 1 for the first draft of a window that was accepted, 2 for the second, ...; 0 for a token
+    that the target model gave itself.
     """
 
     token_id: int
     start: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    draft_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Choice:
             return self._delta("", event.finish_reason.value if event.finish_reason else None)
         hides_last = event.finish_reason is FinishReason.STOP and not self._request.shows_stop
         shown = event.token_ids[:-1] if hides_last else event.token_ids
-        decoded = self._push(shown, event.logprobs)
+        decoded = self._push(shown, event)
         self._count(event, decoded.num_tokens if decoded.is_stopped else len(event.token_ids))
         if decoded.is_stopped or event.finish_reason is None:
             return self._delta(decoded.text, "stop" if decoded.is_stopped else None, cuts=decoded.is_stopped)
@@ -99,14 +102,14 @@ class Choice:
         reason = "stop" if rest.is_stopped else event.finish_reason.value
         return self._delta(decoded.text + rest.text, reason, cuts=rest.is_stopped)
 
-    def _push(self, token_ids: list[int], logprobs: TokenLogprobs | None) -> Decoded:
+    def _push(self, token_ids: list[int], event: TokenEvent) -> Decoded:
         if not self._request.wants_tokens:
             return self._detokenizer.push(token_ids)
         text: list[str] = []
         for i, token_id in enumerate(token_ids):
             start = self._detokenizer.num_characters
             decoded = self._detokenizer.push([token_id])
-            self._hidden.append(_token_info(token_id, start, logprobs, i))
+            self._hidden.append(_token_info(event, i, start))
             text.append(decoded.text)
             if decoded.is_stopped:
                 return Decoded("".join(text), i + 1, is_stopped=True)
@@ -145,9 +148,16 @@ def _count_up(per_position: list[int], number: int) -> None:
         per_position[i] += 1
 
 
-def _token_info(token_id: int, start: int, logprobs: TokenLogprobs | None, i: int) -> TokenInfo:
+def _token_info(event: TokenEvent, i: int, start: int) -> TokenInfo:
+    token_id, logprobs, position = event.token_ids[i], event.logprobs, _draft_position(event, i)
     if logprobs is None:
-        return TokenInfo(token_id, start)
+        return TokenInfo(token_id, start, draft_position=position)
     top = slice(i * logprobs.num_top, (i + 1) * logprobs.num_top)
     pairs = zip(logprobs.top_ids[top], logprobs.top_logprobs[top], strict=True)
-    return TokenInfo(token_id, start, logprobs.logprobs[i], tuple(pairs))
+    return TokenInfo(token_id, start, logprobs.logprobs[i], tuple(pairs), position)
+
+
+def _draft_position(event: TokenEvent, i: int) -> int:
+    """[prefill's token, draft 1, draft 2, bonus] with draft_start 1 and num_accepted 2 -> 0, 1, 2, 0."""
+    place = i - event.draft_start
+    return place + 1 if 0 <= place < event.num_accepted else 0

@@ -70,7 +70,9 @@ def choice_requests(
             max_draft_tokens=_depth_cap(fields, wanted),
             cache_salt=fields.cache_salt or "",
             shows_stop=bool(fields.include_stop_str_in_output),
-            wants_tokens=wanted.num_logprobs is not None or bool(fields.return_token_ids),
+            wants_tokens=wanted.num_logprobs is not None
+            or bool(fields.return_token_ids)
+            or fields.wants_draft_positions,
             shows_output=wanted.max_tokens != 0,
         )
         for token_ids in prompts

@@ -19,7 +19,7 @@ from headway.server.protocol.parameters import (
     check_ranges,
     check_unserved,
 )
-from headway.server.protocol.usage import SpeculationReport, Usage
+from headway.server.protocol.usage import DraftPositions, SpeculationReport, Usage
 
 MAX_MESSAGES = 4096
 
@@ -174,6 +174,7 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChoiceLogprobs | None
     finish_reason: str | None
     token_ids: list[int] | UnsetType = UNSET
+    speculation: DraftPositions | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -198,3 +199,4 @@ class ChatChunkChoice(msgspec.Struct):
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    speculation: DraftPositions | UnsetType = UNSET

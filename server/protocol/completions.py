@@ -17,7 +17,7 @@ from headway.server.protocol.parameters import (
     check_ranges,
     check_unserved,
 )
-from headway.server.protocol.usage import SpeculationReport, Usage
+from headway.server.protocol.usage import DraftPositions, SpeculationReport, Usage
 
 Prompt = str | list[str | int | list[int]]
 
@@ -75,6 +75,7 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    speculation: DraftPositions | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

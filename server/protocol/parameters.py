@@ -37,10 +37,12 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 class Speculation(msgspec.Struct, forbid_unknown_fields=True):
     """Headway's own. max_draft_tokens: drafts a round that this request may get, the server's depth at most;
-    0 turns speculation off. report: the answer tells drafted and accepted tokens by position."""
+    0 turns speculation off. report: the answer tells drafted and accepted tokens by position.
+    draft_positions: each choice tells which of its tokens were drafts."""
 
     max_draft_tokens: int | None = None
     report: bool | None = None
+    draft_positions: bool | None = None
 
 
 class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -97,6 +99,10 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     @property
     def wants_report(self) -> bool:
         return self.speculation is not None and bool(self.speculation.report)
+
+    @property
+    def wants_draft_positions(self) -> bool:
+        return self.speculation is not None and bool(self.speculation.draft_positions)
 
 
 Ranges = dict[str, tuple[float, float]]

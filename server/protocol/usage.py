@@ -23,3 +23,14 @@ class SpeculationReport(msgspec.Struct):
     max_draft_tokens: int
     drafted_per_position: list[int]
     accepted_per_position: list[int]
+
+
+class DraftPositions(msgspec.Struct):
+    """Lists of one length, an entry a token. text_offset: where its text begins in the choice's text.
+
+    draft_positions: the place in its window of a draft that was accepted, from 1; 0 for a token that came
+    from the model itself.
+    """
+
+    draft_positions: list[int]
+    text_offset: list[int]

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.answer import Answer, collect, event_stream, new_answer, new_head
+from headway.server.answer import Answer, collect, draft_positions, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.errors import ApiError
@@ -110,7 +110,10 @@ class ChatWriter:
     def choice(self, delta: Delta) -> ChatChoice:
         message = AnswerMessage(delta.text)
         logprobs = self._logprobs(delta)
-        return ChatChoice(delta.index, message, logprobs, delta.finish_reason, self._token_ids(delta))
+        positions = draft_positions(self.body, delta)
+        return ChatChoice(
+            delta.index, message, logprobs, delta.finish_reason, self._token_ids(delta), positions
+        )
 
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
         """The role comes first and the finish_reason last, each in a chunk of its own."""
@@ -120,7 +123,10 @@ class ChatWriter:
         if delta.text or delta.tokens:
             piece = ChatDelta(content=delta.text)
             logprobs, token_ids = self._logprobs(delta), self._token_ids(delta)
-            choices.append(ChatChunkChoice(delta.index, piece, logprobs, token_ids=token_ids))
+            positions = draft_positions(self.body, delta)
+            choices.append(
+                ChatChunkChoice(delta.index, piece, logprobs, token_ids=token_ids, speculation=positions)
+            )
         if delta.finish_reason:
             choices.append(ChatChunkChoice(delta.index, ChatDelta(), finish_reason=delta.finish_reason))
         return choices

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.answer import Answer, collect, event_stream, new_answer, new_head
+from headway.server.answer import Answer, collect, draft_positions, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.logprobs import completion_logprobs, prompt_tokens
@@ -128,7 +128,9 @@ class CompletionWriter:
 
     def _choice(self, delta: Delta, text: str, logprobs: CompletionLogprobs | None) -> CompletionChoice:
         token_ids = [token.token_id for token in delta.tokens] if self.body.return_token_ids else UNSET
-        return CompletionChoice(delta.index, text, logprobs, delta.finish_reason, token_ids)
+        choice = CompletionChoice(delta.index, text, logprobs, delta.finish_reason, token_ids)
+        choice.speculation = draft_positions(self.body, delta, offset=len(self._echo(delta)))
+        return choice
 
     def _prompt(self, delta: Delta) -> EncodedPrompt:
         return self.prompts[delta.index // self.body.num_candidates]

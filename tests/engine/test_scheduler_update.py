@@ -52,7 +52,8 @@ def test_output_ends_with_the_first_stop_token_or_at_max_tokens(
     accepted: int,
 ) -> None:
     device, events = read_made_up(emitted=(51, 52, 53, 54), stop=stop, max_tokens=max_tokens)
-    assert events == [TokenEvent(0, kept, reason, drafted, accepted, queue_seconds=0.0)]
+    start = int(len(kept) > 1)  # behind the prefill's token
+    assert events == [TokenEvent(0, kept, reason, drafted, accepted, queue_seconds=0.0, draft_start=start)]
     assert device.scheduler.has_work == (reason is None)
 
 

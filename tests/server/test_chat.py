@@ -135,13 +135,19 @@ async def test_the_shared_fields_reach_the_engine(
 ) -> None:
     answer = await chat(
         client, top_k=7, stop_token_ids=[fox[3]], cache_salt="s", return_token_ids=True,
-        speculation={"max_draft_tokens": 2, "report": True},
+        speculation={"max_draft_tokens": 2, "report": True, "draft_positions": True},
     )  # fmt: skip
     (submitted,) = engine.submitted
     assert (submitted.sampling.top_k, submitted.cache_salt, submitted.max_draft_tokens) == (7, "s", 2)
     assert answer["prompt_token_ids"] == submitted.prompt_token_ids
     assert answer["choices"][0]["token_ids"] == fox[:3]
     assert answer["speculation"]["max_draft_tokens"] == 2
+    assert answer["choices"][0]["speculation"]["draft_positions"] == [1, 2, 0]
+    pieces = [
+        part["choices"][0].get("speculation")
+        for part in await chunks(client, speculation={"draft_positions": True})
+    ]
+    assert next(piece["draft_positions"] for piece in pieces if piece) == [1, 2, 0]
 
 
 async def test_the_openai_client_chats_and_streams(

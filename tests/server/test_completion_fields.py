@@ -178,7 +178,24 @@ async def test_a_report_tells_drafted_and_accepted_by_position(
 
 
 async def test_no_report_unless_asked_for(client: httpx.AsyncClient) -> None:
-    assert "speculation" not in await complete(client, speculation={"max_draft_tokens": 1})
+    answer = await complete(client, speculation={"max_draft_tokens": 1})
+    assert "speculation" not in answer
+    assert "speculation" not in answer["choices"][0]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
+@pytest.mark.parametrize("echo", [False, True], ids=["plain", "echo"])
+async def test_draft_positions_tell_of_each_token_which_draft_it_was(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool, echo: bool
+) -> None:
+    engine.script = lambda request: [40] * 8  # rounds of 3, 3 and 2 tokens, the last of each no draft
+    engine.draft_start = 1  # as if each came with the token of a prefill
+    body = {"prompt": TEXT, "echo": echo, "speculation": {"draft_positions": True}}
+    parts = await chunks(client, **body) if stream else [await complete(client, **body)]
+    told = [part["choices"][0]["speculation"] for part in parts]
+    assert [i for entry in told for i in entry["draft_positions"]] == [0, 1, 0, 0, 1, 0, 0, 0]
+    begin = len(TEXT) if echo else 0
+    assert [i for entry in told for i in entry["text_offset"]] == list(range(begin, begin + 8))
 
 
 WRONG = [

@@ -33,7 +33,7 @@ def repeat_prompt(request: Submit) -> list[int]:
 
 
 class FakeEngine:
-    """Each round hands a request `tokens_per_round` tokens of its script; the first of them is no draft.
+    """Each round hands a request `tokens_per_round` tokens of its script; the last of them is no draft.
 
     Mutable: tests set the knobs and read `submitted`, `aborted` and `running`.
     """
@@ -45,6 +45,7 @@ class FakeEngine:
         self.num_restarts = 0
         self.script: Callable[[Submit], list[int]] = repeat_prompt
         self.tokens_per_round = 3
+        self.draft_start = 0  # tokens of a round that come before its drafts
         self.round_seconds = 0.0
         self.stall_after: int | None = None  # tokens, then silence
         self.die_after: int | None = None  # tokens, then EngineDeadError for all
@@ -99,7 +100,10 @@ class FakeEngine:
             tokens = script[done : done + self.tokens_per_round]
             done += len(tokens)
             reason = self._reason(request, tokens, is_at_end=done >= len(script))
-            stream.put(_event(request, _up_to_stop(request, tokens), reason, is_first=done == len(tokens)))
+            event = _event(
+                request, _up_to_stop(request, tokens), reason, self.draft_start, is_first=done == len(tokens)
+            )
+            stream.put(event)
             if reason is not None:
                 self.running.pop(request.request_id, None)
                 return
@@ -120,17 +124,20 @@ def _up_to_stop(request: Submit, tokens: list[int]) -> list[int]:
     return tokens[: ends[0]] if ends else tokens
 
 
-def _event(request: Submit, tokens: list[int], reason: FinishReason | None, *, is_first: bool) -> TokenEvent:
+def _event(
+    request: Submit, tokens: list[int], reason: FinishReason | None, draft_start: int, *, is_first: bool
+) -> TokenEvent:
     return TokenEvent(
         request.request_id,
         tokens,
         reason,
         num_drafted=3,
-        num_accepted=max(0, len(tokens) - 1),
+        num_accepted=max(0, len(tokens) - 1 - draft_start),
         logprobs=fake_logprobs(tokens, request.sampling.num_logprobs),
         prompt_logprobs=fake_logprobs(
             request.prompt_token_ids[1:], request.sampling.num_prompt_logprobs if is_first else None
         ),
+        draft_start=draft_start,
     )
 
 
