@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
 SERVE_ARGS ?=
 
-.PHONY: serve test bench-cpu bench-kernels lint format clean
+.PHONY: serve test test-container bench-cpu bench-kernels lint format clean
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
@@ -21,7 +21,12 @@ serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
 
 test: $(VENV)/.ready-test
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu'
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container'
+
+# The image, built and run without a daemon: as root, with Debian's buildah, podman, runc and mmdebstrap.
+test-container: $(VENV)/.ready-test
+	tests/deploy/build_image.sh
+	$(BIN)/pytest -q -s -m container tests/deploy
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
