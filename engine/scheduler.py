@@ -106,6 +106,16 @@ class Scheduler:
         self._stats.num_kv_blocks_cached = self._blocks.num_cached
         return copy.deepcopy(self._stats)
 
+    def set_depth(self, depth: int) -> None:
+        """Drafts a round from the next step on, at most those of the configuration. Only while no request is known.
+
+        Not with prefix caching: what is computed at depth 0 leaves the MTP layer's part of its blocks empty.
+        """
+        assert not self._requests, f"{len(self._requests)} requests are in flight"
+        assert not self._config.prefix_caching, "a prefix found at another depth would lack its MTP keys"
+        assert 0 <= depth <= len(self._stats.draft_tokens_per_position), f"depth is {depth}"
+        self._depth = depth
+
     def add(self, request: Request) -> None:
         """Puts a request at the end of the queue. Raises RequestError, or QueueFullError.
 

@@ -20,6 +20,7 @@ from headway.kernels.rope import rope
 from headway.kernels.sample import gumbel_noise, sample
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear import skinny_gate_up, skinny_linear
+from headway.kernels.stream_read import stream_read
 from headway.kernels.verify import verify_speculative_tokens
 
 __all__ = [
@@ -45,5 +46,6 @@ __all__ = [
     "silu_mul",
     "skinny_gate_up",
     "skinny_linear",
+    "stream_read",
     "verify_speculative_tokens",
 ]

@@ -15,6 +15,7 @@ from headway.kernels.reference.rope import rope
 from headway.kernels.reference.sample import gumbel_noise, sample
 from headway.kernels.reference.silu_mul import silu_mul
 from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
+from headway.kernels.reference.stream_read import stream_read
 from headway.kernels.reference.verify import verify_speculative_tokens
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "silu_mul",
     "skinny_gate_up",
     "skinny_linear",
+    "stream_read",
     "verify_speculative_tokens",
 ]

@@ -53,6 +53,23 @@ def test_a_full_queue_refuses_and_takes_again_after_an_admission() -> None:
     assert (device.scheduler.num_running, device.scheduler.num_waiting) == (1, 2)
 
 
+def test_the_depth_of_an_idle_scheduler_can_be_set() -> None:
+    device = ScheduledDevice(depth=3, prefix_caching=False)
+    depths = []
+    for depth in (0, 2, 3):
+        device.scheduler.set_depth(depth)
+        request = device.add(20, max_tokens=12)
+        depths.append(device.launch().depth)
+        device.drain()
+        assert request.output_token_ids == oracle(request)
+    assert depths == [0, 2, 3]
+    with pytest.raises(AssertionError, match="depth is 4"):
+        device.scheduler.set_depth(4)
+    device.add(20)
+    with pytest.raises(AssertionError, match="1 requests are in flight"):
+        device.scheduler.set_depth(1)
+
+
 def test_an_idle_scheduler_plans_nothing() -> None:
     device = ScheduledDevice()
     assert device.launch() is None
