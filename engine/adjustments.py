@@ -14,6 +14,7 @@ import torch
 from headway.engine.batch import TokenHistory
 from headway.engine.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from headway.engine.request import SamplingParams
+from headway.engine.transfer import to_device
 from headway.kernels import Adjustments
 
 
@@ -110,10 +111,10 @@ class AdjustmentTable:
             bad_words[: len(longer)] = self._ids([_to_the_right(ids, MAX_BAD_WORD_TOKENS) for ids in longer])
 
     def _ids(self, token_ids: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
-        return torch.tensor(token_ids, dtype=torch.int64, device=self._device)
+        return to_device(token_ids, self._device)
 
     def _floats(self, values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
+        return to_device(values, self._device, torch.float32)
 
 
 def table_bytes(num_rows: int, vocab_size: int) -> int:

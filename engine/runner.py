@@ -6,7 +6,7 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -14,14 +14,16 @@ from headway.engine.adjustments import AdjustmentTable
 from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.cache.pool import KVPool
 from headway.engine.errors import describe_fault
-from headway.engine.models.inputs import ForwardInputs, Segment
+from headway.engine.graphs import RoundGraphs
 from headway.engine.models.registry import CausalLM
+from headway.engine.prefill import fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
-from headway.engine.round import decode_round
+from headway.engine.round import Outcome, decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.engine.transfer import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +52,24 @@ class Runner:
         self._drafter = drafter
         self._synthetic = synthetic
         self._views: dict[tuple[int, bool], SlotTable] = {}
+        self._graphs = (
+            RoundGraphs(self._run_round, max_rows=len(slots.limits)) if self.device.type == "cuda" else None
+        )
+
+    @torch.inference_mode()
+    def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
+        """Makes the rounds of these depths ready before the first request comes; nothing to do on the CPU."""
+        if self._graphs is not None:
+            self._graphs.capture(depths, progress)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:
         """Starts all the work of one step, in the order of the plan's fields."""
-        for row in plan.released_rows:
-            self._release(row)
-        for move in plan.moves:
-            self._move(move)
-        faults = [fault for setup in plan.setups if (fault := self._try_set_up(setup)) is not None]
-        for grant in plan.grants:
-            self._grant(grant)
-        results = DeviceResults(self.device, plan.depth, tuple(faults))
+        self._release(plan.released_rows)
+        self._move(plan.moves)
+        faults = self._set_up(plan.setups)
+        self._grant(plan.grants)
+        results = DeviceResults(self.device, plan.depth, faults)
         self._prefill(plan.prefill, results, speculates=plan.depth > 0)
         self._decode(len(plan.decode_request_ids), plan.depth, results)
         return RoundHandle(results)
@@ -69,81 +77,100 @@ class Runner:
     def _decode(self, num_rows: int, depth: int, results: DeviceResults) -> None:
         if num_rows == 0:
             return
+        run = self._run_round if self._graphs is None else self._graphs.run
+        outcome = run(num_rows, depth, is_adjusted=self.adjustments.is_used)
+        results.emitted = outcome.emitted[:num_rows]
         wanted = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
-        scored_rows = torch.tensor(list(wanted), device=self.device) if wanted else None
-        rows = self._rows(num_rows)
-        outcome = decode_round(
-            self.model, self.pool, rows, depth, self._drafter, scored_rows, self._synthetic
-        )
-        results.emitted = outcome.emitted
-        if outcome.logprobs is not None:
-            results.emitted_logprobs = (wanted, outcome.logprobs)
+        if wanted:
+            index = self._to_device(list(wanted))
+            picked = outcome.emitted[index, 1:]
+            scores = score_tokens(outcome.logits[index].flatten(0, 1), picked.flatten())
+            results.emitted_logprobs = (wanted, scores.view(*picked.shape, -1))
 
-    def _rows(self, num_rows: int) -> SlotTable:
-        """The first rows; with adjustments only while a row uses any, so that nothing is spent on them else."""
-        is_adjusted = self.adjustments.is_used
+    def _run_round(self, num_rows: int, depth: int, *, is_adjusted: bool) -> Outcome:
+        """A round over the first rows of the table, kernel by kernel.
+
+        With adjustments only while a row uses any, so that nothing is spent on them else.
+        """
         key = (num_rows, is_adjusted)
         if key not in self._views:
             adjustments = self.adjustments.first(num_rows) if is_adjusted else None
             self._views[key] = self.slots.first(num_rows, adjustments)
-        return self._views[key]
+        return decode_round(self.model, self.pool, self._views[key], depth, self._drafter, self._synthetic)
 
-    def _release(self, row: int) -> None:
-        self.slots.release(row)
-        self.adjustments.release(row)
-        self._num_logprobs.pop(row, None)
+    def _release(self, rows: Sequence[int]) -> None:
+        if not rows:
+            return
+        self.slots.release(self._to_device(rows))
+        for row in rows:
+            self.adjustments.release(row)
+            self._num_logprobs.pop(row, None)
 
-    def _move(self, move: RowMove) -> None:
-        self.slots.move(move.source, move.target)
-        self.adjustments.move(move.source, move.target)
-        if move.source in self._num_logprobs:
-            self._num_logprobs[move.target] = self._num_logprobs.pop(move.source)
+    def _move(self, moves: Sequence[RowMove]) -> None:
+        if not moves:
+            return
+        sources, targets = [move.source for move in moves], [move.target for move in moves]
+        self.slots.move(self._to_device(sources), self._to_device(targets))
+        for source, target in zip(sources, targets, strict=True):
+            self.adjustments.move(source, target)
+            if source in self._num_logprobs:
+                self._num_logprobs[target] = self._num_logprobs.pop(source)
 
-    def _try_set_up(self, setup: RowSetup) -> tuple[int, str] | None:
-        """(request id, what went wrong) of a request that cannot be set up; its row is padding then."""
-        try:
-            self._set_up(setup)
-        except Exception as error:
-            logger.exception("request %d could not be set up", setup.request_id)
-            self._release(setup.row)
-            return setup.request_id, describe_fault(error)
-        return None
+    def _set_up(self, setups: Sequence[RowSetup]) -> tuple[tuple[int, str], ...]:
+        """(request id, what went wrong) of each request that cannot be set up; its row stays padding."""
+        faults: list[tuple[int, str]] = []
+        numbers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for setup in setups:
+            try:
+                self._prepare(setup)
+                numbers.append(_numbers_of(setup))
+            except Exception as error:
+                logger.exception("request %d could not be set up", setup.request_id)
+                self._release([setup.row])
+                faults.append((setup.request_id, describe_fault(error)))
+        if numbers:
+            integers, floats = (torch.stack(column) for column in zip(*numbers, strict=True))
+            self.slots.set_up(self._to_device(integers), to_device(floats, self.device, torch.float32))
+        return tuple(faults)
 
-    def _set_up(self, setup: RowSetup) -> None:
-        slots, row, sampling = self.slots, setup.row, setup.sampling
-        slots.limits[row] = setup.limit
-        slots.kv_lengths[row] = setup.limit  # padding for rounds until the prefill ends
-        slots.depth_caps[row] = setup.depth_cap
-        slots.kv_block_ids[row] = -1
-        slots.granted_block_ids[row] = -1
-        slots.temperatures[row] = sampling.temperature
-        slots.top_k[row] = sampling.top_k
-        slots.top_p[row] = sampling.top_p
-        slots.min_p[row] = sampling.min_p
-        slots.seeds[row] = sampling.seed - (1 << 64) if sampling.seed >= 1 << 63 else sampling.seed
+    def _prepare(self, setup: RowSetup) -> None:
+        """What a row has beside its numbers, and only if it asks for it."""
         if setup.history is not None:
-            self.adjustments.set_up(row, sampling, setup.history)
-        if sampling.num_logprobs is not None:
-            self._num_logprobs[row] = sampling.num_logprobs
+            self.adjustments.set_up(setup.row, setup.sampling, setup.history)
+        if setup.sampling.num_logprobs is not None:
+            self._num_logprobs[setup.row] = setup.sampling.num_logprobs
 
-    def _grant(self, grant: BlockGrant) -> None:
-        ids = torch.tensor(grant.block_ids, dtype=torch.int64, device=self.device)
-        self.slots.granted_block_ids[grant.row, grant.first_index : grant.first_index + len(ids)] = ids
+    def _grant(self, grants: Sequence[BlockGrant]) -> None:
+        """All new blocks by one copy: places in the flat table, then what goes there."""
+        if not grants:
+            return
+        table = self.slots.granted_block_ids
+        width = table.shape[1]
+        places = [
+            grant.row * width + index
+            for grant in grants
+            for index in range(grant.first_index, grant.first_index + len(grant.block_ids))
+        ]
+        ids = [block_id for grant in grants for block_id in grant.block_ids]
+        where, what = self._to_device([places, ids])
+        table.view(-1).index_copy_(0, where, what)
 
     def _prefill(self, chunks: Sequence[PrefillChunk], results: DeviceResults, *, speculates: bool) -> None:
         """Computes the chunks; samples after those that are last."""
         if not chunks:
             return
-        inputs = self._prefill_inputs(chunks)
+        inputs = prefill_inputs(chunks, self.slots, self.pool.block_size)
         hidden = self.model.forward(inputs, self.pool)
         if speculates:
-            self._fill_draft_cache(chunks, inputs, self.model.draft_hidden(hidden))
-        firsts = [segment.first_token for segment in inputs.segments]
+            states = self.model.draft_hidden(hidden)
+            fill_draft_cache(self.model, self.pool, self.slots, chunks, inputs, states)
+        firsts = first_places(chunks)
         last = [
             (c, first + len(c.token_ids) - 1) for c, first in zip(chunks, firsts, strict=True) if c.is_last
         ]
         if last:
-            self._start_rows([chunk for chunk, _ in last], hidden[[place for _, place in last]], results)
+            places = self._to_device([place for _, place in last])
+            self._start_rows([chunk for chunk, _ in last], hidden[places], results)
         if any(chunk.scored_token_ids for chunk in chunks):
             results.prompt_logprobs = [
                 self._score_prompt(chunk, hidden[first:]) for chunk, first in zip(chunks, firsts, strict=True)
@@ -153,63 +180,10 @@ class Runner:
         """hidden: [tokens, hidden], from the chunk's first. The vocabulary's logits exist for a few at a time."""
         if not chunk.scored_token_ids:
             return None
-        tokens = torch.split(torch.tensor(chunk.scored_token_ids, device=self.device), SCORED_AT_ONCE)
+        tokens = torch.split(self._to_device(chunk.scored_token_ids), SCORED_AT_ONCE)
         states = torch.split(hidden[: len(chunk.scored_token_ids)], SCORED_AT_ONCE)
         scores = [score_tokens(self.model.logits(h), t) for h, t in zip(states, tokens, strict=True)]
         return chunk.num_top, torch.cat(scores)
-
-    def _prefill_inputs(self, chunks: Sequence[PrefillChunk]) -> ForwardInputs:
-        """The chunks one behind the other, one segment each."""
-        size, device = self.pool.block_size, self.device
-        token_ids = [token for chunk in chunks for token in chunk.token_ids]
-        positions, slots, segments, first = [], [], [], 0
-        for chunk in chunks:
-            length = len(chunk.token_ids)
-            table = self.slots.granted_block_ids[chunk.row]
-            places = torch.arange(chunk.start, chunk.start + length, device=device)
-            positions.append(places)
-            slots.append(table[places // size] * size + places % size)
-            start = torch.tensor([chunk.start], device=device)
-            segments.append(Segment(first, 1, length, table[None], start))
-            first += length
-        return ForwardInputs(
-            token_ids=torch.tensor(token_ids, device=device),
-            positions=torch.cat(positions),
-            slot_mapping=torch.cat(slots),
-            segments=tuple(segments),
-        )
-
-    def _fill_draft_cache(
-        self, chunks: Sequence[PrefillChunk], inputs: ForwardInputs, states: torch.Tensor
-    ) -> None:
-        """The MTP layer sees every prompt token: slot i gets the pair (h_{i-1}, t_i); slot 0 does not exist."""
-        previous = torch.zeros_like(states)
-        previous[1:] = states[:-1]
-        slot_mapping = inputs.slot_mapping.clone()
-        for chunk, segment in zip(chunks, inputs.segments, strict=True):
-            first, end = segment.first_token, segment.first_token + segment.window
-            if chunk.start == 0:
-                slot_mapping[first] = -1
-            else:
-                previous[first] = self._state_before(chunk)
-            self.slots.chunk_hidden[chunk.row] = states[end - 1]
-            self._keep_block_hidden(chunk, states[first:end])
-        pairs = ForwardInputs(inputs.token_ids, inputs.positions, slot_mapping, inputs.segments)
-        self.model.fill_draft_cache(pairs, previous, self.pool)
-
-    def _state_before(self, chunk: PrefillChunk) -> torch.Tensor:
-        if chunk.hidden_block_id is None:
-            return self.slots.chunk_hidden[chunk.row]
-        assert self.pool.block_hidden is not None, "a prefix hit with drafts needs block_hidden"
-        return self.pool.block_hidden[chunk.hidden_block_id]
-
-    def _keep_block_hidden(self, chunk: PrefillChunk, states: torch.Tensor) -> None:
-        size = self.pool.block_size
-        ends = torch.tensor(
-            range(-(chunk.start + 1) % size, len(states), size), dtype=torch.int64, device=self.device
-        )
-        block_ids = self.slots.granted_block_ids[chunk.row, (chunk.start + ends) // size]
-        self.pool.keep_hidden(block_ids, states[ends], torch.ones_like(ends, dtype=torch.bool))
 
     def _start_rows(
         self, chunks: Sequence[PrefillChunk], hidden: torch.Tensor, results: DeviceResults
@@ -219,22 +193,22 @@ class Runner:
         hidden: [chunks, hidden], of the last prompt tokens.
         """
         slots = self.slots
-        index = torch.tensor([chunk.row for chunk in chunks], device=self.device)
         lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
-        length = torch.tensor(lengths, device=self.device)
+        index, length = self._to_device([[chunk.row for chunk in chunks], lengths])
         rows = slots.at(index, self.adjustments.at(index) if self.adjustments.is_used else None)
         logits = self.model.logits(hidden)
         tokens = pick_tokens(logits[:, None], rows, length, index.new_zeros((len(index), 0)))[:, 0]
         results.first_tokens = tokens
         wanted = {i: n for i, c in enumerate(chunks) if (n := self._num_logprobs.get(c.row)) is not None}
         if wanted:
-            scored = torch.tensor(list(wanted), device=self.device)
+            scored = self._to_device(list(wanted))
             results.first_logprobs = (wanted, score_tokens(logits[scored], tokens[scored])[:, None])
         self.adjustments.count(index, tokens)
         slots.last_tokens[index] = tokens
         slots.kv_lengths[index] = length
         slots.pending_tokens[index, 0] = tokens
-        slots.pending_hidden[index, 0] = self.model.draft_hidden(hidden)
+        if self.model.has_mtp:
+            slots.pending_hidden[index, 0] = self.model.draft_hidden(hidden)
         slots.pending_counts[index] = 1
         size = self.pool.block_size
         slots.last_block_offsets[index] = (length - 1) % size
@@ -242,3 +216,16 @@ class Runner:
         places = torch.arange(slots.kv_block_ids.shape[1], device=self.device)
         slots.kv_block_ids[index] = torch.where(places < counts[:, None], rows.granted_block_ids, -1)
         slots.last_block_ids[index] = rows.granted_block_ids.gather(1, counts[:, None] - 1)[:, 0]
+
+    def _to_device(self, values: Sequence[int] | Sequence[Sequence[int]] | torch.Tensor) -> torch.Tensor:
+        return to_device(values, self.device)
+
+
+def _numbers_of(setup: RowSetup) -> tuple[torch.Tensor, torch.Tensor]:
+    """As SlotTable.set_up takes them: [5] int64 and [3] float32 on the CPU."""
+    sampling = setup.sampling
+    seed = sampling.seed - (1 << 64) if sampling.seed >= 1 << 63 else sampling.seed
+    return (
+        torch.tensor([setup.row, setup.limit, setup.depth_cap, sampling.top_k, seed]),
+        torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p]),
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from headway.kernels import Adjustments
+from headway.kernels import Adjustments, RowState
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,23 @@ class SlotTable:
         """What is the table's own: without the adjustments."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "adjustments"}
 
+    def state(self) -> RowState:
+        """What a round's bookkeeping changes, in the same memory."""
+        return RowState(
+            last_tokens=self.last_tokens,
+            kv_lengths=self.kv_lengths,
+            limits=self.limits,
+            depth_caps=self.depth_caps,
+            last_block_offsets=self.last_block_offsets,
+            block_counts=self.block_counts,
+            last_block_ids=self.last_block_ids,
+            kv_block_ids=self.kv_block_ids,
+            granted_block_ids=self.granted_block_ids,
+            prefill_status=self.prefill_status,
+            pending_tokens=self.pending_tokens,
+            pending_counts=self.pending_counts,
+        )
+
     def first(self, num_rows: int, adjustments: Adjustments | None = None) -> SlotTable:
         """The same memory, only the first rows; with the adjustments of as many rows."""
         tensors = {name: tensor[:num_rows] for name, tensor in self.tensors().items()}
@@ -99,18 +116,42 @@ class SlotTable:
         tensors = {name: tensor[index] for name, tensor in self.tensors().items()}
         return SlotTable(**tensors, adjustments=adjustments)
 
-    def move(self, source: int, target: int) -> None:
-        """Row `source` goes to `target`; `source` becomes padding."""
-        for tensor in self.tensors().values():
-            tensor[target] = tensor[source]
-        self.release(source)
+    def set_up(
+        self,
+        integers: torch.Tensor,  # [n, 5] int64: row, limit, depth cap, top-k, seed
+        floats: torch.Tensor,  # [n, 3] float32: temperature, top-p, min-p
+    ) -> None:
+        """Rows that were released are taken. They are padding for rounds until their prefill ends."""
+        index, limits, depth_caps, top_k, seeds = integers.unbind(1)
+        temperatures, top_p, min_p = floats.unbind(1)
+        self.limits.index_copy_(0, index, limits)
+        self.kv_lengths.index_copy_(0, index, limits)
+        self.depth_caps.index_copy_(0, index, depth_caps)
+        self.top_k.index_copy_(0, index, top_k)
+        self.seeds.index_copy_(0, index, seeds)
+        self.temperatures.index_copy_(0, index, temperatures)
+        self.top_p.index_copy_(0, index, top_p)
+        self.min_p.index_copy_(0, index, min_p)
 
-    def release(self, row: int) -> None:
-        """The row becomes padding; its blocks are no longer its own."""
-        self.limits[row] = 0
-        self.kv_lengths[row] = 0
-        self.granted_block_ids[row] = -1
-        self.kv_block_ids[row] = -1
+    def move(
+        self,
+        sources: torch.Tensor,  # [n] int64
+        targets: torch.Tensor,  # [n] int64: none of them among the sources
+    ) -> None:
+        """Each source's row goes to its target and becomes padding."""
+        for tensor in self.tensors().values():
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+        self.release(sources)
+
+    def release(
+        self,
+        index: torch.Tensor,  # [n] int64
+    ) -> None:
+        """These rows become padding; their blocks are no longer their own."""
+        self.limits.index_fill_(0, index, 0)
+        self.kv_lengths.index_fill_(0, index, 0)
+        self.granted_block_ids.index_fill_(0, index, -1)
+        self.kv_block_ids.index_fill_(0, index, -1)
 
 
 def live_lengths(rows: SlotTable) -> torch.Tensor:

@@ -41,7 +41,16 @@ class KVPool:
         """(keys, values) of one layer: [num_blocks, block_size, kv_heads, head_dim] each."""
         return self.keys[index], self.values[index]
 
-    def keep_hidden(self, block_ids: torch.Tensor, states: torch.Tensor, is_kept: torch.Tensor) -> None:
-        """block_ids: [n] int64; states: [n, hidden_size]; is_kept: [n] bool."""
+    def keep_hidden(
+        self,
+        slot_mapping: torch.Tensor,  # [n] int64: block id * block size + offset; -1: not in the cache
+        states: torch.Tensor,  # [n, hidden_size]
+    ) -> None:
+        """Keeps the states of tokens that end a block.
+
+        A rejected token leaves a state that the true token overwrites; a block is published only after that.
+        """
         if self.block_hidden is not None:
-            self.block_hidden[torch.where(is_kept, block_ids, self.num_blocks)] = states
+            ends_block = slot_mapping % self.block_size == self.block_size - 1
+            block_ids = torch.where(ends_block, slot_mapping // self.block_size, self.num_blocks)
+            self.block_hidden[block_ids] = states  # -1 // size is -1, the last entry

@@ -13,6 +13,7 @@ from headway_testing.checkpoints import constructed_mimo, random_cycle
 from headway_testing.local import LocalEngine, Output
 
 import headway.engine.loop
+import headway.engine.runner
 import headway.engine.scheduler
 from headway.engine import INTERNAL_ERROR
 from headway.engine.adjustments import AdjustmentTable
@@ -58,7 +59,8 @@ SITES: dict[str, Site] = {
     "its blocks": Site(Scheduler, "_num_blocks_needed", 1),
     "its growth": Site(Scheduler, "_grow", 1),
     "its chunk": Site(headway.engine.scheduler, "next_chunk", 0),
-    "its row": Site(Runner, "_set_up", 1),
+    "its row": Site(Runner, "_prepare", 1),
+    "its numbers": Site(headway.engine.runner, "_numbers_of", 0),
     "its tables": Site(AdjustmentTable, "set_up", 2),
     "reading its chunk": Site(Scheduler, "_read_chunk", 1),
     "reading its row": Site(Scheduler, "_read_row", 1),

@@ -1,0 +1,23 @@
+"""From the host to the device without making either wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def to_device(
+    values: Sequence[float] | Sequence[Sequence[float]] | torch.Tensor,
+    device: torch.device,
+    dtype: torch.dtype = torch.int64,
+) -> torch.Tensor:
+    """A tensor of the values, there for all that is launched on the current stream from now on.
+
+    On CUDA it goes through page-locked memory, which PyTorch uses again only after the copy: a copy from
+    pageable memory would wait for every kernel launched before it.
+    """
+    host = torch.as_tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
