@@ -16,6 +16,7 @@ from headway.kernels._device import multiprocessors, overlaps_launches, shared_m
 from headway.kernels._triton import blocks_of, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.reference.skinny_linear import skinny_gate_up as skinny_gate_up_twin
 from headway.kernels.reference.skinny_linear import skinny_linear as skinny_linear_twin
+from headway.kernels.silu_mul import silu_mul
 
 _MAX_ROWS = 64
 _MIN_TILE_ROWS = 16
@@ -227,9 +228,12 @@ def skinny_gate_up(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T), in float32 and rounded once."""
-    if not _is_skinny(x, weight):
+    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); up to 64 rows in float32 and rounded once."""
+    if not takes_triton(x):
         return skinny_gate_up_twin(x, weight, out=out)
+    if not _is_skinny(x, weight):
+        gated = silu_mul(torch.nn.functional.linear(x, weight))
+        return gated if out is None else out.copy_(gated)
     rows, num_inputs = x.shape
     num_outputs = weight.shape[0] // 2
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out

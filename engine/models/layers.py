@@ -14,7 +14,7 @@ import torch
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
 from headway.engine.models.linear import Linear
-from headway.kernels import add_rms_norm, kv_append, paged_attention, rms_norm, rope, silu_mul
+from headway.kernels import add_rms_norm, kv_append, paged_attention, rms_norm, rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class DecoderLayer:
         query = self.append(delta, residual, inputs, cache, cos_sin)
         attended = self._attend(query, inputs, cache)
         x = add_rms_norm(self.output(attended), residual, self.feed_forward_norm, self._epsilon)
-        return self.down(silu_mul(self.gate_up(x)))
+        return self.down(self.gate_up.gated(x))
 
     def append(
         self,

@@ -3,7 +3,8 @@
 A GEMM over few rows may round differently from one over many; then a text would depend on what is served
 beside it. On the CPU this is ruled out in one of two ways: float32 weights are packed for oneDNN, whose
 sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
-get rows of zeros up to a multiple of 16.
+get rows of zeros up to a multiple of 16. On a GPU up to 64 rows take one kernel whose sums are cut by the
+weight's shape alone; more are the library's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+
+from headway.kernels import silu_mul, skinny_gate_up, skinny_linear
 
 ROW_MULTIPLE = 16
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
@@ -31,7 +34,6 @@ class Linear:
         self._weight: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
         self._least_rows = 1
-        self._row_multiple = ROW_MULTIPLE if weight.device.type == "cpu" else 1
 
     @property
     def weight(self) -> torch.Tensor:  # [out, in]
@@ -39,15 +41,21 @@ class Linear:
         return self._weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+        if x.is_cuda:
+            return skinny_linear(x, self.weight, self.bias)
         num_rows = x.shape[0]
         if self._packed is not None:
             if num_rows >= self._least_rows:
                 return _multiply_packed(x, self._packed, self.bias)
             return _multiply_packed(_padded(x, self._least_rows), self._packed, self.bias)[:num_rows]
-        padding = -num_rows % self._row_multiple
+        padding = -num_rows % ROW_MULTIPLE
         if padding == 0:
             return F.linear(x, self.weight, self.bias)
         return F.linear(_padded(x, num_rows + padding), self.weight, self.bias)[:num_rows]
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out / 2]
+        """silu of the first half of the outputs times the second half; without a bias."""
+        return skinny_gate_up(x, self.weight) if x.is_cuda else silu_mul(self(x))
 
     @property
     def can_be_packed(self) -> bool:
