@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
 SERVE_ARGS ?=
 
-.PHONY: serve test test-container bench-cpu bench-kernels lint format clean
+.PHONY: serve test test-container bench-cpu bench-kernels lint format docs clean
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
@@ -36,6 +36,10 @@ lint: $(VENV)/.ready-test
 format: $(VENV)/.ready-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Pages that are written from the code.
+docs: $(VENV)/.ready-test
+	$(BIN)/python -P docs/metrics_page.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

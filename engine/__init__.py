@@ -21,6 +21,7 @@ from headway.engine.limits import (
     MIN_REPETITION_PENALTY,
 )
 from headway.engine.logprobs import TokenLogprobs
+from headway.engine.logs import LogFormat, configure_logging
 from headway.engine.mailbox import (
     Abort,
     Configure,
@@ -65,6 +66,7 @@ __all__ = [
     "FromEngine",
     "HeadwayError",
     "Heartbeat",
+    "LogFormat",
     "Mailbox",
     "ModelConfig",
     "ModelError",
@@ -80,5 +82,6 @@ __all__ = [
     "ToEngine",
     "TokenEvent",
     "TokenLogprobs",
+    "configure_logging",
     "read_model_config",
 ]

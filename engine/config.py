@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from headway.engine.errors import ConfigError
+from headway.engine.logs import LogFormat
 
 MAX_DEPTH = 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
@@ -22,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Lengths are in tokens. `None` means: decided from the model or the machine. load_format: "dummy" draws the
     weights at random instead of reading them, for measurements. synthetic_acceptance: how often the draft at each
-    position is taken, whatever the model picks there, for measurements.
+    position is taken, whatever the model picks there, for measurements. log_level, log_format: of this process.
     """
 
     model_path: str
@@ -39,6 +40,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     threads: int | None = None
     synthetic_acceptance: tuple[float, ...] | None = None
+    log_level: str = "info"
+    log_format: LogFormat = "human"
 
     def __post_init__(self) -> None:
         _require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"0 to {MAX_DEPTH}")

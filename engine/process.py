@@ -18,6 +18,7 @@ from contextlib import closing
 from headway.engine.assembly import assemble
 from headway.engine.config import EngineConfig
 from headway.engine.errors import HeadwayError
+from headway.engine.logs import configure_logging
 from headway.engine.loop import EngineLoop
 from headway.engine.mailbox import Configure, Failure, Heartbeat, Mailbox, Ready
 
@@ -33,6 +34,7 @@ def main(address: str) -> int:
         config = _receive_config(mailbox)
         if config is None:
             return 1
+        configure_logging(config.log_level, config.log_format)
         try:
             _serve(config, mailbox)
         except HeadwayError as error:
@@ -55,6 +57,7 @@ def _receive_config(mailbox: Mailbox) -> EngineConfig | None:
 def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
     parent = os.getppid()
     engine = assemble(config, progress=lambda done: mailbox.send(Heartbeat("load", done)))
+    engine.runner.capture([engine.info.depth], progress=lambda done: mailbox.send(Heartbeat("capture", done)))
     loop = EngineLoop(engine.scheduler, engine.runner, mailbox)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(engine.info))
@@ -63,5 +66,4 @@ def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     sys.exit(main(sys.argv[1]))

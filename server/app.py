@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from headway import __version__
+from headway.server.access import AccessLog
 from headway.server.errors import install_error_handlers
 from headway.server.guard import REQUEST_ID, Guard, RequestIds
 from headway.server.routes import admin, chat, completions, description, models, ops, speculation, tokens
@@ -18,7 +19,7 @@ from headway.server.services import Services
 def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIApp:
     """Starts nothing: the engine belongs to the caller.
 
-    What is around the routes, outermost first: request ids, CORS, the guard.
+    What is around the routes, outermost first: request ids, the access log, CORS, the guard.
     """
     app = FastAPI(
         title="Headway",
@@ -39,4 +40,4 @@ def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIA
             allow_headers=["*"],
             expose_headers=[REQUEST_ID],
         )
-    return RequestIds(guarded)
+    return RequestIds(AccessLog(guarded, services.metrics))

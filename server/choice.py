@@ -74,6 +74,7 @@ class Choice:
         self._num_shown = 0  # characters
         self.prompt_logprobs: TokenLogprobs | None = None
         self.is_open = True
+        self.finish_reason: str | None = None
         self.num_tokens = 0
         self.num_rejected = 0
         self.drafted_per_position: list[int] = []
@@ -117,6 +118,7 @@ class Choice:
 
     def _delta(self, text: str, finish_reason: str | None, *, cuts: bool = False) -> Delta:
         self.is_open = finish_reason is None
+        self.finish_reason = finish_reason
         self._num_shown += len(text)
         if not self._hidden:
             return Delta(self._index, text, finish_reason)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headway.engine import LogFormat
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
@@ -36,6 +38,7 @@ class ServerConfig:
     served_model_name: str | None = None
     drain_seconds: float = 30.0
     log_level: str = "info"
+    log_format: LogFormat = "human"
     unix_socket: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None

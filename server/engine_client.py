@@ -233,6 +233,7 @@ class EngineClient:
             self._bury()
             if process is not None:
                 process.close()
+        self._count_lost(len(self._streams))
         self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
         return failure
 
@@ -241,6 +242,11 @@ class EngineClient:
         if self._state == "serving":
             self._state = "restarting"
         self._past, self._now = no_gauges(self.stats), EngineStats()
+
+    def _count_lost(self, num_requests: int) -> None:
+        """Requests that ended with the engine, which could not count them itself."""
+        finished = self._past.finished_by_reason
+        finished["error"] = finished.get("error", 0) + num_requests
 
     def _gave_up(self, failure: Failure) -> bool:
         """A first start that cannot succeed by trying again is reported to who waits for it."""

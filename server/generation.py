@@ -64,6 +64,8 @@ class Generation:
         self._arrival_seconds = time.monotonic()
         self._stream: EventStream | None = None
         self._request_ids: list[int] = []
+        self.error: HeadwayError | None = None  # what ended it before its time
+        self.queue_seconds: float | None = None  # of the choice that was admitted last
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
@@ -77,13 +79,17 @@ class Generation:
                     choice = choices[event.request_id]
                     if not choice.is_open:
                         continue  # it was in flight when a stop string ended the choice
+                    previous_seconds = choice.last_token_seconds
                     delta = choice.take(_checked(event))
-                    self._observe_queue(event)
+                    self._observe(event, choice, previous_seconds)
                     if not choice.is_open:
                         self._finish(choice)
                         self._engine.abort([event.request_id], FinishReason.STOP)
                     if delta.text or delta.finish_reason or delta.tokens:
                         yield delta
+        except HeadwayError as error:
+            self.error = error
+            raise
         finally:
             self._engine.abort(choices)
 
@@ -113,9 +119,28 @@ class Generation:
             accepted_per_position=_sums(choice.accepted_per_position for choice in self._choices),
         )
 
-    def _observe_queue(self, event: TokenEvent) -> None:
-        if self._metrics is not None and event.queue_seconds is not None:
+    @property
+    def outcomes(self) -> list[str]:
+        """Of each choice: its finish_reason, or what ended it instead: error, or abort by client or operator."""
+        unfinished = FinishReason.ABORT if self.error is None else FinishReason.ERROR
+        return [choice.finish_reason or unfinished.value for choice in self._choices]
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From the arrival to the first token of any choice."""
+        times = [c.first_token_seconds for c in self._choices if c.first_token_seconds is not None]
+        return min(times) - self._arrival_seconds if times else None
+
+    def _observe(self, event: TokenEvent, choice: Choice, previous_seconds: float) -> None:
+        """previous_seconds: of the choice's tokens before this event; 0 if there were none."""
+        if event.queue_seconds is not None:
+            self.queue_seconds = event.queue_seconds
+        if self._metrics is None:
+            return
+        if event.queue_seconds is not None:
             self._metrics.queue_time.observe(event.queue_seconds)
+        if previous_seconds:
+            self._metrics.chunk_gap.observe(choice.last_token_seconds - previous_seconds)
 
     def _finish(self, choice: Choice) -> None:
         if self._metrics is None or choice.first_token_seconds is None:

@@ -1,34 +1,49 @@
-"""Everything /metrics shows: the engine's latest snapshot as families, and times observed in this process."""
+"""Everything /metrics shows: the engine's latest snapshot as families, and what is observed in this process."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
+from headway import __version__
 from headway.engine import MAX_DEPTH, EngineStats, FinishReason
+from headway.server.engine_client import State
+from headway.server.history import Buckets, History
 
 LATENCY_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
 # Shown from the start: a counter that appears with its first event hides that event from rate().
 ENDINGS = {reason.value: 0 for reason in FinishReason}
+LAST_MINUTE_SECONDS = 60.0
+ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 429, 431, 499, 500, 503, 504)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 
 
 class Metrics:
-    """Mutable: observed by generations, read by /metrics. One registry for the process."""
+    """Mutable: observed by generations and the access log, read by /metrics. One registry for the process."""
 
-    def __init__(self, read_stats: Callable[[], EngineStats], read_restarts: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        read_stats: Callable[[], EngineStats],
+        read_restarts: Callable[[], int],
+        *,
+        read_state: Callable[[], State] = lambda: "serving",
+        model_name: str = "",
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(read_stats, read_restarts))
         self.time_to_first_token = self._histogram(
             "headway_time_to_first_token_seconds", "From the request's arrival to its first token."
         )
@@ -40,25 +55,65 @@ class Metrics:
             "(End to end - time to first token) / (tokens - 1), of requests with two tokens or more.",
             TOKEN_BUCKETS,
         )
+        self.chunk_gap = self._histogram(
+            "headway_chunk_gap_seconds", "Between two pieces of one choice's output.", TOKEN_BUCKETS
+        )
         self.end_to_end = self._histogram(
             "headway_request_duration_seconds", "From the request's arrival to its last token."
         )
+        self._responses = Counter(
+            "headway_http_responses",
+            "HTTP answers by endpoint (completions, chat, other) and status; 499: the client left before it began.",
+            ["endpoint", "status"],
+            registry=self._registry,
+        )
+        for endpoint in (*ENDPOINTS.values(), "other"):
+            for status in STATUSES:
+                self._responses.labels(endpoint, str(status))
+        self.history = History(read_stats, self._latencies)
+        self._registry.register(EngineCollector(read_stats, read_restarts, read_state, self.history))
+        self._registry.register(_Constant(model_name))
+        ProcessCollector(registry=self._registry)
+
+    def count_response(self, path: str, status: int) -> None:
+        self._responses.labels(ENDPOINTS.get(path, "other"), str(status)).inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def families(self) -> Iterable[Metric]:
+        """What a scrape shows, for the page that describes it."""
+        return self._registry.collect()
+
+    def _latencies(self) -> dict[str, Buckets]:
+        histograms = {
+            "time_to_first_token": self.time_to_first_token,
+            "time_per_output_token": self.time_per_output_token,
+            "chunk_gap": self.chunk_gap,
+            "end_to_end": self.end_to_end,
+        }
+        return {name: _buckets(histogram) for name, histogram in histograms.items()}
 
     def _histogram(
         self, name: str, documentation: str, buckets: tuple[float, ...] = LATENCY_BUCKETS
     ) -> Histogram:
         return Histogram(name, documentation, registry=self._registry, buckets=buckets)
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
-
 
 class EngineCollector(Collector):
     """Builds the engine's families anew for each scrape."""
 
-    def __init__(self, read_stats: Callable[[], EngineStats], read_restarts: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        read_stats: Callable[[], EngineStats],
+        read_restarts: Callable[[], int],
+        read_state: Callable[[], State],
+        history: History,
+    ) -> None:
         self._read_stats = read_stats
         self._read_restarts = read_restarts
+        self._read_state = read_state
+        self._history = history
 
     def describe(self) -> Iterable[Metric]:
         return []  # registering must not read an engine that has not started
@@ -67,6 +122,8 @@ class EngineCollector(Collector):
         stats = self._read_stats()
         yield from _gauges(stats)
         yield from _counters(stats)
+        yield _states(self._read_state())
+        yield from _recent_acceptance(self._history)
         yield _counter(
             "headway_engine_restarts", "Times the engine process was restarted.", self._read_restarts()
         )
@@ -98,6 +155,49 @@ class EngineCollector(Collector):
             stats.row_rounds_by_emitted_tokens,
             range(1, MAX_DEPTH + 2),
         )
+
+
+class _Constant(Collector):
+    """What does not change while the server runs."""
+
+    def __init__(self, model_name: str) -> None:
+        self._labels = {"version": __version__, "model": model_name}
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("headway_server", "Version of the server, name of its model.", self._labels)
+
+
+def _states(state: State) -> Metric:
+    family = GaugeMetricFamily(
+        "headway_engine_state", "1 for the state that the engine is in, 0 for the others.", labels=["state"]
+    )
+    for name in get_args(State):
+        family.add_metric([name], float(name == state))
+    return family
+
+
+def _recent_acceptance(history: History) -> Iterator[Metric]:
+    """NaN where nothing was drafted."""
+    recent = history.recent(LAST_MINUTE_SECONDS)
+    yield GaugeMetricFamily(
+        "headway_spec_decode_acceptance_ratio",
+        "Accepted drafts over drafts in the last minute.",
+        _or_nan(recent.acceptance_ratio),
+    )
+    yield GaugeMetricFamily(
+        "headway_spec_decode_acceptance_length",
+        "Tokens that a row got in a round in the last minute, on average, the bonus token included.",
+        _or_nan(recent.acceptance_length),
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _buckets(histogram: Histogram) -> Buckets:
+    samples = [s for family in histogram.collect() for s in family.samples if s.name.endswith("_bucket")]
+    return [(float(s.labels["le"]), s.value) for s in samples]
 
 
 def _gauges(stats: EngineStats) -> Iterator[Metric]:

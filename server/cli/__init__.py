@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from headway import __version__
-from headway.engine import ConfigError, EngineConfig, HeadwayError
+from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging
 from headway.server.cli import options
 from headway.server.cli.complete import complete
 from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
-    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(config.log_level, config.log_format)
     source = _source(arguments.model, values, environment)
     return serve(config, source, _engine_config(values))
 

@@ -168,6 +168,7 @@ SERVER = [
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
     Option("log-level", one_of("debug", "info", "warning", "error"), "info",
            "debug, info, warning or error", "NAME"),
+    Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
 ]  # fmt: skip
 GENERATION = [
     Option("max-tokens", parse_int, 64, "tokens to generate at most"),

@@ -44,11 +44,17 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         tokenizer = load_tokenizer(folder)
         template = load_chat_template(folder)
         engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
+        name = config.served_model_name or model_name(source)
         services = Services(
-            model_name=config.served_model_name or model_name(source),
+            model_name=name,
             engine=engine,
             tokenizer=tokenizer,
-            metrics=Metrics(lambda: engine.stats, lambda: engine.status().num_restarts),
+            metrics=Metrics(
+                lambda: engine.stats,
+                lambda: engine.status().num_restarts,
+                read_state=lambda: engine.status().state,
+                model_name=name,
+            ),
             chat=None if template is None else ChatRenderer(template),
             limits=ServiceLimits(config.max_body_bytes, config.request_timeout, config.keep_alive),
             keys=Keys(tuple(config.api_key), config.admin_key),
@@ -77,6 +83,7 @@ class DrainingServer(uvicorn.Server):
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,
                 log_config=None,
+                access_log=False,  # access.py tells more
                 log_level=config.log_level,
                 lifespan="off",
                 timeout_graceful_shutdown=int(config.drain_seconds + GRACE_SECONDS),
@@ -116,16 +123,19 @@ def _check_tls(config: ServerConfig) -> None:
 async def _run(server: DrainingServer, services: Services, listener: socket.socket, url: str) -> None:
     services.engine.start()
     announcing = asyncio.create_task(_announce(server, services, url))
+    observing = asyncio.create_task(services.metrics.history.run())
     try:
         await server.serve(sockets=[listener])
     finally:
         announcing.cancel()
-        (outcome,) = await asyncio.gather(announcing, return_exceptions=True)
+        observing.cancel()
+        outcomes = await asyncio.gather(announcing, observing, return_exceptions=True)
         await services.engine.close()
         if services.chat is not None:
             await services.chat.close()
-    if isinstance(outcome, Exception):
-        raise outcome
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
 async def _announce(server: DrainingServer, services: Services, url: str) -> None:

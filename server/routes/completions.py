@@ -11,6 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.server.access import record_of
 from headway.server.answer import Answer, collect, draft_positions, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
@@ -41,6 +42,7 @@ async def create_completion(request: Request) -> Response:
     check_model(body.model, services)
     check(body)
     writer = await _writer(body, services, request_id_of(request))
+    record_of(request).answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
     completion = await unless_disconnected(request.receive, _complete(writer))

@@ -22,8 +22,11 @@ START_SECONDS = 120.0
 DRAIN_SECONDS = 30.0
 STREAMED_TOKENS = 100
 # The file system is read-only but for what the manifests mount too. Healthchecks on a timer need systemd.
-RUN = """run --detach --network host --memory 4g --ulimit nofile=1024:1024 --ulimit nproc=4096:4096
-         --health-interval=disable --read-only --tmpfs /tmp --tmpfs /var/lib/headway:mode=1777""".split()
+RUN = [
+    "run", "--detach", "--network", "host", "--memory", "4g", "--ulimit", "nofile=1024:1024",
+    "--ulimit", "nproc=4096:4096", "--health-interval=disable", "--read-only", "--tmpfs", "/tmp",
+    "--tmpfs", "/var/lib/headway:mode=1777",
+]  # fmt: skip
 
 
 def podman(*arguments: str) -> str:

@@ -158,6 +158,16 @@ async def test_counters_do_not_fall_when_the_engine_restarts(client: EngineClien
     assert client.stats.num_kv_blocks == 64
 
 
+async def test_requests_that_end_with_the_engine_count_as_errors(client: EngineClient) -> None:
+    streams = [client.submit([request(client, max_tokens=100_000)]) for _ in range(2)]
+    await collect(client.submit([request(client)]))
+    os.kill(pid_of(client), signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(EngineDeadError):
+            await within(10, collect(stream))
+    assert client.stats.finished_by_reason["error"] == 2
+
+
 async def test_a_request_that_kills_the_engine_fails_with_the_signal(client: EngineClient) -> None:
     stream = client.submit([request(client, fake_process.DEADLY_MAX_TOKENS)])
     with pytest.raises(EngineDeadError, match="SIGKILL"):

@@ -1,0 +1,35 @@
+"""How both processes log: lines for people, or one JSON object a line."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+LogFormat = Literal["human", "json"]
+HUMAN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """What a call passes as extra={"fields": {...}} becomes fields of the object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def configure_logging(level: str, log_format: LogFormat) -> None:
+    """Of the whole process, to stderr, unless whoever runs it has configured logging already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(HUMAN))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,0 +1,112 @@
+"""One line a request, with ids, counts and times and without texts; each answer counted by its status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from headway_testing.fake_engine import FakeEngine
+from prometheus_client.parser import text_string_to_metric_families
+
+URL = "/v1/completions"
+PROMPT = "the secret prompt"
+GENERATED = {
+    "id", "stream", "finish_reasons", "error", "prompt_tokens", "completion_tokens", "drafted_tokens",
+    "accepted_tokens", "queue_seconds", "first_token_seconds",
+}  # fmt: skip
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Any:
+    """Reads the fields of the lines so far; those of quiet paths are debug."""
+    caplog.set_level(logging.INFO, logger="headway.access")
+    return lambda: [r.__dict__["fields"] for r in caplog.records if r.name == "headway.access"]
+
+
+async def responses(client: httpx.AsyncClient, endpoint: str) -> dict[str, float]:
+    """{status: how many}, without zeros."""
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    samples = [s for family in families for s in family.samples if s.name == "headway_http_responses_total"]
+    found = {s.labels["status"]: s.value for s in samples if s.labels["endpoint"] == endpoint}
+    return {status: count for status, count in found.items() if count}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
+async def test_a_completion_is_one_line_without_its_texts(
+    client: httpx.AsyncClient, lines: Any, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 7, "n": 2, "stream": stream}
+    answer = await client.post(URL, json=body, headers={"X-Request-Id": "mine"})
+    (line,) = lines()
+    assert line.keys() >= GENERATED
+    told = {name: line[name] for name in (
+        "request_id", "method", "path", "status", "stream", "finish_reasons", "error",
+        "completion_tokens", "drafted_tokens", "accepted_tokens")}  # fmt: skip
+    assert told == {
+        "request_id": "mine", "method": "POST", "path": URL, "status": 200, "stream": stream,
+        "finish_reasons": ["length", "length"], "error": None, "completion_tokens": 14,
+        "drafted_tokens": 18, "accepted_tokens": 8,
+    }  # fmt: skip
+    assert 0 < line["first_token_seconds"] <= line["seconds"]
+    assert line["id"] in answer.text
+    (text,) = [r.getMessage() for r in caplog.records if r.name == "headway.access"]
+    assert "finish_reasons=length,length" in text
+    assert PROMPT.split()[1] not in text + str(line)
+
+
+async def test_a_refusal_is_a_line_without_a_generation(client: httpx.AsyncClient, lines: Any) -> None:
+    await client.post(URL, json={"prompt": PROMPT, "max_tokens": 0})
+    (line,) = lines()
+    assert (line["status"], GENERATED & line.keys()) == (400, set())
+    assert await responses(client, "completions") == {"400": 1}
+
+
+async def test_probes_and_scrapes_are_not_told_unless_they_fail(
+    client: httpx.AsyncClient, engine: FakeEngine, lines: Any
+) -> None:
+    for path in ("/health", "/metrics", "/ready", "/load"):
+        await client.get(path)
+    assert lines() == []
+    engine.state = "restarting"
+    await client.get("/ready")
+    assert [line["status"] for line in lines()] == [503]
+
+
+async def test_a_failed_stream_tells_what_ended_it(
+    client: httpx.AsyncClient, engine: FakeEngine, lines: Any
+) -> None:
+    engine.die_after = 3
+    await client.post(URL, json={"prompt": PROMPT, "max_tokens": 50, "stream": True})
+    (line,) = lines()
+    assert (line["status"], line["finish_reasons"]) == (200, ["error"])
+    assert "the engine ended" in line["error"]
+
+
+@pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)], ids=["at-once", "stream"])
+async def test_a_client_that_leaves_is_told_and_counted(
+    address: str, engine: FakeEngine, lines: Any, stream: bool, status: int
+) -> None:
+    engine.stall_after = 3
+    body = {"prompt": PROMPT, "max_tokens": 50, "stream": stream}
+    async with httpx.AsyncClient(base_url=address) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(URL, json=body, timeout=0.3)
+        for _ in range(200):
+            if lines():
+                break
+            await asyncio.sleep(0.01)
+        (line,) = lines()
+        assert (line["status"], line["finish_reasons"], line["error"]) == (status, ["abort"], None)
+        assert await responses(client, "completions") == {str(status): 1}
+
+
+async def test_answers_are_counted_by_endpoint_and_status(client: httpx.AsyncClient) -> None:
+    await client.post(URL, json={"prompt": PROMPT})
+    await client.post("/v1/chat/completions", json={"messages": []})
+    await client.get("/nowhere")
+    assert await responses(client, "completions") == {"200": 1}
+    assert await responses(client, "chat") == {"400": 1}
+    assert (await responses(client, "other"))["404"] == 1
