@@ -1,4 +1,4 @@
-"""The command `headway`: serve, complete."""
+"""The command `headway`: serve, complete, bench."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 from headway import __version__
 from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging
 from headway.server.cli import options
+from headway.server.cli.bench import COMMANDS, bench
 from headway.server.cli.complete import complete
 from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
 from headway.server.cli.serve import serve
@@ -53,6 +54,8 @@ then:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; faults of the user's or the world's are one line on stderr."""
     arguments = _parser().parse_args(argv)
+    if arguments.command == "bench":
+        return bench(arguments.kind, arguments.arguments)
     run, groups = (_serve, SERVE_GROUPS) if arguments.command == "serve" else (_complete, COMPLETE_GROUPS)
     try:
         return run(arguments, os.environ)
@@ -83,6 +86,14 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     complete_parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads stdin")
     complete_parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    bench_parser = commands.add_parser(
+        "bench", help="measure the engine alone, or a server over HTTP", allow_abbrev=False,
+        description="Measures the engine alone, or a server over HTTP: headway bench engine --help tells more.",
+    )  # fmt: skip
+    bench_parser.add_argument(
+        "kind", choices=tuple(COMMANDS), help="engine: without HTTP; serve: a running server"
+    )
+    bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark")
     for command, groups in ((serve_parser, SERVE_GROUPS), (complete_parser, COMPLETE_GROUPS)):
         for title, group in groups.items():
             add_options(command, title, group)

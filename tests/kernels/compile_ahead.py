@@ -243,7 +243,7 @@ CASES = [
         )
     ),
     Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 1024}),
-    Case("stream_read", "_stream_read_kernel", pointers("data out", "*i32"), {"BLOCK": 4096}, 8),
+    Case("stream_read", "_stream_read_kernel", pointers("data out", "*i32"), {"BLOCK": 4096}, 8, divisible=("size",)),
 ]
 
 

@@ -1,0 +1,217 @@
+"""`headway bench engine`: one engine in this process, without HTTP; every figure beside its floor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import resource
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import torch
+
+from headway import __version__
+from headway.engine.assembly import Engine, assemble
+from headway.engine.bench.floor import Ceilings, Costs, costs_of, measured_ceilings
+from headway.engine.bench.measure import Driver, Rounds
+from headway.engine.bench.report import DecodeFigures, PrefillFigures, Report, show
+from headway.engine.bench.settings import Settings, read_settings
+from headway.engine.errors import HeadwayError
+from headway.engine.model_config import read_model_config
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
+    import_seconds = _seconds_since_start()
+    try:
+        settings = read_settings(argv, has_gpu=torch.cuda.is_available())
+        report = run(settings, shlex.join(["headway", "bench", "engine", *argv]), import_seconds)
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        return 1
+    show(report)
+    if settings.json is not None:
+        settings.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    return 0
+
+
+def run(settings: Settings, command: str, import_seconds: float) -> Report:
+    """Raises HeadwayError."""
+    engine, phases = _start(settings)
+    startup = {"imports": import_seconds, **phases, "ready": import_seconds + sum(phases.values())}
+    driver = Driver(engine)
+    engine.runner.capture(set(_depths(settings, driver)) - {engine.info.depth}, progress=lambda _: None)
+    left_out: list[str] = []
+    costs = costs_of(
+        read_model_config(settings.model), engine.runner.model.dtype, has_mtp=engine.info.has_mtp
+    )
+    peak_at_ready = _peak_memory(engine)
+    ceilings = measured_ceilings(engine.runner.device, engine.runner.model.dtype)
+    _forget_peak(engine)
+    decode = _decode(settings, driver, costs, ceilings, left_out)
+    prefill = _prefill(settings, driver, costs, ceilings, left_out)
+    peak = {name: max(size, peak_at_ready[name]) for name, size in _peak_memory(engine).items()}
+    return Report(
+        command, _versions(), _device_name(engine), engine.info, startup, ceilings, decode, prefill, peak,
+        left_out,
+    )  # fmt: skip
+
+
+def _start(settings: Settings) -> tuple[Engine, dict[str, float]]:
+    """As the engine process starts. Seconds by phase."""
+    marks = [time.perf_counter()]
+
+    def progress(share: float) -> None:
+        if share == 1.0:
+            marks.append(time.perf_counter())
+
+    engine = assemble(settings.engine_config(), progress=progress)
+    marks.append(time.perf_counter())
+    engine.runner.capture([engine.info.depth], progress=lambda _: None)
+    marks.append(time.perf_counter())
+    return engine, dict(zip(("load", "memory", "capture"), (b - a for a, b in pairwise(marks)), strict=True))
+
+
+def _decode(
+    settings: Settings, driver: Driver, costs: Costs, ceilings: Ceilings, left_out: list[str]
+) -> list[DecodeFigures]:
+    lines: list[DecodeFigures] = []
+    for input_len in settings.contexts:
+        for batch in settings.batches:
+            if not driver.can_hold(batch=batch, input_len=input_len, output_len=settings.output_len):
+                left_out.append(
+                    f"decode of {batch} x {input_len:,}: with {settings.output_len} new tokens each it does not fit"
+                )
+                continue
+            plain: DecodeFigures | None = None
+            for depth in _depths(settings, driver):
+                _tell(f"decode: batch {batch}, depth {depth}, prompts of {input_len:,}")
+                line = _decode_line(settings, driver, costs, ceilings, (batch, depth, input_len), plain)
+                plain = line if depth == 0 else plain
+                lines.append(line)
+    return lines
+
+
+def _decode_line(
+    settings: Settings,
+    driver: Driver,
+    costs: Costs,
+    ceilings: Ceilings,
+    case: tuple[int, int, int],
+    plain: DecodeFigures | None,
+) -> DecodeFigures:
+    """case: (batch, depth, tokens of each prompt). plain: the same at depth 0, if that was measured."""
+    batch, depth, input_len = case
+
+    def once() -> Rounds:
+        return driver.decode(batch=batch, depth=depth, input_len=input_len, output_len=settings.output_len)
+
+    driver.warm_up(batch=batch, depth=depth, input_len=input_len)
+    runs = [once() for _ in range(settings.num_runs)]
+    milliseconds = [1e3 * run.seconds / run.num_rounds for run in runs]
+    rate = statistics.median(run.tokens / run.seconds for run in runs)
+    tokens_per_round = sum(run.tokens for run in runs) / sum(run.num_rounds for run in runs) / batch
+    context = statistics.mean(run.context for run in runs)
+    floor_seconds = costs.round_bytes(batch=batch, depth=depth, context=context) / ceilings.read_bytes
+    return DecodeFigures(
+        batch=batch,
+        depth=depth,
+        input_len=input_len,
+        context=context,
+        milliseconds=statistics.median(milliseconds),
+        all_milliseconds=milliseconds,
+        floor_milliseconds=1e3 * floor_seconds,
+        tokens_per_second=rate,
+        tokens_per_round=tokens_per_round,
+        conversion=None if plain is None else rate / plain.tokens_per_second / tokens_per_round,
+    )
+
+
+def _prefill(
+    settings: Settings, driver: Driver, costs: Costs, ceilings: Ceilings, left_out: list[str]
+) -> list[PrefillFigures]:
+    """At depth 0 and at the greatest: what the MTP layer costs is their difference."""
+    lines: list[PrefillFigures] = []
+    depths = _depths(settings, driver)
+    for num_prompts, length in settings.prefill:
+        if not driver.can_hold(batch=num_prompts, input_len=length, output_len=1):
+            left_out.append(f"prefill of {num_prompts} x {length:,}: it does not fit")
+            continue
+        for depth in sorted({depths[0], depths[-1]}):
+            _tell(f"prefill: {num_prompts} x {length:,}, depth {depth}")
+            case = {"num_prompts": num_prompts, "length": length, "depth": depth}
+            driver.prefill_seconds(**case)  # compiles kernels and warms up
+            seconds = [driver.prefill_seconds(**case) for _ in range(settings.num_runs)]
+            flop = costs.prefill_flop(num_prompts=num_prompts, length=length)
+            lines.append(
+                PrefillFigures(
+                    **case,
+                    milliseconds=1e3 * statistics.median(seconds),
+                    all_milliseconds=[1e3 * one for one in seconds],
+                    floor_milliseconds=1e3 * flop / ceilings.matmul_flop,
+                    tokens_per_second=num_prompts * length / statistics.median(seconds),
+                )
+            )
+    return lines
+
+
+def _depths(settings: Settings, driver: Driver) -> list[int]:
+    """Rising. A model without an MTP head has depth 0 only."""
+    return sorted({min(depth, driver.engine.info.depth) for depth in settings.depths})
+
+
+def _versions() -> dict[str, str]:
+    found = {"headway": __version__, "torch": str(torch.__version__), "Python": platform.python_version()}
+    with suppress(PackageNotFoundError):
+        found["triton"] = version("triton")
+    return found
+
+
+def _device_name(engine: Engine) -> str:
+    if engine.runner.device.type == "cuda":
+        return torch.cuda.get_device_name(engine.runner.device)
+    return f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
+
+
+def _peak_memory(engine: Engine) -> dict[str, int]:
+    """This process's greatest, and the device's allocated and reserved ones."""
+    peak = {"host": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+    if engine.runner.device.type == "cuda":
+        peak["allocated"] = torch.cuda.max_memory_allocated(engine.runner.device)
+        peak["reserved"] = torch.cuda.max_memory_reserved(engine.runner.device)
+    return peak
+
+
+def _forget_peak(engine: Engine) -> None:
+    """What the ceilings took is given back, and is no part of the engine's peak."""
+    if engine.runner.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(engine.runner.device)
+
+
+def _seconds_since_start() -> float:
+    """Since this process was started, the interpreter's start and all imports included; 0 where nobody tells."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    ticks = int(fields[19])  # field 22: after boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""What cannot be beaten: bytes that a round must read, operations that a prompt must take, and the device's ceilings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from headway.engine.model_config import ModelConfig
+from headway.engine.models.layers import Placement
+from headway.engine.models.linear import Linear
+from headway.engine.models.registry import MODELS
+from headway.kernels import stream_read
+
+GPU_READ_BYTES, CPU_READ_BYTES = 4 << 30, 256 << 20  # far more than a cache holds
+GPU_MATRIX, CPU_MATRIX = 8192, 1024
+NUM_TRIES, NUM_CALLS = 5, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this device does at best, measured in this run: bytes read and operations of matrix products a second."""
+
+    read_bytes: float
+    matmul_flop: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bytes and multiplications of one model. Layers that see a token: those of the trunk."""
+
+    trunk_bytes: int  # of all its linear layers, the output layer included
+    output_bytes: int  # of the output layer alone
+    head_bytes: int  # of the MTP layer's linear layers; 0 without one
+    kv_bytes: int  # keys and values of one token in one layer
+    num_layers: int
+    num_weights: int  # of the trunk's linear layers, the output layer excluded
+    attention_size: int  # heads x head_dim
+
+    def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
+        """Read at least: each weight once a pass, and every row's cache. A draft is a pass of head and output layer."""
+        drafts = depth * (self.head_bytes + self.output_bytes)
+        cache = batch * context * self.kv_bytes * (self.num_layers + depth)
+        return self.trunk_bytes + drafts + cache
+
+    def prefill_flop(self, *, num_prompts: int, length: int) -> float:
+        """Of the trunk: two operations a weight and token, and attention to the tokens before. No MTP layer."""
+        attention = 2 * self.attention_size * length**2 * self.num_layers
+        return num_prompts * (2.0 * self.num_weights * length + attention)
+
+
+def costs_of(config: ModelConfig, dtype: torch.dtype, *, has_mtp: bool) -> Costs:
+    family, place = MODELS[config.architecture], Placement(torch.device("meta"), dtype)
+    trunk = family(config, place, with_mtp=False).linears()
+    whole = family(config, place, with_mtp=True).linears() if has_mtp else trunk
+    output_weights = config.vocab_size * config.hidden_size
+    return Costs(
+        trunk_bytes=_bytes(trunk),
+        output_bytes=output_weights * dtype.itemsize,
+        head_bytes=_bytes(whole) - _bytes(trunk),
+        kv_bytes=2 * config.num_kv_heads * config.head_dim * dtype.itemsize,
+        num_layers=config.num_layers,
+        num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,
+        attention_size=config.num_attention_heads * config.head_dim,
+    )
+
+
+def measured_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """The best of a few tries. Takes 4 GiB of a GPU's memory for a moment."""
+    return Ceilings(_read_bytes_a_second(device), _matmul_flop_a_second(device, dtype))
+
+
+def _read_bytes_a_second(device: torch.device) -> float:
+    size = GPU_READ_BYTES if device.type == "cuda" else CPU_READ_BYTES
+    data = torch.zeros(size // 4, dtype=torch.int32, device=device)
+    return size / _best_seconds(lambda: stream_read(data), device)
+
+
+def _matmul_flop_a_second(device: torch.device, dtype: torch.dtype) -> float:
+    side = GPU_MATRIX if device.type == "cuda" else CPU_MATRIX
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return 2 * side**3 / _best_seconds(lambda: a @ b, device)
+
+
+def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
+    work()  # compiles and warms up
+    times = []
+    for _ in range(NUM_TRIES):
+        _wait_for(device)
+        started = time.perf_counter()
+        for _ in range(NUM_CALLS):
+            work()
+        _wait_for(device)
+        times.append((time.perf_counter() - started) / NUM_CALLS)
+    return min(times)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _bytes(linears: Iterable[Linear]) -> int:
+    return sum(linear.weight.nbytes for linear in linears)

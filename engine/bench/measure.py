@@ -1,0 +1,130 @@
+"""Drives an engine in this process, as the engine process does, and takes the times of its steps."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from headway.engine.assembly import Engine
+from headway.engine.loop import EngineLoop
+from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
+from headway.engine.request import SamplingParams
+
+NUM_WARM_ROUNDS = 3
+NUM_SETTLING_ROUNDS = 2  # after the last prompt, before the clock starts
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Decode rounds in a row, all rows live in each. context: tokens in a row's cache, on average."""
+
+    num_rounds: int
+    seconds: float
+    tokens: int
+    context: float
+
+
+class Post:
+    """Stands in for the mailbox: two lists. Mutable: the bench puts in, the loop takes out and answers."""
+
+    def __init__(self) -> None:
+        self.inbox: list[ToEngine] = []
+        self.sent: list[FromEngine] = []
+
+    def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+
+class Driver:
+    """Mutable: owns the loop; every measurement starts and ends with an idle engine."""
+
+    def __init__(self, engine: Engine, *, seed: int = 0) -> None:
+        self.engine = engine
+        self._post = Post()
+        self._loop = EngineLoop(engine.scheduler, engine.runner, self._post)
+        self._ids = count()
+        self._random = random.Random(seed)
+
+    def warm_up(self, *, batch: int, depth: int, input_len: int) -> None:
+        """A few rounds like those to be measured: kernels are compiled, rounds captured."""
+        self.engine.scheduler.set_depth(depth)
+        self._submit(batch, input_len, NUM_WARM_ROUNDS * (depth + 1))
+        self._drain()
+
+    def decode(self, *, batch: int, depth: int, input_len: int, output_len: int) -> Rounds:
+        """Rounds from the moment when all rows decode to the moment when the first has all its tokens."""
+        self.engine.scheduler.set_depth(depth)
+        ids = set(self._submit(batch, input_len, output_len))
+        started: set[int] = set()
+        marks: list[tuple[float, int]] = []  # seconds, tokens so far
+        tokens = 0
+        for events in self._steps():
+            tokens += sum(len(event.token_ids) for event in events)
+            started |= {event.request_id for event in events}
+            if any(event.finish_reason for event in events):
+                break
+            if started == ids:
+                marks.append((time.perf_counter(), tokens))
+        self._drain()
+        assert len(marks) > NUM_SETTLING_ROUNDS + 1, f"{len(marks)} rounds: too few new tokens to measure"
+        (first_seconds, first_tokens), (last_seconds, last_tokens) = marks[NUM_SETTLING_ROUNDS], marks[-1]
+        return Rounds(
+            num_rounds=len(marks) - 1 - NUM_SETTLING_ROUNDS,
+            seconds=last_seconds - first_seconds,
+            tokens=last_tokens - first_tokens,
+            context=input_len + (first_tokens + last_tokens) / 2 / batch,
+        )
+
+    def can_hold(self, *, batch: int, input_len: int, output_len: int) -> bool:
+        """Whether so many requests fit into the engine at once, those of the rounds in flight included."""
+        info = self.engine.info
+        num_tokens = input_len + output_len + 2 * (info.depth + 1)
+        is_short = input_len + output_len <= info.max_model_len
+        return is_short and batch * -(-num_tokens // info.block_size) <= info.num_blocks
+
+    def prefill_seconds(self, *, num_prompts: int, length: int, depth: int) -> float:
+        """From the prompts' arrival to the last one's first token."""
+        self.engine.scheduler.set_depth(depth)
+        started = time.perf_counter()
+        self._submit(num_prompts, length, 1)
+        self._drain()
+        return time.perf_counter() - started
+
+    def _submit(self, batch: int, input_len: int, output_len: int) -> list[int]:
+        ids = [next(self._ids) for _ in range(batch)]
+        vocab_size = self.engine.info.vocab_size
+        self._post.inbox += [
+            Submit(
+                request_id=request_id,
+                prompt_token_ids=self._random.choices(range(vocab_size), k=input_len),
+                sampling=SamplingParams(temperature=0.0, seed=self._random.getrandbits(64)),
+                max_tokens=output_len,
+            )
+            for request_id in ids
+        ]
+        return ids
+
+    def _steps(self) -> Iterator[list[TokenEvent]]:
+        """What each step brought, if anything, until no request is left."""
+        while self._post.inbox or self.engine.scheduler.has_work:
+            if events := self._step():
+                yield events
+
+    def _drain(self) -> None:
+        for _ in self._steps():
+            pass
+
+    def _step(self) -> list[TokenEvent]:
+        self._loop.step()
+        sent, self._post.sent = self._post.sent, []
+        events = [event for message in sent if isinstance(message, RoundOutput) for event in message.events]
+        faults = [event.error for event in events if event.error is not None]
+        assert not faults, faults
+        return events

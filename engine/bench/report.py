@@ -1,0 +1,127 @@
+"""The figures of a run, each beside its floor, and how they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from headway.engine.bench.floor import Ceilings
+from headway.engine.mailbox import EngineInfo
+
+TABLE_WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFigures:
+    """milliseconds: of a round, the median; all_milliseconds: of each run. tokens_per_round: a row's, on average.
+
+    conversion: speed-up over depth 0 at the same batch and prompt, over tokens_per_round; None without a depth 0.
+    """
+
+    batch: int
+    depth: int
+    input_len: int
+    context: float
+    milliseconds: float
+    all_milliseconds: list[float]
+    floor_milliseconds: float
+    tokens_per_second: float
+    tokens_per_round: float
+    conversion: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFigures:
+    """milliseconds: from the prompts' arrival to the last one's first token, the median."""
+
+    num_prompts: int
+    length: int
+    depth: int
+    milliseconds: float
+    all_milliseconds: list[float]
+    floor_milliseconds: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """startup_seconds: by phase, in order. left_out: what was asked for and does not fit."""
+
+    command: str
+    versions: dict[str, str]
+    device_name: str
+    engine: EngineInfo
+    startup_seconds: dict[str, float]
+    ceilings: Ceilings
+    decode: list[DecodeFigures]
+    prefill: list[PrefillFigures]
+    peak_memory_bytes: dict[str, int]
+    left_out: list[str]
+
+
+def show(report: Report) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    info = report.engine
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    console.print(f"{report.command}\n{report.device_name}, {versions}")
+    console.print(
+        f"{info.architecture}, {info.num_parameters / 1e6:,.1f} M parameters, {info.dtype}; "
+        f"read {report.ceilings.read_bytes / 1e9:,.0f} GB/s, "
+        f"matrix product {report.ceilings.matmul_flop / 1e12:,.2f} TFLOP/s, both measured in this run"
+    )
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.startup_seconds.items())
+    console.print(f"start-up in seconds: {phases}")
+    memory = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report.peak_memory_bytes.items())
+    console.print(f"peak memory: {memory}")
+    if info.has_dummy_weights or info.synthetic_acceptance is not None:
+        console.print("random weights or synthetic acceptance: the text means nothing")
+    if report.decode:
+        console.print(_decode_table(report.decode))
+    if report.prefill:
+        console.print(_prefill_table(report.prefill))
+    for reason in report.left_out:
+        console.print(f"left out: {reason}")
+
+
+def _decode_table(lines: list[DecodeFigures]) -> Table:
+    table = _table(
+        "batch", "depth", "prompt", "ms a round", "floor", "share", "tokens/s", "tokens a round", "conversion"
+    )
+    for line in lines:
+        table.add_row(
+            f"{line.batch}",
+            f"{line.depth}",
+            f"{line.input_len:,}",
+            f"{line.milliseconds:.3f}",
+            f"{line.floor_milliseconds:.3f}",
+            f"{line.floor_milliseconds / line.milliseconds:.0%}",
+            f"{line.tokens_per_second:,.0f}",
+            f"{line.tokens_per_round:.2f}",
+            "" if line.conversion is None or line.depth == 0 else f"{line.conversion:.2f}",
+        )
+    return table
+
+
+def _prefill_table(lines: list[PrefillFigures]) -> Table:
+    table = _table("prefill", "depth", "ms", "floor", "share", "tokens/s")
+    for line in lines:
+        table.add_row(
+            f"{line.num_prompts} x {line.length:,}",
+            f"{line.depth}",
+            f"{line.milliseconds:.1f}",
+            f"{line.floor_milliseconds:.1f}",
+            f"{line.floor_milliseconds / line.milliseconds:.0%}",
+            f"{line.tokens_per_second:,.0f}",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,163 @@
+"""What `headway bench engine` is asked for: its flags, and where a shape is found by its name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from headway.engine.checkpoint import DtypeName
+from headway.engine.config import EngineConfig
+from headway.engine.errors import ConfigError
+from headway.engine.model_config import read_model_config
+
+SHAPES = Path(str(files("headway.engine.bench"))) / "shapes"
+EMBEDDED = Path(str(files("headway.engine.demo")))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Lengths in tokens. prefill: (prompts at once, tokens each). num_runs: of each measurement; the median counts."""
+
+    model: Path
+    is_dummy: bool
+    batches: tuple[int, ...]
+    depths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    output_len: int
+    prefill: tuple[tuple[int, int], ...]
+    num_runs: int
+    synthetic_acceptance: tuple[float, ...] | None
+    json: Path | None
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: DtypeName
+    threads: int | None
+    prefill_chunk: int | None
+    kv_cache_memory_bytes: int | None
+
+    def engine_config(self) -> EngineConfig:
+        """One engine for all that is measured. Raises ConfigError."""
+        limit = read_model_config(self.model).max_position_embeddings
+        wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
+        return EngineConfig(
+            model_path=str(self.model),
+            device=self.device,
+            dtype=self.dtype,
+            load_format="dummy" if self.is_dummy else "safetensors",
+            depth=max(self.depths),
+            max_model_len=min(limit, max(wanted)),
+            max_running=max(*self.batches, *(n for n, _ in self.prefill), 1),
+            max_waiting=max(*self.batches, *(n for n, _ in self.prefill), 1),
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            prefill_chunk=self.prefill_chunk,
+            prefix_caching=False,
+            threads=self.threads,
+            synthetic_acceptance=self.synthetic_acceptance,
+        )
+
+
+def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
+    """Raises ConfigError; --help and flags that do not exist leave as argparse does."""
+    given = _parser().parse_args(argv)
+    is_cpu = given.device == "cpu" or not has_gpu
+    model, is_shape = _find(given.model)
+    return Settings(
+        model=model,
+        is_dummy=is_shape or given.load_format == "dummy",
+        batches=given.batch or ((1, 8) if is_cpu else (1, 8, 32, 64, 128)),
+        depths=given.depth,
+        contexts=given.input_len,
+        output_len=given.output_len or (64 if is_cpu else 256),
+        prefill=given.prefill or (((1, 1024),) if is_cpu else ((1, 1024), (1, 8192), (16, 2048))),
+        num_runs=given.runs or (1 if is_cpu else 3),
+        synthetic_acceptance=given.synthetic_acceptance,
+        json=given.json,
+        device=given.device,
+        dtype=given.dtype,
+        threads=given.threads,
+        prefill_chunk=given.prefill_chunk,
+        kv_cache_memory_bytes=given.kv_cache_memory,
+    )
+
+
+def _find(name: str | None) -> tuple[Path, bool]:
+    """(folder, whether it is one of our shapes, which have no weights)."""
+    if name is None:
+        return EMBEDDED, False
+    shapes = sorted(folder.name for folder in SHAPES.iterdir() if folder.is_dir())
+    if name in shapes:
+        return SHAPES / name, True
+    if not Path(name).is_dir():
+        raise ConfigError(f"MODEL is {name!r}, it must be a folder or one of {', '.join(shapes)}")
+    return Path(name), False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway bench engine",
+        description="Measures the engine alone, without HTTP: decode rounds, prefill, start-up, each beside its "
+        "floor. Prompts are random tokens, and no token ends a request.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a folder, or mimo-7b or mimo-0.5b, which have random weights "
+        "(default: the embedded model)")  # fmt: skip
+    add("--load-format", choices=("safetensors", "dummy"), default="safetensors",
+        help="dummy: random weights, for a folder with config.json alone")  # fmt: skip
+    add(
+        "--batch", type=_numbers(1), metavar="N,N", help="rows at once (default: 1,8,32,64,128; on a CPU 1,8)"
+    )
+    add("--depth", type=_numbers(0), default=(0, 1, 3), metavar="K,K", help="drafts a round (default: 0,1,3)")
+    add("--input-len", "--context", type=_numbers(1), default=(128,), metavar="N,N",
+        help="tokens of each prompt: the context of the first round (default: 128)")  # fmt: skip
+    add("--output-len", type=_number, metavar="N", help="new tokens (default: 256; on a CPU 64)")
+    add("--prefill", type=_prompts, metavar="NxT,NxT",
+        help="prompts at once x their tokens (default: 1x1024,1x8192,16x2048; on a CPU 1x1024; none to skip)")  # fmt: skip
+    add("--runs", type=_number, metavar="N", help="of each; the median counts (default: 3; on a CPU 1)")
+    add("--synthetic-acceptance", type=_rates, metavar="RATES", help="take drafts at each position this often, "
+        "such as 0.9,0.8,0.7, whatever the model says; the text means nothing")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write all figures there")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
+    add("--dtype", choices=("auto", "float32", "float64", "bfloat16", "float16"), default="auto",
+        help="(default: auto: float32 on a CPU)")  # fmt: skip
+    add("--threads", type=_number, metavar="N", help="CPU threads (default: all cores)")
+    add("--prefill-chunk", type=_number, metavar="N", help="as of headway serve")
+    add("--kv-cache-memory", type=_number, metavar="BYTES", help="as of headway serve")
+    return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
+    return int(text)
+
+
+def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    def parse(text: str) -> tuple[int, ...]:
+        parts = text.split(",")
+        if not all(part.isdecimal() and int(part) >= least for part in parts):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no list of whole numbers from {least}, such as 1,8"
+            )
+        return tuple(int(part) for part in parts)
+
+    return parse
+
+
+def _prompts(text: str) -> tuple[tuple[int, int], ...]:
+    if text == "none":
+        return ()
+    pairs = [part.split("x") for part in text.split(",")]
+    if not all(len(pair) == 2 and all(n.isdecimal() and int(n) > 0 for n in pair) for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of prompts x tokens, such as 1x1024,16x2048")
+    return tuple((int(count), int(length)) for count, length in pairs)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 0.9,0.8,0.7") from None

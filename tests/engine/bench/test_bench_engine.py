@@ -1,0 +1,167 @@
+"""The offline benchmark: floors as they were stated for known shapes, and a whole run with its figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from headway_testing.checkpoints import mimo_config, random_mimo
+from headway_testing.local import LocalEngine
+
+from headway.engine.bench import __main__ as bench
+from headway.engine.bench.floor import costs_of, measured_ceilings
+from headway.engine.bench.measure import Driver
+from headway.engine.bench.settings import SHAPES
+from headway.engine.config import EngineConfig
+from headway.engine.model_config import read_model_config
+
+SMALL = ["--output-len", "24", "--prefill", "none", "--device", "cpu", "--threads", "1"]
+
+
+def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    file = tmp_path / "report.json"
+    assert bench.main([*arguments, "--json", str(file)]) == 0
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+@pytest.mark.parametrize(("name", "milliseconds"), [("mimo-7b", 3.09), ("mimo-0.5b", 0.224)])
+def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds: float) -> None:
+    """Weights once, at the 4,530 GB/s that an H200 reads."""
+    costs = costs_of(read_model_config(SHAPES / name), torch.bfloat16, has_mtp=True)
+    seconds = costs.round_bytes(batch=64, depth=0, context=0) / 4530e9
+    assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
+
+
+def test_drafts_and_contexts_are_bytes_of_their_own() -> None:
+    config = read_model_config(SHAPES / "mimo-7b")
+    costs = costs_of(config, torch.bfloat16, has_mtp=True)
+    plain = costs.round_bytes(batch=2, depth=0, context=0)
+    head = 2 * 4096 * (2 * 4096 + 6144 + 4096 + 3 * 11008)
+    assert costs.round_bytes(batch=2, depth=3, context=0) - plain == 3 * (head + 2 * 151_680 * 4096)
+    token = 2 * 2 * 8 * 128
+    assert costs.round_bytes(batch=2, depth=0, context=100) - plain == 2 * 100 * 36 * token
+    without_drafts = costs.round_bytes(batch=2, depth=1, context=0)
+    assert costs.round_bytes(batch=2, depth=1, context=100) - without_drafts == 2 * 100 * 37 * token
+
+
+def test_a_prompt_costs_two_operations_a_weight_and_attention() -> None:
+    costs = costs_of(read_model_config(SHAPES / "mimo-7b"), torch.bfloat16, has_mtp=False)
+    weights = 36 * 4096 * (6144 + 4096 + 3 * 11008)
+    attention = 36 * 2 * 4096 * 1000**2
+    assert costs.prefill_flop(num_prompts=3, length=1000) == 3 * (2 * weights * 1000 + attention)
+
+
+def test_ceilings_are_of_this_machine() -> None:
+    ceilings = measured_ceilings(torch.device("cpu"), torch.float32)
+    assert 1e8 < ceilings.read_bytes < 1e13
+    assert 1e8 < ceilings.matmul_flop < 1e15
+
+
+def test_every_cell_is_measured_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = random_mimo(tmp_path / "model")
+    arguments = [
+        "--batch",
+        "1,3",
+        "--depth",
+        "2,0",
+        "--input-len",
+        "20,33",
+        "--prefill",
+        "2x40",
+        "--runs",
+        "2",
+    ]
+    report = run(tmp_path, str(folder), *SMALL, *arguments, "--synthetic-acceptance", "1,1")
+    cells = {(line["batch"], line["depth"], line["input_len"]): line for line in report["decode"]}
+    assert cells.keys() == {(b, d, n) for b in (1, 3) for d in (0, 2) for n in (20, 33)}
+    for (batch, depth, input_len), line in cells.items():
+        assert line["tokens_per_round"] == depth + 1
+        assert len(line["all_milliseconds"]) == 2
+        assert min(line["all_milliseconds"]) <= line["milliseconds"] <= max(line["all_milliseconds"])
+        assert input_len < line["context"] < input_len + 24
+        plain = cells[batch, 0, input_len]["tokens_per_second"]
+        speedup = line["tokens_per_second"] / plain
+        assert line["conversion"] == (pytest.approx(speedup / (depth + 1)) if depth > 0 else None)
+    costs = costs_of(read_model_config(folder), torch.float32, has_mtp=True)
+    line = cells[3, 2, 33]
+    num_bytes = costs.round_bytes(batch=3, depth=2, context=line["context"])
+    assert line["floor_milliseconds"] == pytest.approx(1e3 * num_bytes / report["ceilings"]["read_bytes"])
+    assert [(one["num_prompts"], one["length"], one["depth"]) for one in report["prefill"]] == [
+        (2, 40, 0),
+        (2, 40, 2),
+    ]
+    for one in report["prefill"]:
+        assert one["tokens_per_second"] == pytest.approx(80e3 / one["milliseconds"])
+    assert list(report["startup_seconds"]) == ["imports", "load", "memory", "capture", "ready"]
+    shown = capsys.readouterr().out
+    assert "the text means nothing" in shown
+    assert "GB/s" in shown
+
+
+def test_what_does_not_fit_is_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(mimo_config()))
+    lengths = ["--batch", "1", "--depth", "0", "--input-len", "20,250", "--prefill", "1x300"]
+    report = run(tmp_path, str(folder), *SMALL, *lengths, "--load-format", "dummy")
+    assert [line["input_len"] for line in report["decode"]] == [20]
+    assert report["prefill"] == []
+    assert report["left_out"] == [
+        "decode of 1 x 250: with 24 new tokens each it does not fit",
+        "prefill of 1 x 300: it does not fit",
+    ]
+    assert "left out: prefill of 1 x 300" in capsys.readouterr().out
+
+
+def test_rounds_are_counted_from_the_moment_when_all_rows_decode(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), depth=0, prefix_caching=False, prefill_chunk=16, max_running=3
+    )
+    rounds = Driver(LocalEngine(config).engine).decode(batch=3, depth=0, input_len=32, output_len=20)
+    # Prompts take two steps each; the first row has 5 of its 20 tokens when the last one has its first.
+    assert rounds.tokens == 3 * rounds.num_rounds
+    assert rounds.num_rounds == 20 - 5 - 2 - 1 - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["no-such-shape"], "MODEL is 'no-such-shape', it must be a folder or one of mimo-0.5b, mimo-7b"),
+        (
+            ["--depth", "0,2", "--synthetic-acceptance", "0.9"],
+            "--synthetic-acceptance is 0.9, it must be as long",
+        ),
+        (["--depth", "9"], "--depth is 9, it must be 0 to 8"),
+    ],
+    ids=["model", "rates", "depth"],
+)
+def test_what_cannot_be_measured_is_one_line_and_status_1(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main([*SMALL, *arguments]) == 1
+    assert capsys.readouterr().err.startswith(f"headway: {complaint}")
+
+
+def test_the_command_runs_with_the_embedded_model() -> None:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "headway",
+        "bench",
+        "engine",
+        *SMALL,
+        "--batch",
+        "1",
+        "--depth",
+        "0,3",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tokens a round" in done.stdout
