@@ -1,0 +1,216 @@
+"""A real Prometheus scrapes a running daemon: every rule and every panel of the dashboard has data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import promql_parser
+import pytest
+import yaml
+from headway_testing.daemon import Server, running_server
+
+RULES = Path(__file__).parents[2] / "deploy/prometheus"
+DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"
+LOAD_SECONDS = 30.0
+Sample = tuple[dict[str, str], float]
+
+
+def installed(name: str) -> str:
+    path = shutil.which(name)
+    assert path is not None, f"{name} is missing: apt-get install prometheus"
+    return path
+
+
+def promtool(*arguments: str | Path, standard_input: str | None = None) -> str:
+    command = [installed("promtool"), *map(str, arguments)]
+    done = subprocess.run(command, input=standard_input, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def rules(kind: str) -> list[dict[str, Any]]:
+    """kind: record or alert."""
+    files = sorted(RULES.glob("*.rules.yml"))
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"] if kind in rule]
+
+
+def panel_queries() -> Iterator[tuple[str, str]]:
+    """(title and legend, expression) of every target, its variables set to all."""
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel.get("targets", []):
+            expression = target["expr"].replace("$job", ".+").replace("$instance", ".+")
+            assert "$" not in expression
+            yield f"{panel['title']}: {target.get('legendFormat', '')}", expression
+
+
+class Prometheus:
+    """A running one, asked over its API."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expression: str) -> list[Sample]:
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
+        assert answer["status"] == "success", answer
+        return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
+
+    def rules(self) -> list[dict[str, Any]]:
+        groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+
+def send(url: str, kind: str) -> None:
+    """One request of a kind; what comes back is told by the metrics."""
+    body: dict[str, Any] = {"prompt": "def parse(text):\n", "max_tokens": 24, "temperature": 0.5}
+    if kind == "stream":
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60
+        ) as response:
+            response.read()
+    elif kind == "abort":
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60
+        ) as response:
+            next(response.iter_lines())
+    elif kind == "chat":  # refused: the embedded model has no template
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    elif kind == "no drafts":
+        httpx.post(f"{url}/v1/completions", json=body | {"speculation": {"max_draft_tokens": 0}}, timeout=60)
+    else:
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+
+def load(url: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    kinds = itertools.cycle(["stream", "whole", "abort", "chat", "no drafts", "stream"])
+
+    def work() -> None:
+        while time.monotonic() < deadline:
+            send(url, next(kinds))
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work) for _ in range(3)]:
+            done.result()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    yield from running_server()
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """With the configuration that is deployed, but a second between scrapes, after half a minute of load."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load((RULES / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    process = subprocess.Popen(
+        [
+            installed("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={address}", "--log.level=warn",
+        ]
+    )  # fmt: skip
+    running = Prometheus(f"http://{address}")
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            assert time.monotonic() < deadline, "Prometheus did not become ready"
+            assert process.poll() is None, f"Prometheus left with {process.returncode}"
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{running.url}/-/ready").status_code == 200:
+                    break
+            time.sleep(0.1)
+        load(server.url, LOAD_SECONDS)
+        time.sleep(2)
+        yield running
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def selectors(expression: str) -> Iterator[str]:
+    """Of every series that the expression reads, without ranges: `a{b="c"}`."""
+    todo: list[Any] = [promql_parser.parse(expression)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, promql_parser.VectorSelector):
+            yield node.prettify()
+        for name in ("lhs", "rhs", "expr", "vector_selector"):
+            todo += [child] if (child := getattr(node, name, None)) is not None else []
+        todo += getattr(node, "args", [])
+
+
+def test_promtool_accepts_configuration_and_rules() -> None:
+    told = promtool("check", "config", RULES / "prometheus.yml")
+    assert f"{len(rules('alert'))} rules found" in told
+    assert f"{len(rules('record'))} rules found" in told
+
+
+def test_every_alert_fires_and_resolves() -> None:
+    cases = Path(__file__).with_name("rules_test.yml")
+    assert "SUCCESS" in promtool("test", "rules", cases)
+    tested = {entry["alertname"] for case in yaml.safe_load(cases.read_text())["tests"]
+              for entry in case["alert_rule_test"] if entry["exp_alerts"]}  # fmt: skip
+    assert tested == {rule["alert"] for rule in rules("alert")}
+
+
+def test_promtool_finds_nothing_wrong_with_the_metrics(server: Server) -> None:
+    assert promtool("check", "metrics", standard_input=httpx.get(f"{server.url}/metrics").text) == ""
+
+
+def test_every_recording_rule_has_data_under_load(prometheus: Prometheus) -> None:
+    found = {rule["record"]: prometheus.query(rule["record"]) for rule in rules("record")}
+    assert {name: values for name, values in found.items() if not values} == {}
+    unmeasured = [name for name, values in found.items() if any(math.isnan(value) for _, value in values)]
+    assert unmeasured == []
+
+
+def test_everything_that_an_alert_reads_is_there(prometheus: Prometheus) -> None:
+    read = {selector for rule in rules("alert") for selector in selectors(rule["expr"])}
+    assert len(read) > 8
+    assert [selector for selector in sorted(read) if not prometheus.query(selector)] == []
+
+
+def test_prometheus_evaluates_all_rules_and_none_alerts(prometheus: Prometheus) -> None:
+    found = prometheus.rules()
+    assert len(found) == len(rules("record")) + len(rules("alert"))
+    assert [(rule["name"], rule.get("lastError")) for rule in found if rule["health"] != "ok"] == []
+    assert [rule["name"] for rule in found if rule.get("state", "inactive") == "firing"] == []
+
+
+def test_every_panel_has_data_under_load(prometheus: Prometheus) -> None:
+    queries = list(panel_queries())
+    assert len(queries) > 30
+    found = {title: prometheus.query(expression) for title, expression in queries}
+    assert {title for title, values in found.items() if not values} == set()
+    assert {title for title, values in found.items() if any(math.isnan(v) for _, v in values)} == set()
+
+
+def test_prometheus_counted_what_was_sent(prometheus: Prometheus, server: Server) -> None:
+    """The load's kinds are all there, and the last scrape holds what the daemon says."""
+    ended = {labels["reason"]: value for labels, value in prometheus.query("headway_requests_finished_total")}
+    assert ended["length"] + ended["stop"] > 0
+    assert ended["abort"] > 0
+    assert ended["error"] == 0
+    for labels, value in prometheus.query('headway_http_responses_total{endpoint!="other"}'):
+        told = {name: labels[name] for name in ("endpoint", "status")}
+        assert value == server.metric("headway_http_responses_total", **told)

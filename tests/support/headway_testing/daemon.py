@@ -1,0 +1,81 @@
+"""A real `headway serve` with the embedded model, started as a user starts it, for tests of any folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+START_SECONDS = 90.0
+
+
+@dataclass
+class Server:
+    """A running daemon."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def engine_pid(self) -> int:
+        """The engine is the only child of the API process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        engines = [c for c in children if "headway.engine.process" in Path(f"/proc/{c}/cmdline").read_text()]
+        assert len(engines) == 1, children
+        return int(engines[0])
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample's value, from the text that Prometheus would scrape."""
+        text = httpx.get(f"{self.url}/metrics").text
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
+        assert len(found) == 1, f"{name} {labels}: {found}"
+        return found[0]
+
+    def wait_until_idle(self, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            used = self.metric("headway_kv_cache_blocks", state="used")
+            waiting = self.metric("headway_num_requests_waiting")
+            if used == waiting == self.metric("headway_num_requests_running") == 0:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{used} blocks in use, {waiting} requests wait")
+
+
+def start_server(*arguments: str) -> Server:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "headway", "serve", "--port", str(port), *arguments]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    server = Server(f"http://127.0.0.1:{port}", process)
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the server left with {process.returncode}"
+        try:
+            if httpx.get(f"{server.url}/ready").status_code == 200:
+                return server
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("the server did not become ready")
+
+
+def stop_server(server: Server) -> int:
+    server.process.send_signal(signal.SIGTERM)
+    return server.process.wait(timeout=40)
+
+
+def running_server(*arguments: str) -> Iterator[Server]:
+    running = start_server("--threads", "1", *arguments)
+    yield running
+    assert stop_server(running) == 0
