@@ -1,0 +1,199 @@
+"""`headway bench serve`: loads a running server over HTTP, level by level, and shows what its clients saw."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headway.server.bench.client import Prompts, Target
+from headway.server.bench.figures import Figures, Level
+from headway.server.bench.plot import CAN_PLOT, plot
+from headway.server.bench.report import plain_milliseconds, show, write
+from headway.server.bench.run import Run
+from headway.server.bench.server_side import read_engine
+from headway.server.bench.workers import Workers
+
+STREAMS_PER_WORKER = 16
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done; the message says why and what helps."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status: 1 for what cannot be done, and where nothing of a level was answered."""
+    arguments = _parser().parse_args(argv)
+    try:
+        levels = run(arguments)
+    except (UsageError, httpx.HTTPError) as error:
+        print(f"headway: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    show(levels)
+    if arguments.json is not None:
+        head = {
+            "command": shlex.join(["headway", "bench", "serve", *argv]),
+            "client": f"{platform.platform()}, {os.cpu_count()} cores",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        write(arguments.json, head, levels)
+    if arguments.plot is not None:
+        plot(levels, arguments.plot, _title(arguments))
+    return int(any(sum(level.errors.values()) == level.num_requests for level in levels))
+
+
+def run(arguments: argparse.Namespace) -> list[Figures]:
+    """Raises UsageError, httpx.HTTPError."""
+    if arguments.plot is not None and not CAN_PLOT:
+        raise UsageError("--plot needs matplotlib: pip install 'headway[bench]'")
+    plain = {} if arguments.baseline is None else _baseline(arguments.baseline)
+    levels = _levels(arguments)
+    headers = {} if arguments.api_key is None else {"Authorization": f"Bearer {arguments.api_key}"}
+    num_workers = arguments.workers or _num_workers(levels)
+    with httpx.Client(base_url=arguments.base_url, headers=headers, timeout=30) as client:
+        prompts = _prompts(arguments, client)
+        target = Target(arguments.base_url, headers, _body(arguments))
+        with Workers(num_workers) as workers:
+            whole = Run(
+                workers, num_workers, client, target, prompts,
+                arguments.num_requests, arguments.duration, arguments.seed,
+            )  # fmt: skip
+            figures: list[Figures] = []
+            for level in levels:
+                print(f"{level}", file=sys.stderr, flush=True)
+                figures.append(whole.measure(level, plain.get(str(level))))
+            return figures
+
+
+def _levels(arguments: argparse.Namespace) -> list[Level]:
+    """Closed loops first. An open loop is warmed up by as many streams as requests come in a second."""
+    closed = arguments.concurrency or (() if arguments.request_rate else (1, 32, 128))
+    levels = [Level(number, None) for number in closed]
+    return levels + [Level(max(1, round(rate)), rate) for rate in arguments.request_rate or ()]
+
+
+def _num_workers(levels: Sequence[Level]) -> int:
+    """Half the cores at most: the server needs some."""
+    wanted = max(-(-level.num_streams // STREAMS_PER_WORKER) for level in levels)
+    return max(1, min(wanted, (os.cpu_count() or 2) // 2))
+
+
+def _prompts(arguments: argparse.Namespace, client: httpx.Client) -> Prompts:
+    if arguments.prompts is not None:
+        texts = tuple(line for line in _read(arguments.prompts).splitlines() if line)
+        if not texts:
+            raise UsageError(f"--prompts is {arguments.prompts}, which has no line; write one prompt a line")
+        return Prompts(arguments.input_len, 0, texts)
+    vocab_size = arguments.vocab_size or read_engine(client).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise UsageError(
+            f"{arguments.base_url}/ready tells no vocab_size; is the server ready? For another one give --vocab-size"
+        )
+    return Prompts(arguments.input_len, vocab_size)
+
+
+def _body(arguments: argparse.Namespace) -> dict[str, Any]:
+    body = {
+        "max_tokens": arguments.output_len,
+        "temperature": arguments.temperature,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return body if arguments.model is None else body | {"model": arguments.model}
+
+
+def _baseline(file: Path) -> dict[str, float]:
+    try:
+        return plain_milliseconds(_read(file))
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"--baseline is {file}, it must be a file that --json wrote") from None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def _title(arguments: argparse.Namespace) -> str:
+    prompts = arguments.prompts or f"{arguments.input_len} tokens in"
+    return f"{prompts}, {arguments.output_len} out"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway bench serve",
+        description="Streams completions from a running server, level by level: closed loops of so many streams, or "
+        "so many arrivals a second. Tells time to first token (TTFT), time per output token (TPOT: end to end less "
+        "TTFT, over tokens less 1), gaps between chunks, throughput, and what speculation did.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: http://127.0.0.1:8000)")
+    add("--concurrency", type=_list_of(_count), metavar="N,N",
+        help="closed loop: streams at once (default: 1,32,128 unless there is a rate)")  # fmt: skip
+    add(
+        "--request-rate", type=_list_of(_positive), metavar="R,R", help="open loop: Poisson arrivals a second"
+    )
+    add("--num-requests", type=_count, metavar="N", help="of a level (default: 4 a stream, 8 at least)")
+    add("--duration", type=_positive, metavar="S", help="seconds of a level; then no more requests are sent")
+    add("--input-len", type=_count, default=128, metavar="N", help="random tokens of a prompt (default: 128)")
+    add(
+        "--output-len",
+        type=_count,
+        default=256,
+        metavar="N",
+        help="new tokens; no token ends them (default: 256)",
+    )
+    add("--prompts", type=Path, metavar="FILE", help="texts instead of random tokens, one a line")
+    add("--temperature", type=float, default=0.0, metavar="T", help="(default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="of prompts and requests (default: 0)")
+    add("--model", metavar="NAME", help="sent with each request (default: none)")
+    add("--api-key", metavar="KEY", help="sent with each request")
+    add("--vocab-size", type=_count, metavar="N", help="of random tokens (default: what /ready says)")
+    add("--workers", type=_count, metavar="N",
+        help=f"client processes (default: one for {STREAMS_PER_WORKER} streams, at most half the cores)")  # fmt: skip
+    add("--baseline", type=Path, metavar="FILE",
+        help="figures of the same levels without speculation, for the conversion")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write all figures there")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw throughput over latency there; needs headway[bench]",
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    return lambda text: tuple(parse(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

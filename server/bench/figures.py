@@ -1,0 +1,129 @@
+"""From the outcomes of a level to its figures: latencies, throughput, what speculation did."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.server.bench.client import ShareResult
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One load: a closed loop of so many streams, or so many arrivals a second."""
+
+    num_streams: int
+    request_rate: float | None
+
+    def __str__(self) -> str:
+        if self.request_rate is not None:
+            return f"{self.request_rate:g} requests/s"
+        return f"{self.num_streams} stream{'s' * (self.num_streams > 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one level. Latencies in milliseconds by percentile, empty where nothing was measured.
+
+    tokens_per_second: output, from the first request's start to the last one's end. time_per_output_token:
+    (end to end - time to first token) / (tokens - 1). acceptance_length: tokens a row got in a round, by the
+    usage of the answers; engine_acceptance_length, acceptance_per_position: by /metrics, of all requests meanwhile.
+    conversion: speed-up of the median time per output token over a run without speculation, over the
+    acceptance length. client_cpu_share: of the busiest worker.
+    """
+
+    level: str
+    num_requests: int
+    seconds: float
+    tokens_per_second: float
+    requests_per_second: float
+    time_to_first_token: dict[str, float]
+    time_per_output_token: dict[str, float]
+    chunk_gap: dict[str, float]
+    end_to_end: dict[str, float]
+    tokens_per_chunk: float | None
+    acceptance_length: float | None
+    engine_acceptance_length: float | None
+    acceptance_per_position: list[float]
+    conversion: float | None
+    errors: dict[str, int]
+    num_workers: int
+    client_cpu_share: float
+
+
+def figures_of(
+    level: Level,
+    results: Sequence[ShareResult],
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    plain_milliseconds: float | None,
+) -> Figures:
+    """before, after: samples of /metrics, empty where there is none. plain_milliseconds: see `conversion`."""
+    outcomes = [outcome for result in results for outcome in result.outcomes]
+    good = [outcome for outcome in outcomes if outcome.error is None and outcome.num_chunks > 0]
+    start = min((outcome.start for outcome in outcomes), default=0.0)
+    seconds = max((outcome.end for outcome in outcomes), default=0.0) - start
+    tokens = sum(outcome.completion_tokens for outcome in good)
+    long = [outcome for outcome in good if outcome.completion_tokens > 1]
+    per_token = percentiles([(o.end - o.first) / (o.completion_tokens - 1) for o in long])
+    changes = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    own_length = _own_acceptance_length(
+        sum(o.completion_tokens - 1 for o in long), sum(o.accepted_tokens for o in long)
+    )
+    length = _engine_acceptance_length(changes) or own_length
+    is_comparable = plain_milliseconds is not None and length is not None and bool(per_token)
+    return Figures(
+        level=str(level),
+        num_requests=len(outcomes),
+        seconds=seconds,
+        tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+        requests_per_second=len(good) / seconds if seconds > 0 else 0.0,
+        time_to_first_token=percentiles([outcome.first - outcome.start for outcome in good]),
+        time_per_output_token=per_token,
+        chunk_gap=percentiles([gap for outcome in good for gap in outcome.gaps]),
+        end_to_end=percentiles([outcome.end - outcome.start for outcome in good]),
+        tokens_per_chunk=tokens / sum(outcome.num_chunks for outcome in good) if good else None,
+        acceptance_length=own_length,
+        engine_acceptance_length=_engine_acceptance_length(changes),
+        acceptance_per_position=_acceptance_per_position(changes),
+        conversion=plain_milliseconds / per_token["p50"] / length
+        if is_comparable and plain_milliseconds and length
+        else None,
+        errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
+        num_workers=len(results),
+        client_cpu_share=max(
+            (r.cpu_seconds / r.wall_seconds for r in results if r.wall_seconds > 0), default=0.0
+        ),
+    )
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Milliseconds; {} of nothing."""
+    if not seconds:
+        return {}
+    if len(seconds) == 1:
+        return {f"p{percent}": 1e3 * seconds[0] for percent in PERCENTILES}
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {f"p{percent}": 1e3 * cuts[percent - 1] for percent in PERCENTILES}
+
+
+def _own_acceptance_length(num_tokens: int, num_accepted: int) -> float | None:
+    """Tokens behind the first ones come from rounds, and every round ends with one token that is no draft."""
+    return num_tokens / (num_tokens - num_accepted) if num_tokens > num_accepted else None
+
+
+def _engine_acceptance_length(changes: Mapping[str, float]) -> float | None:
+    num_rounds = changes.get("headway_tokens_per_round_count", 0.0)
+    return changes["headway_tokens_per_round_sum"] / num_rounds if num_rounds > 0 else None
+
+
+def _acceptance_per_position(changes: Mapping[str, float]) -> list[float]:
+    name = 'headway_spec_decode_num_{}_tokens_per_pos_total{{position="{}"}}'
+    shares: list[float] = []
+    while drafted := changes.get(name.format("draft", len(shares) + 1), 0.0):
+        shares.append(changes[name.format("accepted", len(shares) + 1)] / drafted)
+    return shares

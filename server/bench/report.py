@@ -1,0 +1,74 @@
+"""How the figures of a run are shown and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from headway.server.bench.figures import Figures
+
+TABLE_WIDTH = 140
+BUSY_SHARE = 0.8
+
+
+def show(levels: Sequence[Figures]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    names = (
+        "load",
+        "requests",
+        "tokens/s",
+        "TTFT ms",
+        "TPOT ms",
+        "chunk gap ms",
+        "tokens a round",
+        "conversion",
+        "errors",
+    )
+    table = Table(caption="latencies: p50 / p90 / p99")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for level in levels:
+        length = level.engine_acceptance_length or level.acceptance_length
+        table.add_row(
+            level.level,
+            f"{level.num_requests}",
+            f"{level.tokens_per_second:,.0f}",
+            _joined(level.time_to_first_token, 0),
+            _joined(level.time_per_output_token, 2),
+            _joined(level.chunk_gap, 1),
+            "" if length is None else f"{length:.2f}",
+            "" if level.conversion is None else f"{level.conversion:.2f}",
+            ", ".join(f"{count} x {kind}" for kind, count in level.errors.items()) or "0",
+        )
+    console.print(table)
+    for level in levels:
+        busy = " (too busy: raise --workers)" if level.client_cpu_share > BUSY_SHARE else ""
+        shares = ", ".join(f"{share:.2f}" for share in level.acceptance_per_position)
+        by_position = f"; acceptance by position {shares}" if shares else ""
+        console.print(
+            f"{level.level}: client {level.num_workers} processes, the busiest at {level.client_cpu_share:.0%} "
+            f"of a core{busy}{by_position}"
+        )
+
+
+def write(file: Path, head: dict[str, Any], levels: Sequence[Figures]) -> None:
+    content = head | {"levels": [asdict(level) for level in levels]}
+    file.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def plain_milliseconds(text: str) -> dict[str, float]:
+    """{level: median time per output token} of what `write` wrote. Raises ValueError, KeyError, TypeError."""
+    levels = json.loads(text)["levels"]
+    return {level["level"]: level["time_per_output_token"]["p50"] for level in levels}
+
+
+def _joined(values: dict[str, float], digits: int) -> str:
+    return " / ".join(f"{value:.{digits}f}" for value in values.values())

@@ -1,0 +1,28 @@
+"""What the server says of itself: its vocabulary, its model, its counters. Another server may say nothing."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+_SAMPLE = re.compile(r"(\w+(?:\{[^}]*\})?) (\S+)")
+
+
+def read_engine(client: httpx.Client) -> dict[str, object]:
+    """The engine's part of /ready; {} where there is none. Raises httpx.HTTPError."""
+    response = client.get("/ready")
+    if response.status_code != 200:
+        return {}
+    engine = response.json().get("engine")
+    return engine if isinstance(engine, dict) else {}
+
+
+def read_metrics(client: httpx.Client) -> dict[str, float]:
+    """{name with labels: value} of /metrics; {} where there is none."""
+    response = client.get("/metrics")
+    if response.status_code != 200:
+        return {}
+    return {
+        match[1]: float(match[2]) for match in map(_SAMPLE.fullmatch, response.text.splitlines()) if match
+    }

@@ -1,0 +1,61 @@
+"""`headway bench serve` against a real server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RATES = (0.9, 0.7)
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Iterator[Any]]) -> Iterator[Any]:
+    rates = ",".join(map(str, RATES))
+    yield from start("--depth", "2", "--synthetic-acceptance", rates, "--no-prefix-caching")
+
+
+def bench(server: Any, file: Path, *arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-P", "-m", "headway", "bench", "serve", "--base-url", server.url]
+    subprocess.run([*command, "--json", str(file), *arguments], check=True, timeout=120)
+    levels: list[dict[str, Any]] = json.loads(file.read_text())["levels"]
+    return levels
+
+
+def test_closed_loops_tell_what_the_server_counted(server: Any, tmp_path: Path) -> None:
+    load = ["--input-len", "16", "--output-len", "60", "--num-requests", "12", "--workers", "2"]
+    plain = tmp_path / "plain.json"
+    plain.write_text(json.dumps({"levels": [{"level": "4 streams", "time_per_output_token": {"p50": 20.0}}]}))
+    before = server.metric("headway_generation_tokens_total")
+    files = tmp_path / "run.json", tmp_path / "run.png"
+    one, four = bench(
+        server, files[0], "--concurrency", "1,4", *load, "--plot", str(files[1]), "--baseline", str(plain)
+    )
+    warm_up = 8 * (1 + 4)
+    assert server.metric("headway_generation_tokens_total") - before == 2 * 12 * 60 + warm_up
+    for level in (one, four):
+        assert (level["num_requests"], level["errors"]) == (12, {})
+        assert level["tokens_per_second"] == pytest.approx(12 * 60 / level["seconds"])
+        assert 0 < level["time_to_first_token"]["p50"] < level["end_to_end"]["p50"]
+        # Rounds of 1 + 0.9 + 0.7 tokens; about 270 were made.
+        assert level["engine_acceptance_length"] == pytest.approx(1 + sum(RATES), abs=0.25)
+        assert level["acceptance_length"] == pytest.approx(level["engine_acceptance_length"], rel=0.03)
+        assert level["acceptance_per_position"] == pytest.approx(RATES, abs=0.15)
+    assert (one["num_workers"], four["num_workers"]) == (1, 2)
+    assert one["conversion"] is None
+    length = four["engine_acceptance_length"]
+    assert four["conversion"] == pytest.approx(20 / four["time_per_output_token"]["p50"] / length)
+    assert files[1].stat().st_size > 1000
+
+
+def test_an_open_loop_runs_for_its_time(server: Any, tmp_path: Path) -> None:
+    load = ["--request-rate", "8", "--duration", "2", "--input-len", "8", "--output-len", "10"]
+    (level,) = bench(server, tmp_path / "run.json", *load)
+    assert level["level"] == "8 requests/s"
+    assert 3 <= level["num_requests"] <= 35
+    assert level["errors"] == {}

@@ -1,0 +1,121 @@
+"""From outcomes to figures, by formulas stated once more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.server.bench import __main__ as bench
+from headway.server.bench import plot
+from headway.server.bench.client import Outcome, ShareResult
+from headway.server.bench.figures import Figures, Level, figures_of, percentiles
+from headway.server.bench.report import plain_milliseconds, show, write
+
+GOOD = Outcome(
+    start=10.0,
+    first=10.5,
+    end=12.5,
+    num_chunks=4,
+    gaps=[0.5, 1.0, 0.5],
+    completion_tokens=9,
+    accepted_tokens=5,
+)
+QUICK = Outcome(
+    start=11.0, first=11.1, end=11.9, num_chunks=3, gaps=[0.4, 0.4], completion_tokens=9, accepted_tokens=6
+)
+REFUSED = Outcome(start=11.0, end=14.0, error="status 429")
+AFTER = {
+    "headway_tokens_per_round_sum": 116.0,
+    "headway_tokens_per_round_count": 55.0,
+    'headway_spec_decode_num_draft_tokens_per_pos_total{position="1"}': 60.0,
+    'headway_spec_decode_num_accepted_tokens_per_pos_total{position="1"}': 45.0,
+    'headway_spec_decode_num_draft_tokens_per_pos_total{position="2"}': 50.0,
+    'headway_spec_decode_num_accepted_tokens_per_pos_total{position="2"}': 25.0,
+}  # fmt: skip
+BEFORE = dict.fromkeys(AFTER, 10.0) | {
+    "headway_tokens_per_round_sum": 16.0,
+    "headway_tokens_per_round_count": 15.0,
+}
+
+
+def figures(before: dict[str, float], after: dict[str, float], plain: float | None = None) -> Figures:
+    results = [ShareResult([GOOD, REFUSED], 1.0, 4.0), ShareResult([QUICK], 3.0, 4.0)]
+    return figures_of(Level(2, None), results, before, after, plain)
+
+
+def test_latencies_and_throughput() -> None:
+    found = figures({}, {})
+    assert found.level == "2 streams"
+    assert (found.num_requests, found.errors) == (3, {"status 429": 1})
+    assert found.seconds == 4.0
+    assert found.tokens_per_second == 18 / 4
+    assert found.requests_per_second == 2 / 4
+    assert found.time_to_first_token["p50"] == pytest.approx(1e3 * (0.5 + 0.1) / 2)
+    assert found.time_per_output_token["p50"] == pytest.approx(1e3 * (2.0 / 8 + 0.8 / 8) / 2)
+    assert found.chunk_gap["p50"] == pytest.approx(500)
+    assert found.end_to_end["p99"] == pytest.approx(1e3 * (0.9 + 0.99 * (2.5 - 0.9)))
+    assert found.tokens_per_chunk == 18 / 7
+    assert (found.num_workers, found.client_cpu_share) == (2, 0.75)
+
+
+def test_speculation_by_usage_and_by_metrics() -> None:
+    found = figures(BEFORE, AFTER, plain=300.0)
+    assert found.acceptance_length == 16 / (16 - 11)
+    assert found.engine_acceptance_length == 100 / 40
+    assert found.acceptance_per_position == [35 / 50, 15 / 40]
+    assert found.conversion == pytest.approx(300 / found.time_per_output_token["p50"] / 2.5)
+
+
+def test_a_server_without_metrics_leaves_usage() -> None:
+    found = figures({}, {}, plain=300.0)
+    assert (found.engine_acceptance_length, found.acceptance_per_position) == (None, [])
+    assert found.conversion == pytest.approx(300 / found.time_per_output_token["p50"] / 3.2)
+
+
+def test_nothing_answered_is_no_figure() -> None:
+    found = figures_of(Level(1, 2.5), [ShareResult([REFUSED], 0.0, 0.0)], {}, {}, 5.0)
+    assert (found.level, found.tokens_per_second, found.conversion) == ("2.5 requests/s", 0.0, None)
+    assert found.time_to_first_token == found.chunk_gap == {}
+    show([found])
+
+
+def test_percentiles_lie_between_the_values() -> None:
+    assert percentiles([]) == {}
+    assert percentiles([2.0]) == {"p50": 2000, "p90": 2000, "p99": 2000}
+    assert percentiles([n / 100 for n in range(101)]) == pytest.approx({"p50": 500, "p90": 900, "p99": 990})
+
+
+def test_what_is_written_is_a_baseline(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    write(file, {"command": "c"}, [figures({}, {})])
+    assert json.loads(file.read_text())["command"] == "c"
+    assert plain_milliseconds(file.read_text()) == {"2 streams": pytest.approx(175)}
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    nothing = figures_of(Level(1, None), [], {}, {}, None)
+    plot.plot([figures({}, {}), nothing], tmp_path / "a.png", "128 in, 256 out")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--plot", "x.png"], "--plot needs matplotlib: pip install 'headway[bench]'"),
+        (["--baseline", "/none"], "/none cannot be read"),
+        (["--baseline", __file__], "it must be a file that --json wrote"),
+        (["--base-url", "http://127.0.0.1:9"], "refused"),
+        (["--prompts", "/dev/null"], "--prompts is /dev/null, which has no line"),
+    ],
+    ids=["no-matplotlib", "no-baseline", "wrong-baseline", "no-server", "no-prompts"],
+)
+def test_what_cannot_be_done_is_one_line_and_status_1(
+    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "CAN_PLOT", False)
+    assert bench.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headway: ")
+    assert complaint in error
