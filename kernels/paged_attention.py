@@ -1,8 +1,9 @@
 """Causal attention of windows of queries over the paged cache.
 
-A context is cut at fixed positions: tiles of _TILE keys, folded in order within groups of _GROUP keys, groups
-summed in one fixed order. Who computes a tile depends on the load, the arithmetic never does: a query's result
-is the same in any window, beside any rows. The grid does not depend on lengths.
+A context is cut at fixed positions: tiles of _TILE keys, folded in order within spans of _SPAN keys, spans in
+order within groups of _GROUP keys, groups summed in one fixed order. Whether a program takes a span or a group
+depends on the load, the arithmetic never does: a query's result is the same in any window, beside any rows.
+The grid does not depend on lengths.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from headway.kernels.reference.paged_attention import paged_attention as paged_a
 # Wider windows (queries x heads that share keys) have work enough for the kernel of the prefill.
 _WINDOW_LIMIT = 128
 _QUERIES = 16, 32
-_TILE = 32
-_GROUP = 1024
+_TILE, _SPAN, _GROUP = 32, 256, 1024
 _WARPS, _STAGES = 2, 5
 _PROGRAMS_PER_MULTIPROCESSOR = 4
-# Below so many items of a whole group, work is handed out by the tile; None: two a multiprocessor.
+# Below so many items of a whole group, work is handed out by the span; None: two a multiprocessor.
 _FINE_ITEMS: int | None = None
 _LOG2_E = 1.4426950408889634
 # Numbers of rows to compile for; beyond so many programs the second kernel takes heads together.
@@ -39,7 +39,7 @@ def _fold(
     next_total: tl.tensor,
     next_mixed: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds the keys of a tile to those before it. Explicit fma: both kernels must round alike."""
+    """Adds the keys of a tile or span to those before it. Explicit fma: both kernels must round alike."""
     highest = tl.maximum(top, next_top)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     old = tl.exp2(top - base)
@@ -58,17 +58,17 @@ def _units_of_rows(
     window: tl.tensor,
     fine_below: tl.tensor,
     ROWS: tl.constexpr,
-    TILE: tl.constexpr,
+    SPAN: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(row, start, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
+    """(row, start, units of work; whether a unit is a span, because so few groups would leave SMs idle)."""
     row = tl.arange(0, ROWS)
     start = tl.load(start_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
     end = tl.where(end > first_position, end, 0)
     groups = (end + GROUP - 1) // GROUP
     is_fine = tl.sum(groups, 0) < fine_below
-    return row, start, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
+    return row, start, tl.where(is_fine, (end + SPAN - 1) // SPAN, groups), is_fine
 
 
 @jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position", "table_stride")
@@ -106,6 +106,7 @@ def _window_kernel(
     QUERIES: tl.constexpr,
     PARTS: tl.constexpr,
     TILE: tl.constexpr,
+    SPAN: tl.constexpr,
     GROUP: tl.constexpr,
     IS_WIDE: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -115,10 +116,10 @@ def _window_kernel(
         tl.extra.cuda.gdc_wait()
     limit = max_blocks * BLOCK_SIZE
     rows, starts, units, is_fine = _units_of_rows(
-        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
+        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, SPAN, GROUP
     )
     units_through = tl.cumsum(units, 0)
-    unit_keys = tl.where(is_fine, TILE, GROUP)
+    unit_keys = tl.where(is_fine, SPAN, GROUP)
     column = tl.arange(0, HEAD_DIM)
     num_items = tl.sum(units, 0) * KV_HEADS * PARTS
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
@@ -142,6 +143,7 @@ def _window_kernel(
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+        span_top, span_total, span_mixed = top, total, mixed
         for tile in range(begin, end, TILE):
             token = tile + tl.arange(0, TILE)
             entry_ptr = table_ptr + row64 * table_stride + token // BLOCK_SIZE
@@ -162,10 +164,17 @@ def _window_kernel(
             ones = tl.full((TILE, 16), 1.0, v.dtype)
             tile_total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
             tile_mixed = tl.dot(weights, v, input_precision="ieee")
-            top, total, mixed = _fold(top, total, mixed, tile_top, tile_total, tile_mixed)
+            span_top, span_total, span_mixed = _fold(
+                span_top, span_total, span_mixed, tile_top, tile_total, tile_mixed
+            )
+            if ((tile + TILE) % SPAN == 0) | (tile + TILE >= end):
+                top, total, mixed = _fold(top, total, mixed, span_top, span_total, span_mixed)
+                span_top = tl.full((QUERIES,), -float("inf"), tl.float32)
+                span_total = tl.zeros((QUERIES,), tl.float32)
+                span_mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
 
-        # A query whose keys all lie in one group is done; the others leave a partial result.
-        is_partial = is_query & (is_fine | (tl.minimum(position + 1, limit) > GROUP))
+        # A query whose keys all lie in one unit is done; the others leave a partial result.
+        is_partial = is_query & (tl.minimum(position + 1, limit) > unit_keys)
         is_done = is_query & (is_partial == 0) & (begin == 0)
         result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
         out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
@@ -199,10 +208,9 @@ def _combine_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    TILE: tl.constexpr,
+    SPAN: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    UNROLL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a query and some heads: sums the partial results, GROUPS groups at a time."""
@@ -210,18 +218,19 @@ def _combine_kernel(
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
     rows, starts, units, is_fine = _units_of_rows(
-        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
+        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, SPAN, GROUP
     )
     position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
     first_unit = tl.sum(tl.where(rows < row, units, 0), 0)
     end = tl.minimum(position + 1, limit)
     num_groups = tl.where(position >= first_position, (end + GROUP - 1) // GROUP, 0)
-    num_tiles = (end + TILE - 1) // TILE
+    num_spans = (end + SPAN - 1) // SPAN
+    num_units = tl.where(is_fine & (position >= first_position), num_spans, num_groups)
     column = tl.arange(0, HEAD_DIM)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     first_head = tl.program_id(1) * HEADS_PER_PROGRAM
-    last_head = tl.where(is_fine | (num_groups != 1), first_head + HEADS_PER_PROGRAM, first_head)
+    last_head = tl.where(num_units != 1, first_head + HEADS_PER_PROGRAM, first_head)
     for head in range(first_head, last_head):
         first_partial = (first_unit * window + place).to(tl.int64) * HEADS + head
         top = -float("inf")
@@ -233,16 +242,15 @@ def _combine_kernel(
                 tops = tl.full((GROUPS,), -float("inf"), tl.float32)
                 totals = tl.zeros((GROUPS,), tl.float32)
                 mixes = tl.zeros((GROUPS, HEAD_DIM), tl.float32)
-                for first_tile in range(0, GROUP // TILE, UNROLL):
-                    for near in tl.static_range(UNROLL):
-                        tile = group * (GROUP // TILE) + first_tile + near
-                        partial = first_partial + tile * (window * HEADS)
-                        exists = tile < num_tiles
-                        tile_top = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
-                        tile_total = tl.load(total_ptr + partial, mask=exists, other=0.0)
-                        cells = partial[:, None] * HEAD_DIM + column[None, :]
-                        tile_mixed = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
-                        tops, totals, mixes = _fold(tops, totals, mixes, tile_top, tile_total, tile_mixed)
+                for place_in_group in tl.static_range(GROUP // SPAN):
+                    span = group * (GROUP // SPAN) + place_in_group
+                    partial = first_partial + span * (window * HEADS)
+                    exists = span < num_spans
+                    span_top = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
+                    span_total = tl.load(total_ptr + partial, mask=exists, other=0.0)
+                    cells = partial[:, None] * HEAD_DIM + column[None, :]
+                    span_mixed = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
+                    tops, totals, mixes = _fold(tops, totals, mixes, span_top, span_total, span_mixed)
             else:
                 partial = first_partial + group * (window * HEADS)
                 exists = group < num_groups
@@ -328,7 +336,7 @@ def _attend(
     fine_items = 2 * num_multiprocessors if _FINE_ITEMS is None else _FINE_ITEMS
     fine_below = blocks_of(fine_items, kv_heads * parts)
     max_groups = rows * blocks_of(max_blocks * block_size, _GROUP)
-    num_partials = max(max_groups, fine_below * (_GROUP // _TILE)) * window * q_heads
+    num_partials = max(max_groups, fine_below * (_GROUP // _SPAN)) * window * q_heads
     mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     heads_per_program = sharing if rows * window * q_heads > _COMBINE_PROGRAMS else 1
@@ -337,16 +345,16 @@ def _attend(
     visible = first_position, window, fine_below
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": next(n for n in _SCANNED_ROWS if n >= rows),
-        "TILE": _TILE, "GROUP": _GROUP, "OVERLAPS": overlaps,
+        "SPAN": _SPAN, "GROUP": _GROUP, "OVERLAPS": overlaps,
     }  # fmt: skip
     launch = {"launch_pdl": True} if overlaps else {}
     _window_kernel[(num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR,)](
         query, key_cache, value_cache, block_table, start_positions, out, mixed, tops, totals,
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
-        IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_WARPS, num_stages=_STAGES, **launch,
+        TILE=_TILE, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_WARPS, num_stages=_STAGES, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, q_heads // heads_per_program)](
         mixed, tops, totals, start_positions, out, *extent, *visible, *out.stride()[:3],
-        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=16, UNROLL=min(8, _GROUP // _TILE), **shape, num_warps=2, **launch,
+        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=16, **shape, num_warps=2, **launch,
     )  # fmt: skip

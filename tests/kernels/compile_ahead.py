@@ -48,7 +48,7 @@ STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
 )
 STRIDES += ("num_inputs",)
-PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "TILE": 32, "GROUP": 1024}
+PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "SPAN": 256, "GROUP": 1024}
 LINEAR = pointers("x weight bias residual out", "*bf16") | {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
@@ -59,7 +59,7 @@ CASES = [
             ATTENTION,
             PIECES
             | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1, "HEAD_DIM": head_dim, "QUERIES": queries}
-            | {"IS_WIDE": is_wide, "OVERLAPS": True},
+            | {"TILE": 32, "IS_WIDE": is_wide, "OVERLAPS": True},
             num_warps,
             5,
             STRIDES,
@@ -76,8 +76,7 @@ CASES = [
         "_combine_kernel",
         ATTENTION,
         PIECES
-        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "GROUPS": 16, "UNROLL": 8}
-        | {"OVERLAPS": True},
+        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "GROUPS": 16, "OVERLAPS": True},
         2,
         divisible=STRIDES,
     ),
