@@ -10,7 +10,7 @@ from rich.table import Table
 from headway.engine.bench.floor import Ceilings
 from headway.engine.mailbox import EngineInfo
 
-TABLE_WIDTH = 110
+TABLE_WIDTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +123,5 @@ def _prefill_table(lines: list[PrefillFigures]) -> Table:
 def _table(*columns: str) -> Table:
     table = Table()
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right", overflow="fold")
     return table

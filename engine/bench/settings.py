@@ -1,4 +1,4 @@
-"""What `headway bench engine` is asked for: its flags, and where a shape is found by its name."""
+"""What `headway bench engine` is asked for: its flags, and which model it means."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.checkpoint import DtypeName
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
 from headway.engine.model_config import read_model_config
 
-SHAPES = Path(str(files("headway.engine.bench"))) / "shapes"
 EMBEDDED = Path(str(files("headway.engine.demo")))
 
 
@@ -87,11 +87,10 @@ def _find(name: str | None) -> tuple[Path, bool]:
     """(folder, whether it is one of our shapes, which have no weights)."""
     if name is None:
         return EMBEDDED, False
-    shapes = sorted(folder.name for folder in SHAPES.iterdir() if folder.is_dir())
-    if name in shapes:
+    if name in shape_names():
         return SHAPES / name, True
     if not Path(name).is_dir():
-        raise ConfigError(f"MODEL is {name!r}, it must be a folder or one of {', '.join(shapes)}")
+        raise ConfigError(f"MODEL is {name!r}, it must be a folder or one of {', '.join(shape_names())}")
     return Path(name), False
 
 

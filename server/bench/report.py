@@ -13,7 +13,7 @@ from rich.table import Table
 
 from headway.server.bench.figures import Figures
 
-TABLE_WIDTH = 140
+TABLE_WIDTH = 200
 BUSY_SHARE = 0.8
 
 
@@ -34,7 +34,7 @@ def show(levels: Sequence[Figures]) -> None:
     )
     table = Table(caption="latencies: p50 / p90 / p99")
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     for level in levels:
         length = level.engine_acceptance_length or level.acceptance_length
         table.add_row(

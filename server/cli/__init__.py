@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Measures the engine alone, or a server over HTTP: headway bench engine --help tells more.",
     )  # fmt: skip
     bench_parser.add_argument(
-        "kind", choices=tuple(COMMANDS), help="engine: without HTTP; serve: a running server"
+        "kind",
+        choices=tuple(COMMANDS),
+        help="engine: without HTTP; serve: a running server; shape: writes a folder without weights",
     )
     bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark")
     for command, groups in ((serve_parser, SERVE_GROUPS), (complete_parser, COMPLETE_GROUPS)):

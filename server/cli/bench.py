@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "engine": (sys.executable, "-P", "-m", "headway.engine.bench"),
+    "shape": (sys.executable, "-P", "-m", "headway.engine.bench.shape"),
     "serve": (sys.executable, "-P", "-m", "headway.server.bench"),
 }
 

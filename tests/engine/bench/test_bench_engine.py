@@ -16,7 +16,7 @@ from headway_testing.local import LocalEngine
 from headway.engine.bench import __main__ as bench
 from headway.engine.bench.floor import costs_of, measured_ceilings
 from headway.engine.bench.measure import Driver
-from headway.engine.bench.settings import SHAPES
+from headway.engine.bench.shape import SHAPES
 from headway.engine.config import EngineConfig
 from headway.engine.model_config import read_model_config
 

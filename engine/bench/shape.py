@@ -1,0 +1,89 @@
+"""The shapes that come along, models without weights; and `headway bench shape`, which makes a folder to serve.
+
+`headway serve` needs a tokenizer. The one written here has a made-up word for every id, so that what a server
+does with text costs what it costs for a real model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from itertools import chain, islice, product
+from pathlib import Path
+from string import ascii_lowercase
+
+from headway.engine.errors import ConfigError, HeadwayError
+
+SHAPES = Path(str(files("headway.engine.bench"))) / "shapes"
+SPACE = "\u0120"  # how byte-level tokenizers write it
+SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    parser = argparse.ArgumentParser(
+        prog="headway bench shape",
+        description="Writes a model folder without weights, for headway serve FOLDER --load-format dummy.",
+    )
+    parser.add_argument("name", choices=shape_names(), help="the shape")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it is not there")
+    arguments = parser.parse_args(argv)
+    try:
+        write_folder(arguments.name, arguments.folder)
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        return 1
+    print(f"headway serve {arguments.folder} --load-format dummy")
+    return 0
+
+
+def shape_names() -> list[str]:
+    return sorted(folder.name for folder in SHAPES.iterdir() if folder.is_dir())
+
+
+def write_folder(name: str, folder: Path) -> None:
+    """Raises ConfigError; a model that is there already is left alone."""
+    if (folder / "config.json").exists():
+        raise ConfigError(f"FOLDER is {folder}, which holds a model already; name another one")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        vocab_size = json.loads((SHAPES / name / "config.json").read_text())["vocab_size"]
+        (folder / "tokenizer.json").write_text(json.dumps(made_up_tokenizer(vocab_size)))
+        shutil.copy(SHAPES / name / "config.json", folder)
+    except OSError as error:
+        raise ConfigError(f"FOLDER is {folder}, it cannot be written: {error}") from None
+
+
+def made_up_tokenizer(vocab_size: int) -> dict[str, object]:
+    """The content of tokenizer.json: 256 bytes, then words of a space and letters. Text is read byte by byte."""
+    tokens = islice(chain(_bytes(), _words()), vocab_size)
+    model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
+    return {
+        "version": "1.0",
+        "pre_tokenizer": SPLITTING,
+        "decoder": SPLITTING,
+        "added_tokens": [],
+        "model": model,
+    }
+
+
+def _bytes() -> Iterator[str]:
+    """The printable stand-ins of the 256 bytes, as GPT-2's table has them."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    return (chr(number) for number in [*printable, *range(256, 256 + 256 - len(printable))])
+
+
+def _words() -> Iterator[str]:
+    return (
+        SPACE + "".join(letters)
+        for length in range(2, 6)
+        for letters in product(ascii_lowercase, repeat=length)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
