@@ -47,7 +47,7 @@ def decode_round(
     logits = model.logits(hidden).view(*window.token_ids.shape, -1)
     picked = pick_tokens(logits, rows, window.start_positions + 1, window.token_ids[:, 1:])
     if synthetic is not None and depth > 0:
-        picked = synthetic.force(picked, window.token_ids, rows, window.start_positions)
+        synthetic.force(picked, window.token_ids, rows, window.start_positions)
     emitted = commit_round(rows.state(), window, picked, size)
     if depth > 0:
         states = model.draft_hidden(hidden)

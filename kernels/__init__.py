@@ -8,6 +8,7 @@ from headway.kernels._row_state import RoundWindow, RowState
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
 from headway.kernels.commit_round import commit_round
+from headway.kernels.force_acceptance import force_acceptance
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
 from headway.kernels.open_round import open_round
@@ -32,6 +33,7 @@ __all__ = [
     "advance",
     "commit_round",
     "count_tokens",
+    "force_acceptance",
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",

@@ -170,6 +170,13 @@ CASES = [
                 num_warps=1,
             ),
             Case(
+                "force_acceptance",
+                "_force_kernel",
+                pointers("picked token seed start threshold"),
+                {"ROWS": 32, "DEPTH": depth},
+                num_warps=1,
+            ),
+            Case(
                 "verify",
                 "_verify_kernel",
                 pointers("input output last") | {"mask_ptr": "*i1"},

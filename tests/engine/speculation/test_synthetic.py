@@ -13,7 +13,7 @@ from headway_testing.local import GREEDY, LocalEngine
 
 from headway.engine.config import EngineConfig
 from headway.engine.slots import SlotTable
-from headway.engine.speculation.synthetic import SyntheticAcceptance, random_words
+from headway.engine.speculation.synthetic import SyntheticAcceptance
 
 VOCABULARY = 50
 NUM_ROWS = 20_000
@@ -40,8 +40,8 @@ def forced(rates: tuple[float, ...], seeds: torch.Tensor, starts: torch.Tensor, 
     """[rows] int64: drafts that verification accepts."""
     synthetic = SyntheticAcceptance.of_rates(rates, VOCABULARY, torch.device("cpu"))
     picked, tokens = window(len(seeds), depth)
-    result = synthetic.force(picked, tokens, table(seeds), starts)
-    assert result.shape == picked.shape
+    result = picked.clone()
+    synthetic.force(result, tokens, table(seeds), starts)
     assert ((result >= 0) & (result < VOCABULARY)).all()
     assert torch.equal(result[:, -1], picked[:, -1])
     return (result[:, :-1] == tokens[:, 1:]).cumprod(dim=1).sum(dim=1)
@@ -70,18 +70,13 @@ def test_a_row_is_the_same_alone_and_in_a_crowd() -> None:
     synthetic = SyntheticAcceptance.of_rates(RATES, VOCABULARY, torch.device("cpu"))
     seeds, starts = torch.arange(-50, 50) * 123_456_789_123, torch.arange(100)
     picked, tokens = window(100, 3)
-    together = synthetic.force(picked, tokens, table(seeds), starts)
+    together = picked.clone()
+    synthetic.force(together, tokens, table(seeds), starts)
     for row in (0, 41, 99):
         only = slice(row, row + 1)
-        alone = synthetic.force(picked[only], tokens[only], table(seeds[only]), starts[only])
+        alone = picked[only].clone()
+        synthetic.force(alone, tokens[only], table(seeds[only]), starts[only])
         assert torch.equal(alone, together[only])
-
-
-def test_the_words_are_those_of_splitmix64() -> None:
-    """The first outputs for the seed 1234567 as published with the generator, their upper halves."""
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    words = random_words(torch.tensor(1234567), torch.arange(1, 5))
-    assert words.tolist() == [number >> 32 for number in published]
 
 
 def test_an_engine_reports_the_rates_that_it_was_given(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""Overwrites picks so that drafts are accepted as often as was decreed (PyTorch twin). For measurements only."""
+
+from __future__ import annotations
+
+import torch
+
+# SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), its constants as signed integers.
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
+
+
+def force_acceptance(
+    picked: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
+    tokens: torch.Tensor,  # [rows, depth + 1] int64: a token, then the drafts
+    seeds: torch.Tensor,  # [rows] int64
+    start_positions: torch.Tensor,  # [rows] int64: of the token before the drafts
+    thresholds: torch.Tensor,  # [depth or more] int64, 0 .. 2^32
+    vocab_size: int,
+) -> None:
+    """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
+
+    Accepted drafts are written to picked; elsewhere a pick that is the draft becomes the next id.
+    """
+    drafts, own = tokens[:, 1:], picked[:, :-1]
+    depth = drafts.shape[1]
+    positions = start_positions[:, None] + torch.arange(1, depth + 1, device=picked.device)
+    is_drawn = _random_words(seeds[:, None], positions) < thresholds[:depth]
+    is_accepted = is_drawn.cumprod(dim=1) > 0
+    rejecting = torch.where(own == drafts, (drafts + 1) % vocab_size, own)
+    own.copy_(torch.where(is_accepted, drafts, rejecting))
+
+
+def _random_words(
+    seeds: torch.Tensor,  # int64, broadcast with positions
+    positions: torch.Tensor,  # int64
+) -> torch.Tensor:
+    """int64 in [0, 2^32): a function of (seed, position)."""
+    state = seeds + positions * _STEP
+    state = (state ^ _shifted(state, 30)) * _FIRST_FACTOR
+    state = (state ^ _shifted(state, 27)) * _SECOND_FACTOR
+    return _shifted(state ^ _shifted(state, 31), 32)
+
+
+def _shifted(state: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, with zeros from the left: the sign is a bit like any other."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
