@@ -15,7 +15,13 @@ from headway.engine.checkpoint import load_model, make_dummy_model, parameter_co
 from headway.engine.config import DEFAULT_PREFILL_CHUNK, MIN_PREFILL_CHUNK, EngineConfig
 from headway.engine.errors import ConfigError
 from headway.engine.mailbox import EngineInfo
-from headway.engine.memory import available_bytes, format_bytes, kv_block_bytes, num_kv_blocks
+from headway.engine.memory import (
+    available_bytes,
+    format_bytes,
+    keep_freed_memory,
+    kv_block_bytes,
+    num_kv_blocks,
+)
 from headway.engine.models.registry import CausalLM
 from headway.engine.runner import Runner
 from headway.engine.scheduler import Scheduler
@@ -73,6 +79,8 @@ def assemble(
         dtype=model.dtype,
         device=device,
     )
+    if device.type == "cpu":
+        keep_freed_memory()
     scheduler = Scheduler(
         config,
         num_blocks=pool.num_blocks,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,3 +152,32 @@ def test_a_machine_without_proc_is_measured_by_its_pages(tmp_path: Path) -> None
 )
 def test_sizes_read_well(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+STEPS_OF_LARGE_BLOCKS = """
+import ctypes, resource, sys
+import torch
+from headway.engine.memory import keep_freed_memory
+RETURN_BEYOND, KIB = -1, 1024
+assert ctypes.CDLL(None).mallopt(RETURN_BEYOND, 128 * KIB)  # where glibc starts from before it adapts
+assert sys.argv[1] == "returned" or keep_freed_memory()
+def step():
+    blocks = [torch.ones(3 << 20) for _ in range(4)]
+for _ in range(10):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
+def test_a_step_finds_the_memory_of_the_last_one_mapped() -> None:
+    faults = {how: int(_python(STEPS_OF_LARGE_BLOCKS, how)) for how in ("returned", "kept")}
+    assert faults["returned"] > 10 * faults["kept"], faults
+
+
+def _python(source: str, *arguments: str) -> str:
+    command = [sys.executable, "-P", "-c", source, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
