@@ -12,7 +12,17 @@ from headway import __version__
 from headway.server.access import AccessLog
 from headway.server.errors import install_error_handlers
 from headway.server.guard import REQUEST_ID, Guard, RequestIds
-from headway.server.routes import admin, chat, completions, description, models, ops, speculation, tokens
+from headway.server.routes import (
+    admin,
+    chat,
+    completions,
+    dashboard,
+    description,
+    models,
+    ops,
+    speculation,
+    tokens,
+)
 from headway.server.services import Services
 
 
@@ -28,7 +38,7 @@ def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIA
         redirect_slashes=False,
     )
     app.state.services = services
-    for module in (completions, chat, tokens, speculation, models, ops, admin, description):
+    for module in (completions, chat, tokens, speculation, models, ops, admin, description, dashboard):
         app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)
     guarded: ASGIApp = Guard(app, services.keys)

@@ -10,10 +10,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.errors import ApiError, error_response
 from headway.server.keys import Keys
+from headway.server.routes.dashboard import PAGE_PATHS
 
 REQUEST_ID = "X-Request-Id"
 MAX_HEADER_BYTES = 64 * 1024
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})  # probes and scrapers have no keys
+OPEN_PATHS = PAGE_PATHS | {
+    "/health",
+    "/ready",
+    "/version",
+    "/metrics",
+}  # browsers, probes and scrapers have no keys
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
 

@@ -59,6 +59,9 @@ def test_what_is_not_code_is_in_the_wheel_too(wheel: Path) -> None:
     wanted = {f"headway/engine/demo/{name}" for name in demo}
     wanted |= {f"headway/engine/bench/shapes/{name}/config.json" for name in ("mimo-7b", "mimo-0.5b")}
     wanted |= {f"headway/{name}py.typed" for name in ("", "server/", "engine/", "kernels/")}
+    page = [path for path in (ROOT / "server/dashboard").iterdir() if path.is_file()]
+    wanted |= {f"headway/server/dashboard/{path.name}" for path in page}
+    assert len(page) > 8
     assert wanted - names_in(wheel) == set()
 
 

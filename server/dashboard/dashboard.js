@@ -1,0 +1,69 @@
+// The live page: asks for new points each second and hands them to tiles and charts; the prompt box is apart.
+import { Charts } from "./charts.js";
+import { Tiles } from "./tiles.js";
+import { Playground } from "./playground.js";
+import { authorized, setKey } from "./key.js";
+
+const POLL_MILLISECONDS = 1000;
+const KEPT_SECONDS = 900;
+const THEMES = ["system", "light", "dark"];
+
+const $ = (id) => document.getElementById(id);
+const charts = new Charts($("charts"));
+const tiles = new Tiles($("tiles"));
+const playground = new Playground();
+let points = [];
+
+async function poll() {
+  try {
+    const after = points.length ? points.at(-1).time_unix : 0;
+    const answer = await fetch(`dashboard/data?after=${after}`, authorized());
+    $("key-form").hidden = answer.status !== 401;
+    if (!answer.ok) throw new Error(answer.status === 401 ? "needs a key" : `status ${answer.status}`);
+    show(await answer.json());
+  } catch (error) {
+    showState(error.message === "needs a key" ? "needs a key" : "unreachable");
+  }
+  setTimeout(poll, POLL_MILLISECONDS);
+}
+
+function show({ server, fields, points: rows }) {
+  showState(server.state);
+  $("server").textContent = [server.model, server.device, server.dtype, `version ${server.version}`].filter(Boolean).join(" · ");
+  document.title = `Headway · ${server.model}`;
+  for (const row of rows) points.push(Object.fromEntries(fields.map((name, i) => [name, row[i]])));
+  const newest = points.at(-1);
+  if (newest) points = points.filter((point) => point.time_unix > newest.time_unix - KEPT_SECONDS);
+  playground.setServer(server);
+  tiles.show(newest, server);
+  charts.show(points, server.depth ?? 0);
+}
+
+function showState(state) {
+  $("state").textContent = state;
+  $("state").dataset.state = state;
+}
+
+// --- the theme: as the system has it until a click says otherwise ---
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+
+function applyTheme(choice) {
+  const isDark = choice === "dark" || (choice === "system" && systemIsDark.matches);
+  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+  $("theme").textContent = `theme: ${choice}`;
+  charts.recolour();
+}
+
+const theme = () => localStorage.getItem("headway-theme") ?? "system";
+$("theme").addEventListener("click", () => {
+  localStorage.setItem("headway-theme", THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+  applyTheme(theme());
+});
+systemIsDark.addEventListener("change", () => applyTheme(theme()));
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey($("key").value);
+  $("key-form").hidden = true;
+});
+applyTheme(theme());
+poll();

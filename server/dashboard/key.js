@@ -1,0 +1,12 @@
+// The API key, for servers that want one: kept for this tab only.
+const NAME = "headway-key";
+
+export function setKey(key) {
+  sessionStorage.setItem(NAME, key);
+}
+
+export function authorized(options = {}) {
+  const key = sessionStorage.getItem(NAME);
+  if (!key) return options;
+  return { ...options, headers: { ...options.headers, Authorization: `Bearer ${key}` } };
+}

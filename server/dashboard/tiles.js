@@ -1,0 +1,45 @@
+// What holds now, one number a tile.
+import { duration, number, percent } from "./numbers.js";
+
+const P50 = 0;
+const P95 = 1;
+const TILES = [
+  ["tokens/s", (point) => number(point.tokens_per_second)],
+  ["streams", (point, server) => of(point.num_running, server.max_running)],
+  ["waiting", (point) => number(point.num_waiting)],
+  ["tokens a round", (point) => number(point.acceptance_length, 2)],
+  ["drafts a round", (point, server) => of(point.depth, server.depth, 1)],
+  ["KV cache in use", (point) => percent(point.kv_cache_usage_ratio)],
+  ["first token, median", (point) => pair(point.time_to_first_token)],
+  ["each token, median", (point) => pair(point.time_per_output_token)],
+];
+
+function of(value, limit, digits = 0) {
+  const shown = Number.isInteger(value) ? number(value) : number(value, digits);
+  return limit == null ? shown : `${shown}|of ${limit}`;
+}
+
+function pair(quantiles) {
+  return `${duration(quantiles[P50])}|p95 ${duration(quantiles[P95])}`;
+}
+
+function element(name, text) {
+  return Object.assign(document.createElement(name), { textContent: text });
+}
+
+export class Tiles {
+  constructor(list) {
+    this.values = TILES.map(([title]) => {
+      const tile = list.appendChild(document.createElement("div"));
+      tile.appendChild(document.createElement("dt")).textContent = title;
+      return tile.appendChild(document.createElement("dd"));
+    });
+  }
+
+  show(point, server) {
+    TILES.forEach(([, read], i) => {
+      const [main, rest] = (point ? read(point, server) : number(null)).split("|");
+      this.values[i].replaceChildren(element("span", main), ...(rest ? [element("small", rest)] : []));
+    });
+  }
+}

@@ -1,0 +1,105 @@
+"""The live page: its files, which need no key, and its points, which do if the API does."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway import __version__
+from headway.server.engine_client import State
+from headway.server.errors import ApiError
+from headway.server.history import QUANTILES, Point
+from headway.server.services import Services, max_draft_tokens, services_of
+
+router = APIRouter()
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+FILES = {
+    entry.name: entry.read_bytes()
+    for entry in files("headway.server").joinpath("dashboard").iterdir()
+    if entry.name.rpartition(".")[2] in MEDIA_TYPES
+}
+PAGE_PATHS = frozenset({"/dashboard", *(f"/dashboard/{name}" for name in FILES)})
+HEADERS = {
+    "Cache-Control": "no-cache",
+    # uPlot sets styles by script, which needs no exception; nothing is loaded from elsewhere.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class ServerFacts(msgspec.Struct):
+    """What the page says of the server. None while the engine loads for the first time."""
+
+    version: str
+    model: str
+    state: State
+    can_chat: bool
+    device: str | None = None
+    dtype: str | None = None
+    depth: int | None = None
+    max_running: int | None = None
+
+
+class DashboardData(msgspec.Struct):
+    """fields: the names of a point's entries. quantiles: of its latencies."""
+
+    server: ServerFacts
+    fields: tuple[str, ...]
+    quantiles: tuple[float, ...]
+    points: list[Point]
+
+
+@router.get("/dashboard")
+async def dashboard() -> Response:
+    return _file("index.html")
+
+
+@router.get("/dashboard/data")
+async def dashboard_data(request: Request) -> Response:
+    """The points after the unix time `after`, at most a quarter of an hour."""
+    services = services_of(request)
+    points = services.metrics.history.points_after(_seconds(request.query_params.get("after", "0")))
+    body = DashboardData(_facts(services), Point.__struct_fields__, QUANTILES, points)
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+@router.get("/dashboard/{name}")
+async def dashboard_file(name: str) -> Response:
+    if name not in FILES:
+        raise ApiError(f"there is no /dashboard/{name} here", status=404, code="not_found")
+    return _file(name)
+
+
+def _file(name: str) -> Response:
+    return Response(FILES[name], headers=HEADERS, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
+
+
+def _facts(services: Services) -> ServerFacts:
+    """depth: what a request gets at most, which an operator may have limited."""
+    info = services.engine.info
+    facts = ServerFacts(
+        __version__, services.model_name, services.engine.status().state, services.chat is not None
+    )
+    if info is not None:
+        facts.device, facts.dtype, facts.max_running = info.device, info.dtype, info.max_running
+        facts.depth = max_draft_tokens(services) if info.has_mtp else 0
+    return facts
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ApiError(
+            f"after is {text!r}, it must be a unix time in seconds", param="after", code="invalid_value"
+        ) from None

@@ -1,0 +1,105 @@
+"""The live page is served without a key and without the network; its points need the key that the API needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from headway_testing.fake_engine import FakeEngine
+
+from headway.server.app import create_app
+from headway.server.history import Point
+from headway.server.keys import Keys
+from headway.server.services import Services
+
+FOLDER = Path(__file__).parents[2] / "server/dashboard"
+
+
+async def test_the_page_and_all_that_it_names_are_served(client: httpx.AsyncClient) -> None:
+    page = await client.get("/dashboard")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    named = set(re.findall(r'(?:src|href)="([^"]+)"', page.text))
+    modules = [
+        f"dashboard/{name}"
+        for file in FOLDER.glob("*.js")
+        for name in re.findall(r'from "\./([^"]+)"', file.read_text())
+    ]
+    assert len(named | set(modules)) >= 8
+    for path in named | set(modules):
+        answer = await client.get(f"/{path}")
+        assert answer.status_code == 200, path
+        assert answer.headers["content-type"].split("/")[0] in ("text", "image")
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.[chj]*")), ids=lambda file: file.name)
+def test_nothing_is_loaded_from_elsewhere(file: Path) -> None:
+    """Addresses in comments and licences aside: what is fetched, imported or linked is relative."""
+    loaded = re.findall(r"""(?:src=|href=|url\(|from |import\(|fetch\()["'`]?(\w+://|//)""", file.read_text())
+    assert loaded == []
+
+
+async def test_the_browser_is_told_to_load_from_here_only(client: httpx.AsyncClient) -> None:
+    policy = (await client.get("/dashboard")).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/dashboard/nothing.js", "/dashboard/uplot.LICENSE", "/dashboard/../app.py", "/dashboard/%2e%2e/app.py"],
+)
+async def test_other_files_are_not_served(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).status_code == 404
+
+
+async def test_the_page_is_open_and_its_points_want_the_key(services: Services, engine: FakeEngine) -> None:
+    guarded = Services("tiny", engine, services.tokenizer, services.metrics, keys=Keys(("secret",)))
+    transport = httpx.ASGITransport(create_app(guarded), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://headway") as client:
+        for path in ("/dashboard", "/dashboard/dashboard.js", "/dashboard/uplot.min.js"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/dashboard/data")).status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert (await client.get("/dashboard/data", headers=headers)).status_code == 200
+
+
+async def test_the_points_are_those_after_the_time_that_is_asked_for(
+    client: httpx.AsyncClient, services: Services
+) -> None:
+    for seconds in (10.0, 11.0, 12.0):
+        services.metrics.history.add_point(seconds)
+    body = (await client.get("/dashboard/data", params={"after": "10.5"})).json()
+    assert body["fields"] == list(Point.__struct_fields__)
+    assert [point[0] for point in body["points"]] == [11.0, 12.0]
+    assert all(len(point) == len(body["fields"]) for point in body["points"])
+    assert body["quantiles"] == [0.5, 0.95, 0.99]
+    assert body["server"] == {
+        "version": "0.1.0", "model": "tiny", "state": "serving", "can_chat": False,
+        "device": "cpu", "dtype": "float32", "depth": 3, "max_running": 8,
+    }  # fmt: skip
+
+
+async def test_the_depth_is_what_an_operator_leaves(client: httpx.AsyncClient, services: Services) -> None:
+    services.depth_limit.max_draft_tokens = 1
+    assert (await client.get("/dashboard/data")).json()["server"]["depth"] == 1
+
+
+async def test_the_page_works_while_the_engine_loads(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.info, engine.state = None, "loading"
+    body = (await client.get("/dashboard/data")).json()
+    assert (body["server"]["state"], body["server"]["depth"], body["points"]) == ("loading", None, [])
+
+
+@pytest.mark.parametrize("after", ["yesterday", "1,5"])
+async def test_a_time_that_is_no_number_is_refused(client: httpx.AsyncClient, after: str) -> None:
+    answer = await client.get("/dashboard/data", params={"after": after})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+
+
+def test_the_chart_library_comes_with_its_licence() -> None:
+    assert "MIT License" in (FOLDER / "uplot.LICENSE").read_text()
+    assert (
+        (FOLDER / "uplot.min.js").read_text().startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+    )
