@@ -16,6 +16,8 @@ def pick_tokens(
     rows: SlotTable,
     positions: torch.Tensor,  # [rows] int64: of the token picked at window place 0
     window_tokens: torch.Tensor,  # [rows, n] int64: after those in the rows' counts; place 0 sees n - window + 1
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window] int64: the tokens at positions + 0, 1, .. of each row.
 
@@ -23,7 +25,8 @@ def pick_tokens(
     """
     if rows.adjustments is not None:
         logits = adjust_logits(logits, window_tokens, positions, rows.adjustments)
-    return sample(logits, positions, rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds)
+    parameters = rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
+    return sample(logits, positions, *parameters, out=out)
 
 
 def score_tokens(

@@ -4,13 +4,14 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 """
 
 from headway.kernels._adjustments import Adjustments
-from headway.kernels._row_state import RoundWindow, RowState
+from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
 from headway.kernels.commit_round import commit_round
 from headway.kernels.force_acceptance import force_acceptance
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
+from headway.kernels.open_drafts import open_drafts
 from headway.kernels.open_round import open_round
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.prefill_attention import prefill_attention
@@ -26,6 +27,7 @@ from headway.kernels.verify import verify_speculative_tokens
 
 __all__ = [
     "Adjustments",
+    "DraftWindow",
     "RoundWindow",
     "RowState",
     "add_rms_norm",
@@ -37,6 +39,7 @@ __all__ = [
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",
+    "open_drafts",
     "open_round",
     "paged_attention",
     "prefill_attention",

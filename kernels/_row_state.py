@@ -47,3 +47,20 @@ class RoundWindow:
         is_valid = torch.empty(shape, dtype=torch.bool, device=device)
         start_positions = torch.empty(num_rows, dtype=torch.int64, device=device)
         return cls(token_ids, positions, slot_mapping, is_valid, start_positions)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWindow:
+    """The MTP layer's input of one pass, some pairs by row; what is not valid is id 0 at position 0."""
+
+    token_ids: torch.Tensor  # [N, W] int64
+    positions: torch.Tensor  # [N, W] int64
+    slot_mapping: torch.Tensor  # [N, W] int64: block id * block size + offset; -1: not written
+    start_positions: torch.Tensor  # [N] int64: of the first pair, 0 for padding rows
+    last_places: torch.Tensor  # [N] int64: of each row's last pair in the flat window
+    next_positions: torch.Tensor  # [N] int64: where the draft that follows stands, 1 for padding rows
+
+    @classmethod
+    def empty(cls, num_rows: int, width: int, device: torch.device) -> DraftWindow:
+        cells = torch.empty((3, num_rows, width), dtype=torch.int64, device=device).unbind()
+        return cls(*cells, *torch.empty((3, num_rows), dtype=torch.int64, device=device).unbind())

@@ -31,27 +31,3 @@ class ForwardInputs:
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     segments: tuple[Segment, ...]
-
-
-def window_inputs(
-    token_ids: torch.Tensor,
-    start_positions: torch.Tensor,
-    is_valid: torch.Tensor,
-    block_table: torch.Tensor,
-    block_size: int,
-) -> ForwardInputs:
-    """One segment of equal windows; entries that are not valid get id 0, position 0 and are not written.
-
-    token_ids: [rows, window] int64; start_positions: [rows] int64; is_valid: [rows, window] bool;
-    block_table: [rows, max_blocks] int64.
-    """
-    rows, window = token_ids.shape
-    places = torch.arange(window, device=token_ids.device)
-    positions = (start_positions[:, None] + places) * is_valid
-    slots = block_table.gather(1, positions // block_size) * block_size + positions % block_size
-    return ForwardInputs(
-        token_ids=(token_ids * is_valid).flatten(),
-        positions=positions.flatten(),
-        slot_mapping=torch.where(is_valid, slots, -1).flatten(),
-        segments=(Segment(0, rows, window, block_table, start_positions),),
-    )

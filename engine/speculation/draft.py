@@ -10,10 +10,11 @@ from collections.abc import Callable
 import torch
 
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import window_inputs
+from headway.engine.models.inputs import ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
-from headway.engine.slots import SlotTable, live_lengths
+from headway.engine.slots import SlotTable
+from headway.kernels import DraftWindow, open_drafts
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
 Drafter = Callable[[CausalLM, KVPool, SlotTable, int], torch.Tensor]
@@ -25,50 +26,37 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> to
     The drafter picks with the same noise, penalties, bias and masks as the target does at the same position,
     so that a draft is accepted as often as the two distributions allow. Rows that are padding get rubbish and write nothing.
     """
-    lengths = live_lengths(rows)
-    is_live = rows.kv_lengths < rows.limits
-    carry = _absorb_pending(model, pool, rows, lengths, is_live, depth)
-    drafts = _pick(model, rows, carry, lengths + 1, lengths.new_zeros((len(lengths), 0)))
+    state, size = rows.state(), pool.block_size
+    drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
+    # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
+    window = open_drafts(state, rows.pending_tokens, rows.pending_counts, 0, size)
+    carry = model.draft(_inputs(window, rows), rows.pending_hidden.flatten(0, 1), pool)
+    carry = carry.index_select(0, window.last_places)
+    _pick(model, rows, carry, window.next_positions, drafts, 0)
     for step in range(1, depth):
-        slots = lengths + step
-        inputs = window_inputs(
-            drafts[:, -1:],
-            slots,
-            (is_live & (slots < rows.limits))[:, None],
-            rows.granted_block_ids,
-            pool.block_size,
-        )
-        carry = model.draft(inputs, carry, pool)
-        drafts = torch.cat([drafts, _pick(model, rows, carry, slots + 1, drafts)], dim=1)
-    return drafts
+        window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
+        carry = model.draft(_inputs(window, rows), carry, pool)
+        _pick(model, rows, carry, window.next_positions, drafts, step)
+    return drafts.T
 
 
-def _absorb_pending(
-    model: CausalLM,
-    pool: KVPool,
-    rows: SlotTable,
-    lengths: torch.Tensor,  # [rows] int64: L, 0 for padding rows
-    is_live: torch.Tensor,  # [rows] bool
-    depth: int,
-) -> torch.Tensor:
-    """Fills slots L - pending + 1 .. L with the true pairs; returns the carry at slot L: [rows, hidden]."""
-    width = depth + 1
-    counts = rows.pending_counts
-    places = torch.arange(width, device=counts.device)
-    inputs = window_inputs(
-        rows.pending_tokens[:, :width],
-        (lengths - counts + 1).clamp(min=0),
-        is_live[:, None] & (places < counts[:, None]),
-        rows.granted_block_ids,
-        pool.block_size,
+def _inputs(window: DraftWindow, rows: SlotTable) -> ForwardInputs:
+    num_rows, width = window.token_ids.shape
+    return ForwardInputs(
+        window.token_ids.flatten(),
+        window.positions.flatten(),
+        window.slot_mapping.flatten(),
+        (Segment(0, num_rows, width, rows.granted_block_ids, window.start_positions),),
     )
-    carry = model.draft(inputs, rows.pending_hidden[:, :width].flatten(0, 1), pool)
-    first_of_row = torch.arange(0, len(counts) * width, width, device=counts.device)
-    return carry[first_of_row + (counts - 1).clamp(min=0)]
 
 
 def _pick(
-    model: CausalLM, rows: SlotTable, carry: torch.Tensor, positions: torch.Tensor, drafts: torch.Tensor
-) -> torch.Tensor:
-    """[rows, 1] int64, the draft after those given, which count as output."""
-    return pick_tokens(model.draft_logits(carry)[:, None], rows, positions, drafts)
+    model: CausalLM,
+    rows: SlotTable,
+    carry: torch.Tensor,  # [rows, hidden]
+    positions: torch.Tensor,  # [rows] int64
+    drafts: torch.Tensor,  # [depth, rows] int64, line `step` is written; the lines before count as output
+    step: int,
+) -> None:
+    logits = model.draft_logits(carry)[:, None]
+    pick_tokens(logits, rows, positions, drafts[:step].T, out=drafts[step, :, None])

@@ -6,6 +6,7 @@ from headway.kernels.reference.commit_round import commit_round
 from headway.kernels.reference.force_acceptance import force_acceptance
 from headway.kernels.reference.kv_append import kv_append
 from headway.kernels.reference.mamba import mamba_state_selective_copy
+from headway.kernels.reference.open_drafts import open_drafts
 from headway.kernels.reference.open_round import open_round
 from headway.kernels.reference.paged_attention import paged_attention
 from headway.kernels.reference.prefill_attention import prefill_attention
@@ -29,6 +30,7 @@ __all__ = [
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",
+    "open_drafts",
     "open_round",
     "paged_attention",
     "prefill_attention",

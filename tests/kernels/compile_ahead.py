@@ -161,6 +161,14 @@ CASES = [
                 num_warps=1,
             ),
             Case(
+                "open_drafts",
+                "_open_drafts_kernel",
+                pointers("length limit granted given given_count token position slot start")
+                | pointers("last_place next_position"),
+                {"BLOCK_SIZE": 16, "ROWS": 32, "AHEAD": 0, "WIDTH": depth + 1, "HAS_COUNTS": True},
+                num_warps=1,
+            ),
+            Case(
                 "commit_round",
                 "_commit_kernel",
                 pointers("token picked prefill last_token length offset count last_id table pending")

@@ -15,7 +15,7 @@ import torch
 from headway.engine.cache.pool import KVPool
 from headway.engine.checkpoint import load_model
 from headway.engine.config import EngineConfig
-from headway.engine.models.inputs import window_inputs
+from headway.engine.models.inputs import ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.request import SamplingParams
 from headway.engine.speculation.draft import Drafter, mtp_drafts
@@ -113,4 +113,28 @@ def logits_after(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
 def _model_in_float64(model_path: str) -> CausalLM:
     return load_model(
         model_path, device=torch.device("cpu"), dtype="float64", with_mtp=False, progress=lambda _: None
+    )
+
+
+def window_inputs(
+    token_ids: torch.Tensor,
+    start_positions: torch.Tensor,
+    is_valid: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+) -> ForwardInputs:
+    """One segment of equal windows; entries that are not valid get id 0, position 0 and are not written.
+
+    token_ids: [rows, window] int64; start_positions: [rows] int64; is_valid: [rows, window] bool;
+    block_table: [rows, max_blocks] int64.
+    """
+    rows, window = token_ids.shape
+    places = torch.arange(window, device=token_ids.device)
+    positions = (start_positions[:, None] + places) * is_valid
+    slots = block_table.gather(1, positions // block_size) * block_size + positions % block_size
+    return ForwardInputs(
+        token_ids=(token_ids * is_valid).flatten(),
+        positions=positions.flatten(),
+        slot_mapping=torch.where(is_valid, slots, -1).flatten(),
+        segments=(Segment(0, rows, window, block_table, start_positions),),
     )
