@@ -16,6 +16,8 @@ from headway.engine.mailbox import (
     Abort,
     FromEngine,
     Heartbeat,
+    Pause,
+    Resume,
     RoundOutput,
     Shutdown,
     StatsSnapshot,
@@ -62,16 +64,20 @@ class EngineLoop:
         self._post = post
         self._in_flight: deque[tuple[Plan, Handle]] = deque()
         self._step = 0
+        self._is_paused = False
         self._stats_sent = self._heartbeat_sent = 0.0
         self._has_news = True  # something changed since the last snapshot
 
     def step(self) -> bool:
-        """Takes mail, launches one step if there is work, reads what is ready. False after a Shutdown."""
+        """Takes mail, launches one step if there is work, reads what is ready. False after a Shutdown.
+
+        While paused nothing is launched; what is in flight is read, so that no token is held back.
+        """
         for message in self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS):
             if isinstance(message, Shutdown):
                 return False
             self._take(message)
-        plan = self._scheduler.plan()
+        plan = None if self._is_paused else self._scheduler.plan()
         if plan is not None:
             self._in_flight.append((plan, self._runner.launch(plan)))
             self._step += 1
@@ -82,7 +88,7 @@ class EngineLoop:
         return True
 
     def _is_busy(self) -> bool:
-        return bool(self._in_flight) or self._scheduler.has_work
+        return bool(self._in_flight) or (self._scheduler.has_work and not self._is_paused)
 
     def _should_read(self, *, has_launched: bool) -> bool:
         """Waiting for a step is due once another was launched behind it, or when none can be."""
@@ -100,6 +106,8 @@ class EngineLoop:
                 self._scheduler.count_fault(message.request_id, describe_fault(error))
         elif isinstance(message, Abort):
             self._scheduler.abort(message.request_id, message.reason)
+        elif isinstance(message, Pause | Resume):
+            self._is_paused = isinstance(message, Pause)
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
         events = self._scheduler.update(plan, handle.result())
@@ -139,6 +147,7 @@ def _request(message: Submit) -> Request:
         stop_token_ids=frozenset(message.stop_token_ids),
         max_draft_tokens=message.max_draft_tokens,
         cache_salt=message.cache_salt,
+        priority=message.priority,
     )
 
 

@@ -30,6 +30,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A new request: ids in. request_id is the sender's choice, unique within the engine's life.
 
     max_draft_tokens: the request's own depth cap; None for none, 0 turns speculation off.
+    priority: lower is served first, equals in the order of their coming.
     """
 
     request_id: int
@@ -39,6 +40,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     stop_token_ids: list[int] = []
     max_draft_tokens: int | None = None
     cache_salt: str = ""
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -49,6 +51,14 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
     request_id: int
     reason: FinishReason = FinishReason.ABORT
+
+
+class Pause(msgspec.Struct, tag=True, frozen=True):
+    """No step is launched from now on: what runs keeps its row and blocks, what comes waits."""
+
+
+class Resume(msgspec.Struct, tag=True, frozen=True):
+    """Steps are launched again."""
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
@@ -140,7 +150,7 @@ class Failure(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ToEngine = Configure | Submit | Abort | Shutdown
+ToEngine = Configure | Submit | Abort | Pause | Resume | Shutdown
 FromEngine = Heartbeat | Ready | RoundOutput | StatsSnapshot | Failure
 
 

@@ -70,6 +70,7 @@ class Request:
     num_tokens - 1 after each round that was read. num_cached: how many of them the last admission found in
     the prefix cache. num_chunks_in_flight and num_rounds_in_flight count what was launched and not read yet:
     each round may have added up to depth + 1 tokens that the host does not know.
+    priority: lower is served first. arrival: how many requests the scheduler took in before this one.
     prompt_logprobs: of the prompt so far, chunk by chunk, if the request asked for them.
     """
 
@@ -80,6 +81,8 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     max_draft_tokens: int | None = None
     cache_salt: str = ""
+    priority: int = 0
+    arrival: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -97,6 +100,11 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def precedence(self) -> tuple[int, int]:
+        """Who has the lower one is admitted first and preempted last."""
+        return self.priority, self.arrival
 
     @property
     def limit(self) -> int:

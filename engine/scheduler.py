@@ -10,10 +10,10 @@ from above. Knows ids and numbers; no tensors, no text. The clock tells how long
 
 from __future__ import annotations
 
+import bisect
 import copy
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
@@ -40,8 +40,8 @@ class Scheduler:
     """Mutable: owns the requests, the blocks and the rows; called by the loop only.
 
     At most one step may be unread when `plan` is called. `_running` and `_waiting` are both in order of
-    arrival, and all that run came before all that wait: admission takes the oldest that waits,
-    preemption the newest that runs.
+    precedence (priority, then arrival): admission takes the first that waits, preemption the last that runs.
+    Who runs gives way only when a row before it needs its blocks, never to one that waits.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Scheduler:
         self._step = 0
         self._fault_events: list[TokenEvent] = []
         self._requests: dict[int, Request] = {}
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []
+        self._num_taken_in = 0
         self._running: list[Request] = []
         self._rows = RowTable(config.max_running)
         self._blocks = BlockAllocator(num_blocks)
@@ -117,7 +118,7 @@ class Scheduler:
         self._depth = depth
 
     def add(self, request: Request) -> None:
-        """Puts a request at the end of the queue. Raises RequestError, or QueueFullError.
+        """Puts a request in the queue, behind its equals. Raises RequestError, or QueueFullError.
 
         The caller has cut max_tokens so that prompt + max_tokens <= max_model_len.
         """
@@ -133,8 +134,10 @@ class Scheduler:
         assert request.limit < max_model_len, f"limit {request.limit} of {max_model_len} tokens"
         assert request.request_id not in self._requests, f"request id {request.request_id} is taken"
         request.arrival_seconds = self._clock()
+        request.arrival = self._num_taken_in
+        self._num_taken_in += 1
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        _insert(self._waiting, request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request at any state; what a step in flight adds to it is dropped. It counts under `reason`."""
@@ -171,9 +174,9 @@ class Scheduler:
         return Plan(self._step, self._depth, released, moves, setups, grants, chunks, decode_request_ids)
 
     def _grow_rows(self) -> list[tuple[Request, int]]:
-        """Blocks for the next round of each row, the oldest first: (request, index of its first new block).
+        """Blocks for the next round of each row, in order: (request, index of its first new block).
 
-        Whoever is preempted on the way is newer than all that were served so far.
+        Whoever is preempted on the way comes after all that were served so far.
         """
         grown: list[tuple[Request, int]] = []
         for request in list(self._running):
@@ -187,7 +190,7 @@ class Scheduler:
             grown.append((request, first))
 
     def _grow(self, request: Request) -> bool:
-        """False when the request itself was the newest and had to give way."""
+        """False when the request itself was the last and had to give way."""
         missing = self._num_blocks_needed(request, request.num_computed) - len(request.block_ids)
         while missing > 0:
             block_ids = self._blocks.allocate(missing)
@@ -211,15 +214,15 @@ class Scheduler:
         return -(-num_tokens // self._config.block_size)
 
     def _preempt(self, request: Request) -> None:
-        """Back to the front of the queue; all its tokens so far are prefilled again."""
+        """Back to its place in the queue; all its tokens so far are prefilled again."""
         popped = self._running.pop()
-        assert popped is request, f"request {request.request_id} is not the newest"
+        assert popped is request, f"request {request.request_id} is not the last"
         self._release(request)
         request.status = Status.WAITING
         request.num_computed = 0
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
-        self._waiting.appendleft(request)
+        _insert(self._waiting, request)
 
     def _admit_waiting(self) -> list[Admitted]:
         """Takes from the queue's front as long as this step has room for prefill tokens."""
@@ -244,7 +247,7 @@ class Scheduler:
             return
         self._waiting.remove(request)
         request.status = Status.PREFILLING
-        self._running.append(request)
+        _insert(self._running, request)
         self._rows.take(request)
         admitted.append((request, history))
         if request.num_preemptions == 0:
@@ -434,3 +437,7 @@ class Scheduler:
     def _free_blocks(self, request: Request) -> None:
         block_ids, request.block_ids = request.block_ids, []
         self._blocks.free(block_ids)
+
+
+def _insert(requests: list[Request], request: Request) -> None:
+    bisect.insort(requests, request, key=lambda r: r.precedence)

@@ -30,6 +30,7 @@ class ChoiceRequest:
     stop: tuple[str, ...] = ()
     max_draft_tokens: int | None = None
     cache_salt: str = ""
+    priority: int = 0
     shows_stop: bool = False
     wants_tokens: bool = False
     shows_output: bool = True

@@ -27,11 +27,14 @@ from headway.engine import (
     FromEngine,
     HeadwayError,
     ModelError,
+    Pause,
     Phase,
     Ready,
+    Resume,
     RoundOutput,
     StatsSnapshot,
     Submit,
+    ToEngine,
     TokenEvent,
 )
 from headway.server.engine_process import ENGINE_COMMAND, EngineProcess, Patience
@@ -39,7 +42,7 @@ from headway.server.totals import add_counters, no_gauges
 
 MAX_FIRST_STARTS = 3
 
-State = Literal["loading", "serving", "restarting", "draining", "stopped"]
+State = Literal["loading", "serving", "paused", "restarting", "draining", "stopped"]
 _FATAL: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
 
 logger = logging.getLogger("headway.server")
@@ -114,6 +117,7 @@ class EngineClient:
         self._streams: dict[int, EventStream] = {}
         self._process: EngineProcess | None = None
         self._state: State = "loading"
+        self._is_held = False  # an operator has paused it: also the next life of the engine
         self._num_restarts = 0
         self._past = EngineStats()
         self._now = EngineStats()
@@ -131,8 +135,22 @@ class EngineClient:
         """Raises ConfigError, ModelError or EngineDeadError if the first start fails for good."""
         return await asyncio.shield(self._first_start)
 
+    def pause(self) -> None:
+        """What runs keeps its place and makes no tokens, what comes waits, until `resume`."""
+        self._is_held = True
+        if self._state == "serving":
+            self._state = "paused"
+            self._send(Pause())
+
+    def resume(self) -> None:
+        self._is_held = False
+        if self._state == "paused":
+            self._state = "serving"
+            self._send(Resume())
+
     def drain(self, seconds: float) -> None:
-        """Takes no more requests; those in flight have so long to finish."""
+        """Takes no more requests; those in flight have so long to finish, also if they were paused."""
+        self.resume()
         if self._state != "stopped":
             self._state = "draining"
             error = EngineDeadError(f"the server is shutting down; it waited {seconds:g} s for this request")
@@ -175,7 +193,7 @@ class EngineClient:
 
     def submit(self, requests: Sequence[Submit]) -> EventStream:
         """Sends the requests of one group. Raises EngineDeadError when no engine takes them now."""
-        if self._state != "serving" or self._process is None:
+        if self._state not in ("serving", "paused") or self._process is None:
             raise EngineDeadError(_WHY_NOT[self._state])
         stream = EventStream()
         for request in requests:
@@ -186,10 +204,14 @@ class EngineClient:
     def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends those that still run; no event of them follows. They count under `reason`."""
         for request_id in request_ids:
-            if self._streams.pop(request_id, None) is not None and self._process is not None:
-                self._process.send(Abort(request_id, reason))
+            if self._streams.pop(request_id, None) is not None:
+                self._send(Abort(request_id, reason))
 
     # --- private -----------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine) -> None:
+        if self._process is not None:
+            self._process.send(message)
 
     async def _supervise(self) -> None:
         pause_seconds = self._back_off.first_seconds
@@ -239,7 +261,7 @@ class EngineClient:
 
     def _bury(self) -> None:
         self._process = None
-        if self._state == "serving":
+        if self._state in ("serving", "paused"):
             self._state = "restarting"
         self._past, self._now = no_gauges(self.stats), EngineStats()
 
@@ -272,6 +294,8 @@ class EngineClient:
         self.info = info
         if self._state in ("loading", "restarting"):
             self._state = "serving"
+            if self._is_held:
+                self.pause()
         if not self._first_start.done():
             self._first_start.set_result(info)
 
@@ -287,14 +311,14 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in set(streams.values()):
             stream.fail(error)
-        if self._process is not None:
-            for request_id in streams:
-                self._process.send(Abort(request_id))
+        for request_id in streams:
+            self._send(Abort(request_id))
 
 
 _WHY_NOT: dict[State, str] = {
     "loading": "the model is still loading; /health tells how far it is",
     "serving": "the engine has just ended; it is being restarted",
+    "paused": "the engine has just ended; it is being restarted",
     "restarting": "the engine ended and is being restarted; try again in a few seconds",
     "draining": "the server is shutting down and takes no more requests",
     "stopped": "the server has stopped",

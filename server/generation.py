@@ -161,6 +161,7 @@ def _submit(request_id: int, request: ChoiceRequest) -> Submit:
         stop_token_ids=list(request.stop_token_ids),
         max_draft_tokens=request.max_draft_tokens,
         cache_salt=request.cache_salt,
+        priority=request.priority,
     )
 
 

@@ -41,6 +41,8 @@ OPERATIONS = (
     Operation("post", "/tokenize", "Text or messages to token ids", tokens.Tokens, tokens.TokenizeRequest),
     Operation("post", "/detokenize", "Token ids to text", tokens.Text, tokens.DetokenizeRequest),
     Operation("post", "/abort/{name}", "End a request (admin)", admin.Aborted),
+    Operation("post", "/pause", "Make no tokens until told to (admin)", admin.Activity),
+    Operation("post", "/resume", "Make tokens again (admin)", admin.Activity),
     Operation("get", "/health", "Is the engine alive", ops.Health, statuses=(503,)),
     Operation("get", "/health/generate", "One token through the engine", ops.Probe),
     Operation("get", "/ready", "Are requests taken", ops.Readiness, statuses=(503,)),

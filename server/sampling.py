@@ -69,6 +69,7 @@ def choice_requests(
             stop=fields.stop_strings,
             max_draft_tokens=_depth_cap(fields, wanted),
             cache_salt=fields.cache_salt or "",
+            priority=fields.priority or 0,
             shows_stop=bool(fields.include_stop_str_in_output),
             wants_tokens=wanted.num_logprobs is not None
             or bool(fields.return_token_ids)

@@ -69,6 +69,7 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     return_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
@@ -78,7 +79,6 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # Refused by name, unless the value changes nothing.
-    priority: int | None = None
     response_format: object = None
     service_tier: str | None = None
     store: bool | None = None
@@ -119,10 +119,10 @@ RANGES: Ranges = {
     "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
     "min_tokens": (0, MAX_INTEGER),
     "truncate_prompt_tokens": (1, MAX_INTEGER),
+    "priority": (-MAX_INTEGER, MAX_INTEGER),
 }
 # Known and not served: these values change nothing and pass, as null does.
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "priority": (0,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),

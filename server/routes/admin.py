@@ -1,4 +1,4 @@
-"""What changes a running server: POST /abort/{id}. Needs the admin key."""
+"""What changes a running server: POST /abort/{id}, /pause, /resume. Needs the admin key."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.server.engine_client import State
 from headway.server.errors import ApiError
-from headway.server.services import services_of
+from headway.server.services import Services, services_of
 
 router = APIRouter()
 
@@ -16,6 +17,13 @@ router = APIRouter()
 class Aborted(msgspec.Struct):
     id: str
     num_aborted: int
+
+
+class Activity(msgspec.Struct):
+    """state: of the engine, as in /ready. num_requests: HTTP requests that generate, or would."""
+
+    state: State
+    num_requests: int
 
 
 @router.post("/abort/{name}")
@@ -26,4 +34,32 @@ async def abort(request: Request, name: str) -> Response:
     num_aborted = services.running.abort(name)
     if not num_aborted:
         raise ApiError(f"no request '{name}' is running; it may have finished", status=404, code="not_found")
-    return Response(msgspec.json.encode(Aborted(name, num_aborted)), media_type="application/json")
+    return _json(Aborted(name, num_aborted))
+
+
+@router.post("/pause")
+async def pause(request: Request) -> Response:
+    """The engine makes no tokens until /resume: what runs keeps its place, what comes waits.
+
+    An engine that loads or restarts begins paused.
+    """
+    services = services_of(request)
+    services.keys.check_admin(request.headers.get("Authorization", ""))
+    services.engine.pause()
+    return _json(_activity(services))
+
+
+@router.post("/resume")
+async def resume(request: Request) -> Response:
+    services = services_of(request)
+    services.keys.check_admin(request.headers.get("Authorization", ""))
+    services.engine.resume()
+    return _json(_activity(services))
+
+
+def _activity(services: Services) -> Activity:
+    return Activity(services.engine.status().state, services.running.num_requests)
+
+
+def _json(content: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

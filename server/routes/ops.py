@@ -45,6 +45,7 @@ class Load(msgspec.Struct):
     num_waiting_tokens: prompt tokens of those that have no token yet.
     """
 
+    state: State
     num_requests: int
     num_waiting_tokens: int
     num_rows_running: int
@@ -82,6 +83,8 @@ async def health_generate(request: Request) -> Response:
     """One token through the whole engine, within ten seconds."""
     services = services_of(request)
     info = engine_info(services)
+    if services.engine.status().state == "paused":
+        raise EngineDeadError("the engine is paused and makes no tokens; POST /resume lets it go on")
     token_id = services.tokenizer.start_token_id or 0
     probe = ChoiceRequest([min(token_id, info.vocab_size - 1)], SamplingParams(temperature=0.0), max_tokens=1)
     generation = Generation(services.engine, services.tokenizer.vocabulary, [probe])
@@ -101,6 +104,7 @@ async def load(request: Request) -> Response:
     services = services_of(request)
     stats = services.engine.stats
     body = Load(
+        state=services.engine.status().state,
         num_requests=services.running.num_requests,
         num_waiting_tokens=services.running.num_waiting_tokens,
         num_rows_running=stats.num_requests_running,

@@ -421,3 +421,49 @@ def test_aborting_an_unknown_or_ended_request_changes_nothing() -> None:
     device.scheduler.abort(request.request_id)
     device.scheduler.abort(99)
     assert device.scheduler.snapshot().finished_by_reason == {"length": 1}
+
+
+# --- priority ---------------------------------------------------------------------------------------------
+
+
+def running_ids(device: ScheduledDevice) -> list[int]:
+    return [request.request_id for request in device.scheduler._running]
+
+
+def test_priority_comes_before_arrival() -> None:
+    device = ScheduledDevice(max_running=1)
+    requests = [device.add(4, max_tokens=1, priority=p) for p in (0, 1, -1, 0, -1)]
+    served = [chunk.request_id for plan in device.drain() for chunk in plan.prefill]
+    assert served == [2, 4, 0, 3, 1]
+    assert all(request.output_token_ids == oracle(request) for request in requests)
+
+
+def test_one_that_waits_does_not_stop_one_that_runs() -> None:
+    device = ScheduledDevice(max_running=1)
+    device.add(4, max_tokens=40, priority=5)
+    device.step()
+    device.add(4, priority=-5)
+    device.step()
+    assert running_ids(device) == [0]
+
+
+def test_the_lowest_in_priority_gives_way_whenever_it_came() -> None:
+    """Both grow to 4 of 6 blocks; the first to come is the last in precedence."""
+    device = ScheduledDevice(num_blocks=6, max_model_len=64, depth=0, prefix_caching=False)
+    first = device.add(16, max_tokens=40, priority=1)
+    urgent = device.add(16, max_tokens=40, priority=0)
+    device.drain()
+    assert (first.num_preemptions > 0, urgent.num_preemptions) == (True, 0)
+    assert all(request.output_token_ids == oracle(request) for request in (first, urgent))
+
+
+def test_a_preempted_request_waits_behind_those_before_it() -> None:
+    device = ScheduledDevice(num_blocks=6, max_model_len=64, depth=0, prefix_caching=False, max_running=2)
+    device.add(16, max_tokens=40, priority=1)
+    device.add(16, max_tokens=40, priority=0)
+    device.step()
+    waiting = device.add(60, max_tokens=1, priority=0)
+    while device.scheduler.num_running == 2:
+        device.step()
+    assert [request.request_id for request in device.scheduler._waiting] == [waiting.request_id, 0]
+    device.drain()

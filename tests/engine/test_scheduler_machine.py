@@ -96,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cap=st.sampled_from([None, None, None, 0, 1, 2]),
         stops=st.sampled_from([False, False, True]),
         salt=st.sampled_from(["", "", "other"]),
+        priority=st.sampled_from([0, 0, 0, -1, 1, 1]),
     )
     def add(
         self,
@@ -106,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cap: int | None,
         stops: bool,
         salt: str,
+        priority: int,
     ) -> None:
         request_id = len(self.requests)
         shared = [(family + 7 * i) % VOCAB_SIZE for i in range(min(num_shared, length))]
@@ -118,6 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop_token_ids=frozenset(range(5)) if stops else frozenset(),
             max_draft_tokens=cap,
             cache_salt=salt,
+            priority=priority,
         )
         self.scheduler.add(request)
         self.requests[request_id] = request
@@ -200,9 +203,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(rows)) == len(rows) == self.scheduler.num_running <= self.config.max_running
 
     @invariant()
-    def who_came_first_runs_first(self) -> None:
+    def both_queues_are_in_order_of_priority_then_arrival(self) -> None:
+        queues = self.scheduler._running, self.scheduler._waiting
+        for queue in queues:
+            order = [(r.priority, r.request_id) for r in queue]
+            assert order == sorted(order)
+        assert sorted(r.request_id for q in queues for r in q) == sorted(self.scheduler._requests)
+
+    @invariant()
+    def no_equal_that_came_later_runs_in_its_place(self) -> None:
+        """Of those that one priority has, all that run came before all that wait."""
         order = [*self.scheduler._running, *self.scheduler._waiting]
-        assert [r.request_id for r in order] == sorted(self.scheduler._requests)
+        for priority in {r.priority for r in order}:
+            arrivals = [r.request_id for r in order if r.priority == priority]
+            assert arrivals == sorted(arrivals)
 
     @invariant()
     def outputs_so_far_are_those_of_the_oracle(self) -> None:

@@ -68,7 +68,7 @@ class AnyChat:
 
 
 VALUES: dict[str, Any] = {
-    "priority": 1, "response_format": {"type": "json_object"}, "service_tier": "flex", "store": True, "suffix": "x",
+    "response_format": {"type": "json_object"}, "service_tier": "flex", "store": True, "suffix": "x",
     "tools": [{}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"}, "audio": {},
     "modalities": ["audio"], "prediction": {}, "reasoning_effort": "low", "verbosity": "low", "web_search_options": {},
 }  # fmt: skip

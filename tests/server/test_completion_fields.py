@@ -201,7 +201,7 @@ async def test_draft_positions_tell_of_each_token_which_draft_it_was(
 WRONG = [
     ("stop_token_ids", [600]), ("stop_token_ids", [-1]), ("stop_token_ids", list(range(65))),
     ("stop_token_ids", list(range(1, 65))), ("truncate_prompt_tokens", 0), ("cache_salt", ""), ("cache_salt", "x" * 257),
-    ("priority", 1), ("response_format", {"type": "json_object"}), ("store", True), ("service_tier", "flex"),
+    ("response_format", {"type": "json_object"}), ("store", True), ("service_tier", "flex"),
     ("suffix", "end"), ("top_k", 10**30), ("max_tokens", 10**30), ("max_tokens", 0),
 ]  # fmt: skip
 
@@ -214,7 +214,7 @@ async def test_a_wrong_value_is_refused_by_name(client: httpx.AsyncClient, field
 
 
 NEUTRAL = {
-    "priority": 0, "response_format": {"type": "text"}, "store": False, "service_tier": "auto", "suffix": "",
+    "response_format": {"type": "text"}, "store": False, "service_tier": "auto", "suffix": "",
     "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y",
 }  # fmt: skip
 

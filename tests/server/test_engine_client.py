@@ -297,3 +297,45 @@ async def test_a_stream_gives_what_waits_before_it_raises() -> None:
     for _ in range(2):
         with pytest.raises(EngineDeadError):
             await stream.take()
+
+
+async def test_a_paused_engine_holds_its_requests_until_it_may_go_on(client: EngineClient) -> None:
+    running = client.submit([request(client, max_tokens=300)])
+    await running.take()
+    client.pause()
+    assert client.status().state == "paused"
+    await asyncio.sleep(0.1)  # what was on its way has come
+    running._events.clear()
+    waiting = client.submit([request(client, max_tokens=9)])
+    await asyncio.sleep(0.1)
+    assert (running._events, waiting._events) == (deque(), deque())
+    client.resume()
+    assert client.status().state == "serving"
+    assert await within(5, collect(waiting)) == {1: list(range(101, 110))}
+
+
+async def test_an_engine_that_was_paused_comes_back_paused(client: EngineClient) -> None:
+    client.pause()
+    os.kill(pid_of(client), signal.SIGKILL)
+    await until(lambda: client.status().num_restarts == 1)
+    await until(lambda: client.status().state == "paused")
+    stream = client.submit([request(client)])
+    with pytest.raises(TimeoutError):
+        await within(0.2, stream.take())
+    client.resume()
+    assert len((await within(5, collect(stream))).popitem()[1]) == 10
+
+
+async def test_a_pause_while_it_loads_holds_from_the_start() -> None:
+    async with started() as client:
+        client.pause()
+        await client.wait_until_ready()
+        assert client.status().state == "paused"
+
+
+async def test_what_was_paused_finishes_while_the_server_drains(client: EngineClient) -> None:
+    client.pause()
+    stream = client.submit([request(client)])
+    client.drain(seconds=10)
+    assert client.status().state == "draining"
+    assert len((await within(5, collect(stream))).popitem()[1]) == 10

@@ -31,7 +31,13 @@ async def samples(client: httpx.AsyncClient) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.parametrize(
     ("state", "health", "ready"),
-    [("serving", 200, 200), ("loading", 200, 503), ("restarting", 503, 503), ("draining", 200, 503)],
+    [
+        ("serving", 200, 200),
+        ("loading", 200, 503),
+        ("restarting", 503, 503),
+        ("draining", 200, 503),
+        ("paused", 200, 503),
+    ],
 )
 async def test_health_is_life_and_ready_is_service(
     client: httpx.AsyncClient, engine: FakeEngine, state: Any, health: int, ready: int

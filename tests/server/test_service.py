@@ -201,6 +201,44 @@ class TestAborts:
         assert not engine.running
 
 
+class TestPause:
+    KEYS = Keys((), "admin")
+
+    async def test_the_admin_key_holds_tokens_back_and_lets_them_go(
+        self, connect: Connect, engine: FakeEngine
+    ) -> None:
+        async with connect(keys=self.KEYS) as client:
+            assert (await client.post("/pause")).status_code == 401
+            told = await client.post("/pause", headers=bearer("admin"))
+            assert told.json() == {"state": "paused", "num_requests": 0}
+            post = asyncio.create_task(client.post(URL, json=BODY))
+            await until(lambda: len(engine.running) == 1)
+            await asyncio.sleep(0.05)
+            ready, load = await client.get("/ready"), await client.get("/load")
+            assert not post.done()
+            assert (await client.post("/resume")).status_code == 401
+            told = await client.post("/resume", headers=bearer("admin"))
+            assert told.json() == {"state": "serving", "num_requests": 1}
+            assert (await post).json()["usage"]["completion_tokens"] == 30
+            assert (await client.get("/ready")).status_code == 200
+        assert (ready.status_code, ready.json()["reason"]) == (503, "paused")
+        assert (load.json()["state"], load.json()["num_requests"]) == ("paused", 1)
+
+    async def test_the_time_of_a_request_runs_on(self, connect: Connect, engine: FakeEngine) -> None:
+        engine.pause()
+        async with connect(limits=ServiceLimits(request_seconds=0.1)) as client:
+            response = await client.post(URL, json=BODY)
+        assert response.status_code == 504
+        assert engine.aborted == [0]
+
+    async def test_the_probe_says_so_at_once(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        engine.pause()
+        response = await client.get("/health/generate")
+        assert response.status_code == 503
+        assert "paused" in response.json()["error"]["message"]
+        assert engine.submitted == []
+
+
 class TestLoad:
     async def test_load_counts_what_runs_and_what_waits(self, connect: Connect, engine: FakeEngine) -> None:
         engine.stats = EngineStats(
@@ -215,7 +253,7 @@ class TestLoad:
             await asyncio.gather(post, return_exceptions=True)
             idle = (await client.get("/load")).json()
         assert busy == {
-            "num_requests": 1, "num_waiting_tokens": 12, "num_rows_running": 2, "num_rows_waiting": 1,
+            "state": "serving", "num_requests": 1, "num_waiting_tokens": 12, "num_rows_running": 2, "num_rows_waiting": 1,
             "kv_cache_usage_ratio": 0.25,
         }  # fmt: skip
         assert (idle["num_requests"], idle["num_waiting_tokens"]) == (0, 0)
@@ -241,6 +279,14 @@ class TestLoad:
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["code"] == "queue_full"
         assert accepted.status_code == 200
+
+
+async def test_the_priority_goes_to_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    for priority in (None, 0, -7, 2**31 - 1):
+        assert (await client.post(URL, json={**BODY, "priority": priority})).status_code == 200
+    assert [s.priority for s in engine.submitted] == [0, 0, -7, 2**31 - 1]
+    refused = await client.post(URL, json={**BODY, "priority": 2**31})
+    assert refused.json()["error"]["param"] == "priority"
 
 
 class TestSpeculation:

@@ -57,14 +57,20 @@ class FakeEngine:
         self._ids = itertools.count()
 
     def status(self) -> EngineStatus:
-        is_alive = self.state in ("serving", "loading", "draining")
+        is_alive = self.state in ("serving", "paused", "loading", "draining")
         return EngineStatus(self.state, "serve", 1.0, 7, 0.1, is_alive, self.num_restarts)
+
+    def pause(self) -> None:
+        self.state = "paused"
+
+    def resume(self) -> None:
+        self.state = "serving"
 
     def new_request_id(self) -> int:
         return next(self._ids)
 
     def submit(self, requests: Sequence[Submit]) -> EventStream:
-        if self.state != "serving":
+        if self.state not in ("serving", "paused"):
             raise EngineDeadError(f"the engine is {self.state}")
         stream = EventStream()
         frame = msgspec.msgpack.encode(list(requests))  # what cannot cross to a real engine fails here too
@@ -93,6 +99,8 @@ class FakeEngine:
         script = self.script(request)[: request.max_tokens]
         while True:
             await asyncio.sleep(self.round_seconds)
+            while self.state == "paused":
+                await asyncio.sleep(0.001)
             if self.die_after is not None and done >= self.die_after:
                 self.fail_all(EngineDeadError("the engine ended while this request ran: a test"))
             if self.stall_after is not None and done >= self.stall_after:

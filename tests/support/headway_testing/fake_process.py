@@ -20,7 +20,9 @@ from headway.engine import (
     FinishReason,
     Heartbeat,
     Mailbox,
+    Pause,
     Ready,
+    Resume,
     RoundOutput,
     Shutdown,
     StatsSnapshot,
@@ -42,6 +44,7 @@ class FakeLoop:
         self.mode = mode
         self.running: dict[int, tuple[int, int]] = {}
         self.stats = EngineStats(num_kv_blocks=64)
+        self.is_paused = False
 
     def serve(self) -> None:
         step = 0
@@ -50,7 +53,7 @@ class FakeLoop:
                 if isinstance(message, Shutdown) and self.mode != "deaf":
                     return
                 self.take(message)
-            events = [self.advance(request_id) for request_id in list(self.running)]
+            events = [] if self.is_paused else [self.advance(request_id) for request_id in list(self.running)]
             if events:
                 self.mailbox.send(RoundOutput(events))
             step += 1
@@ -60,6 +63,8 @@ class FakeLoop:
     def take(self, message: object) -> None:
         if isinstance(message, Abort):
             self.running.pop(message.request_id, None)
+        if isinstance(message, Pause | Resume):
+            self.is_paused = isinstance(message, Pause)
         if not isinstance(message, Submit):
             return
         if message.max_tokens == DEADLY_MAX_TOKENS:

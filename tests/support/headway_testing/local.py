@@ -102,6 +102,7 @@ class LocalEngine:
         stop_token_ids: Iterable[int] = (),
         max_draft_tokens: int | None = None,
         cache_salt: str = "",
+        priority: int = 0,
     ) -> int:
         request_id = next(self._ids)
         self.outputs[request_id] = Output()
@@ -114,6 +115,7 @@ class LocalEngine:
                 stop_token_ids=list(stop_token_ids),
                 max_draft_tokens=max_draft_tokens,
                 cache_salt=cache_salt,
+                priority=priority,
             )
         )
         return request_id

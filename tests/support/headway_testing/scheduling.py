@@ -55,6 +55,7 @@ class ScheduledDevice:
         stop: tuple[int, ...] = (),
         max_draft_tokens: int | None = None,
         salt: str = "",
+        priority: int = 0,
     ) -> Request:
         """prompt: token ids, or how many of this request's own."""
         request_id = self._num_requests
@@ -68,6 +69,7 @@ class ScheduledDevice:
             stop_token_ids=frozenset(stop),
             max_draft_tokens=max_draft_tokens,
             cache_salt=salt,
+            priority=priority,
         )
         self.scheduler.add(request)
         self._num_requests += 1

@@ -1,0 +1,95 @@
+"""The loop's own rules: what a pause holds back, and what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.local import LocalEngine
+
+from headway.engine import loop
+from headway.engine.config import EngineConfig
+from headway.engine.mailbox import Abort, Pause, Resume
+from headway.engine.request import FinishReason
+
+SUCCESSORS = random_cycle(128).tolist()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_late: bool) -> LocalEngine:
+    monkeypatch.setattr(loop, "IDLE_SECONDS", 0.0)
+    constructed_mimo(tmp_path)
+    config = EngineConfig(model_path=str(tmp_path), dtype="float32", depth=2, max_running=2)
+    return LocalEngine(config, reads_late=reads_late)
+
+
+def expected(start: int, count: int) -> list[int]:
+    tokens = []
+    for _ in range(count):
+        start = SUCCESSORS[start]
+        tokens.append(start)
+    return tokens
+
+
+@pytest.mark.parametrize("reads_late", [False, True], ids=["read-at-once", "one-step-in-flight"])
+class TestPause:
+    def test_no_step_is_launched_and_all_go_on_where_they_were(self, engine: LocalEngine) -> None:
+        ids = [engine.submit([start], max_tokens=30) for start in (3, 5, 7)]  # the third has no row
+        for _ in range(3):
+            engine.step()
+        engine.post.inbox.append(Pause())
+        engine.step()  # reads what was in flight
+        held = {i: list(engine.outputs[i].token_ids) for i in ids}
+        late = engine.submit([9], max_tokens=4)
+        steps = engine.engine.scheduler.snapshot().num_steps
+        for _ in range(5):
+            engine.step()
+        assert {i: engine.outputs[i].token_ids for i in ids} == held
+        assert 0 < len(held[0]) < 30
+        stats = engine.engine.scheduler.snapshot()
+        assert (stats.num_steps, stats.num_requests_running, stats.num_requests_waiting) == (steps, 2, 2)
+        engine.post.inbox.append(Resume())
+        engine.run()
+        starts = dict(zip([*ids, late], (3, 5, 7, 9), strict=True))
+        for request_id, start in starts.items():
+            output = engine.outputs[request_id]
+            assert output.token_ids == expected(start, len(output.token_ids))
+            assert output.finish_reason is FinishReason.LENGTH
+
+    def test_an_abort_frees_its_blocks_meanwhile(self, engine: LocalEngine) -> None:
+        ids = [engine.submit([start], max_tokens=30) for start in (3, 5, 7)]
+        engine.step()
+        engine.post.inbox += [Pause(), *(Abort(i) for i in ids)]
+        engine.step()
+        stats = engine.engine.scheduler.snapshot()
+        assert (stats.num_kv_blocks_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
+
+    def test_a_paused_loop_waits_for_mail_instead_of_turning(
+        self, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loop, "IDLE_SECONDS", 0.5)
+        timeouts: list[float] = []
+        receive = engine.post.receive
+
+        def recorded(timeout_seconds: float = 0.0) -> object:
+            timeouts.append(timeout_seconds)
+            return receive(timeout_seconds)
+
+        monkeypatch.setattr(engine.post, "receive", recorded)
+        engine.submit([3], max_tokens=30)
+        engine.step()
+        engine.post.inbox.append(Pause())
+        for _ in range(4):
+            engine.step()
+        assert timeouts[-2:] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("reads_late", [False], ids=["read-at-once"])
+def test_the_priority_of_a_frame_is_that_of_the_request(engine: LocalEngine) -> None:
+    for start in (3, 5):
+        engine.submit([start], max_tokens=30)
+    engine.step()
+    waiting = [engine.submit([7], max_tokens=3, priority=priority) for priority in (0, -1)]
+    engine.step()
+    assert [r.request_id for r in engine.engine.scheduler._waiting] == waiting[::-1]
