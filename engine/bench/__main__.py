@@ -23,10 +23,12 @@ from headway import __version__
 from headway.engine.assembly import Engine, assemble
 from headway.engine.bench.floor import Ceilings, Costs, costs_of, measured_ceilings
 from headway.engine.bench.measure import Driver, Rounds
-from headway.engine.bench.report import DecodeFigures, PrefillFigures, Report, show
+from headway.engine.bench.report import DecodeFigures, LoopFigures, PrefillFigures, Report, show
 from headway.engine.bench.settings import Settings, read_settings
 from headway.engine.errors import HeadwayError
 from headway.engine.model_config import read_model_config
+
+LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4  # of a closed loop
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,9 +62,11 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
     _forget_peak(engine)
     decode = _decode(settings, driver, costs, ceilings, left_out)
     prefill = _prefill(settings, driver, costs, ceilings, left_out)
+    loops = _closed_loops(settings, driver, left_out)
     peak = {name: max(size, peak_at_ready[name]) for name, size in _peak_memory(engine).items()}
     return Report(
-        command, _versions(), _device_name(engine), engine.info, startup, ceilings, decode, prefill, peak,
+        command, _versions(), _device_name(engine), engine.info, startup, ceilings, decode, prefill, loops,
+        peak,
         left_out,
     )  # fmt: skip
 
@@ -160,6 +164,34 @@ def _prefill(
                     all_milliseconds=[1e3 * one for one in seconds],
                     floor_milliseconds=1e3 * flop / ceilings.matmul_flop,
                     tokens_per_second=num_prompts * length / statistics.median(seconds),
+                )
+            )
+    return lines
+
+
+def _closed_loops(settings: Settings, driver: Driver, left_out: list[str]) -> list[LoopFigures]:
+    """As many requests as `headway bench serve` sends."""
+    lines: list[LoopFigures] = []
+    lengths = {"input_len": settings.contexts[0], "output_len": settings.output_len}
+    for num_streams in settings.closed_loop:
+        if not driver.can_hold(batch=num_streams, **lengths):
+            left_out.append(f"closed loop of {num_streams}: it does not fit")
+            continue
+        for depth in _depths(settings, driver):
+            _tell(f"closed loop: {num_streams} streams, depth {depth}")
+            driver.warm_up(batch=num_streams, depth=depth, input_len=settings.contexts[0])
+            num_requests = max(LEAST_REQUESTS, REQUESTS_PER_STREAM * num_streams)
+            rates = [
+                driver.closed_loop(num_streams=num_streams, depth=depth, num_requests=num_requests, **lengths)
+                for _ in range(settings.num_runs)
+            ]
+            lines.append(
+                LoopFigures(
+                    num_streams,
+                    depth,
+                    **lengths,
+                    tokens_per_second=statistics.median(rates),
+                    all_tokens_per_second=rates,
                 )
             )
     return lines

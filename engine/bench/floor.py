@@ -68,12 +68,14 @@ def costs_of(config: ModelConfig, dtype: torch.dtype, *, has_mtp: bool) -> Costs
 
 
 def measured_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """The best of a few tries. Takes 4 GiB of a GPU's memory for a moment."""
+    """The best of a few tries. Takes 4 GiB of a GPU's memory for a moment, or half of what is free."""
     return Ceilings(_read_bytes_a_second(device), _matmul_flop_a_second(device, dtype))
 
 
 def _read_bytes_a_second(device: torch.device) -> float:
-    size = GPU_READ_BYTES if device.type == "cuda" else CPU_READ_BYTES
+    size = CPU_READ_BYTES
+    if device.type == "cuda":
+        size = min(GPU_READ_BYTES, torch.cuda.mem_get_info(device)[0] // 2 // 4096 * 4096)
     data = torch.zeros(size // 4, dtype=torch.int32, device=device)
     return size / _best_seconds(lambda: stream_read(data), device)
 

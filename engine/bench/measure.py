@@ -97,6 +97,21 @@ class Driver:
         self._drain()
         return time.perf_counter() - started
 
+    def closed_loop(
+        self, *, num_streams: int, depth: int, input_len: int, output_len: int, num_requests: int
+    ) -> float:
+        """Output tokens a second where each request that ends is followed by the next: what a server with as many
+        streams could do at best. Prompts are counted in the time, not in the tokens."""
+        self.engine.scheduler.set_depth(depth)
+        num_left = num_requests - num_streams
+        started = time.perf_counter()
+        self._submit(num_streams, input_len, output_len)
+        for events in self._steps():
+            num_next = min(num_left, sum(event.finish_reason is not None for event in events))
+            self._submit(num_next, input_len, output_len)
+            num_left -= num_next
+        return num_requests * output_len / (time.perf_counter() - started)
+
     def _submit(self, batch: int, input_len: int, output_len: int) -> list[int]:
         ids = [next(self._ids) for _ in range(batch)]
         vocab_size = self.engine.info.vocab_size

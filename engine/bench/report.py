@@ -46,6 +46,18 @@ class PrefillFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopFigures:
+    """A closed loop without HTTP, prompts included; the median of all_tokens_per_second."""
+
+    num_streams: int
+    depth: int
+    input_len: int
+    output_len: int
+    tokens_per_second: float
+    all_tokens_per_second: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """startup_seconds: by phase, in order. left_out: what was asked for and does not fit."""
 
@@ -57,6 +69,7 @@ class Report:
     ceilings: Ceilings
     decode: list[DecodeFigures]
     prefill: list[PrefillFigures]
+    closed_loop: list[LoopFigures]
     peak_memory_bytes: dict[str, int]
     left_out: list[str]
 
@@ -83,6 +96,8 @@ def show(report: Report) -> None:
         console.print(_decode_table(report.decode))
     if report.prefill:
         console.print(_prefill_table(report.prefill))
+    if report.closed_loop:
+        console.print(_loop_table(report.closed_loop))
     for reason in report.left_out:
         console.print(f"left out: {reason}")
 
@@ -117,6 +132,14 @@ def _prefill_table(lines: list[PrefillFigures]) -> Table:
             f"{line.floor_milliseconds / line.milliseconds:.0%}",
             f"{line.tokens_per_second:,.0f}",
         )
+    return table
+
+
+def _loop_table(lines: list[LoopFigures]) -> Table:
+    table = _table("closed loop", "depth", "prompt", "new tokens", "tokens/s")
+    for line in lines:
+        cells = (line.num_streams, line.depth, line.input_len, line.output_len, line.tokens_per_second)
+        table.add_row(*(f"{cell:,.0f}" for cell in cells))
     return table
 
 

@@ -20,7 +20,8 @@ EMBEDDED = Path(str(files("headway.engine.demo")))
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Lengths in tokens. prefill: (prompts at once, tokens each). num_runs: of each measurement; the median counts."""
+    """Lengths in tokens. prefill: (prompts at once, tokens each). closed_loop: streams. num_runs: of each
+    measurement; the median counts."""
 
     model: Path
     is_dummy: bool
@@ -29,6 +30,7 @@ class Settings:
     contexts: tuple[int, ...]
     output_len: int
     prefill: tuple[tuple[int, int], ...]
+    closed_loop: tuple[int, ...]
     num_runs: int
     synthetic_acceptance: tuple[float, ...] | None
     json: Path | None
@@ -41,6 +43,7 @@ class Settings:
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
         limit = read_model_config(self.model).max_position_embeddings
+        num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
         wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
         return EngineConfig(
             model_path=str(self.model),
@@ -49,8 +52,8 @@ class Settings:
             load_format="dummy" if self.is_dummy else "safetensors",
             depth=max(self.depths),
             max_model_len=min(limit, max(wanted)),
-            max_running=max(*self.batches, *(n for n, _ in self.prefill), 1),
-            max_waiting=max(*self.batches, *(n for n, _ in self.prefill), 1),
+            max_running=num_rows,
+            max_waiting=num_rows,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             prefill_chunk=self.prefill_chunk,
             prefix_caching=False,
@@ -72,6 +75,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         contexts=given.input_len,
         output_len=given.output_len or (64 if is_cpu else 256),
         prefill=given.prefill or (((1, 1024),) if is_cpu else ((1, 1024), (1, 8192), (16, 2048))),
+        closed_loop=given.closed_loop,
         num_runs=given.runs or (1 if is_cpu else 3),
         synthetic_acceptance=given.synthetic_acceptance,
         json=given.json,
@@ -115,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--output-len", type=_number, metavar="N", help="new tokens (default: 256; on a CPU 64)")
     add("--prefill", type=_prompts, metavar="NxT,NxT",
         help="prompts at once x their tokens (default: 1x1024,1x8192,16x2048; on a CPU 1x1024; none to skip)")  # fmt: skip
+    add("--closed-loop", type=_numbers(1), default=(), metavar="N,N",
+        help="streams whose next request follows the last one at once, as headway bench serve has them: what is "
+        "left of it over HTTP (default: none)")  # fmt: skip
     add("--runs", type=_number, metavar="N", help="of each; the median counts (default: 3; on a CPU 1)")
     add("--synthetic-acceptance", type=_rates, metavar="RATES", help="take drafts at each position this often, "
         "such as 0.9,0.8,0.7, whatever the model says; the text means nothing")  # fmt: skip

@@ -8,16 +8,16 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from headway.server.bench.client import Prompts, Target
-from headway.server.bench.figures import Figures, Level
+from headway.server.bench.figures import Figures, Level, References
 from headway.server.bench.plot import CAN_PLOT, plot
-from headway.server.bench.report import plain_milliseconds, show, write
+from headway.server.bench.report import engine_rates, plain_milliseconds, show, write
 from headway.server.bench.run import Run
 from headway.server.bench.server_side import read_engine
 from headway.server.bench.workers import Workers
@@ -54,12 +54,14 @@ def run(arguments: argparse.Namespace) -> list[Figures]:
     """Raises UsageError, httpx.HTTPError."""
     if arguments.plot is not None and not CAN_PLOT:
         raise UsageError("--plot needs matplotlib: pip install 'headway[bench]'")
-    plain = {} if arguments.baseline is None else _baseline(arguments.baseline)
+    texts, plain = _texts(arguments.prompts), _plain_milliseconds(arguments.baseline)
     levels = _levels(arguments)
     headers = {} if arguments.api_key is None else {"Authorization": f"Bearer {arguments.api_key}"}
     num_workers = arguments.workers or _num_workers(levels)
     with httpx.Client(base_url=arguments.base_url, headers=headers, timeout=30) as client:
-        prompts = _prompts(arguments, client)
+        engine = read_engine(client)
+        prompts = Prompts(arguments.input_len, 0 if texts else _vocab_size(arguments, engine), texts)
+        rates = _engine_rates(arguments, engine)
         target = Target(arguments.base_url, headers, _body(arguments))
         with Workers(num_workers) as workers:
             whole = Run(
@@ -69,7 +71,8 @@ def run(arguments: argparse.Namespace) -> list[Figures]:
             figures: list[Figures] = []
             for level in levels:
                 print(f"{level}", file=sys.stderr, flush=True)
-                figures.append(whole.measure(level, plain.get(str(level))))
+                references = References(plain.get(str(level)), rates.get(str(level)))
+                figures.append(whole.measure(level, references))
             return figures
 
 
@@ -86,18 +89,22 @@ def _num_workers(levels: Sequence[Level]) -> int:
     return max(1, min(wanted, (os.cpu_count() or 2) // 2))
 
 
-def _prompts(arguments: argparse.Namespace, client: httpx.Client) -> Prompts:
-    if arguments.prompts is not None:
-        texts = tuple(line for line in _read(arguments.prompts).splitlines() if line)
-        if not texts:
-            raise UsageError(f"--prompts is {arguments.prompts}, which has no line; write one prompt a line")
-        return Prompts(arguments.input_len, 0, texts)
-    vocab_size = arguments.vocab_size or read_engine(client).get("vocab_size")
+def _texts(file: Path | None) -> tuple[str, ...]:
+    if file is None:
+        return ()
+    texts = tuple(line for line in _read(file).splitlines() if line)
+    if not texts:
+        raise UsageError(f"--prompts is {file}, which has no line; write one prompt a line")
+    return texts
+
+
+def _vocab_size(arguments: argparse.Namespace, engine: Mapping[str, object]) -> int:
+    vocab_size = arguments.vocab_size or engine.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise UsageError(
             f"{arguments.base_url}/ready tells no vocab_size; is the server ready? For another one give --vocab-size"
         )
-    return Prompts(arguments.input_len, vocab_size)
+    return vocab_size
 
 
 def _body(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -111,11 +118,33 @@ def _body(arguments: argparse.Namespace) -> dict[str, Any]:
     return body if arguments.model is None else body | {"model": arguments.model}
 
 
-def _baseline(file: Path) -> dict[str, float]:
+def _plain_milliseconds(file: Path | None) -> dict[str, float]:
+    """By level."""
     try:
-        return plain_milliseconds(_read(file))
+        return {} if file is None else plain_milliseconds(_read(file))
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"--baseline is {file}, it must be a file that --json wrote") from None
+        raise UsageError(
+            f"--baseline is {file}, it must be a file that headway bench serve --json wrote"
+        ) from None
+
+
+def _engine_rates(arguments: argparse.Namespace, engine: Mapping[str, object]) -> dict[str, float]:
+    """By level."""
+    file, lengths = arguments.engine, {"input_len": arguments.input_len, "output_len": arguments.output_len}
+    if file is None:
+        return {}
+    try:
+        rates = engine_rates(_read(file), {"depth": engine.get("depth", 0), **lengths})
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"--engine is {file}, it must be a file that headway bench engine --json wrote"
+        ) from None
+    if not rates:
+        raise UsageError(
+            f"--engine is {file}, which has no closed loop of the server's depth and these lengths; run headway "
+            "bench engine with --closed-loop, --depth, --input-len and --output-len to match"
+        )
+    return rates
 
 
 def _read(file: Path) -> str:
@@ -165,6 +194,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"client processes (default: one for {STREAMS_PER_WORKER} streams, at most half the cores)")  # fmt: skip
     add("--baseline", type=Path, metavar="FILE",
         help="figures of the same levels without speculation, for the conversion")  # fmt: skip
+    add("--engine", type=Path, metavar="FILE",
+        help="figures of headway bench engine --closed-loop: what is left of them over HTTP")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures there")
     add(
         "--plot",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.server.bench.client import ShareResult
+from headway.server.bench.client import Outcome, ShareResult
 
 PERCENTILES = (50, 90, 99)
 
@@ -26,6 +26,18 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class References:
+    """What other runs found at the same level; None where none did.
+
+    plain_milliseconds: median time per output token without speculation. engine_tokens_per_second: of the same
+    closed loop without HTTP.
+    """
+
+    plain_milliseconds: float | None = None
+    engine_tokens_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Of one level. Latencies in milliseconds by percentile, empty where nothing was measured.
 
@@ -33,7 +45,7 @@ class Figures:
     (end to end - time to first token) / (tokens - 1). acceptance_length: tokens a row got in a round, by the
     usage of the answers; engine_acceptance_length, acceptance_per_position: by /metrics, of all requests meanwhile.
     conversion: speed-up of the median time per output token over a run without speculation, over the
-    acceptance length. client_cpu_share: of the busiest worker.
+    acceptance length. share_of_engine: of the tokens a second that the engine alone makes. client_cpu_share: of the busiest worker.
     """
 
     level: str
@@ -50,6 +62,7 @@ class Figures:
     engine_acceptance_length: float | None
     acceptance_per_position: list[float]
     conversion: float | None
+    share_of_engine: float | None
     errors: dict[str, int]
     num_workers: int
     client_cpu_share: float
@@ -60,27 +73,26 @@ def figures_of(
     results: Sequence[ShareResult],
     before: Mapping[str, float],
     after: Mapping[str, float],
-    plain_milliseconds: float | None,
+    references: References,
 ) -> Figures:
-    """before, after: samples of /metrics, empty where there is none. plain_milliseconds: see `conversion`."""
+    """before, after: samples of /metrics, empty where there is none."""
     outcomes = [outcome for result in results for outcome in result.outcomes]
     good = [outcome for outcome in outcomes if outcome.error is None and outcome.num_chunks > 0]
     start = min((outcome.start for outcome in outcomes), default=0.0)
     seconds = max((outcome.end for outcome in outcomes), default=0.0) - start
     tokens = sum(outcome.completion_tokens for outcome in good)
+    rate = tokens / seconds if seconds > 0 else 0.0
     long = [outcome for outcome in good if outcome.completion_tokens > 1]
     per_token = percentiles([(o.end - o.first) / (o.completion_tokens - 1) for o in long])
     changes = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    own_length = _own_acceptance_length(
-        sum(o.completion_tokens - 1 for o in long), sum(o.accepted_tokens for o in long)
-    )
-    length = _engine_acceptance_length(changes) or own_length
-    is_comparable = plain_milliseconds is not None and length is not None and bool(per_token)
+    own_length = _own_acceptance_length(long)
+    engine_length = _engine_acceptance_length(changes)
+    engine_rate = references.engine_tokens_per_second
     return Figures(
         level=str(level),
         num_requests=len(outcomes),
         seconds=seconds,
-        tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+        tokens_per_second=rate,
         requests_per_second=len(good) / seconds if seconds > 0 else 0.0,
         time_to_first_token=percentiles([outcome.first - outcome.start for outcome in good]),
         time_per_output_token=per_token,
@@ -88,11 +100,12 @@ def figures_of(
         end_to_end=percentiles([outcome.end - outcome.start for outcome in good]),
         tokens_per_chunk=tokens / sum(outcome.num_chunks for outcome in good) if good else None,
         acceptance_length=own_length,
-        engine_acceptance_length=_engine_acceptance_length(changes),
+        engine_acceptance_length=engine_length,
         acceptance_per_position=_acceptance_per_position(changes),
-        conversion=plain_milliseconds / per_token["p50"] / length
-        if is_comparable and plain_milliseconds and length
-        else None,
+        conversion=_conversion(
+            references.plain_milliseconds, per_token.get("p50"), engine_length or own_length
+        ),
+        share_of_engine=rate / engine_rate if engine_rate is not None else None,
         errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
         num_workers=len(results),
         client_cpu_share=max(
@@ -111,9 +124,11 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{percent}": 1e3 * cuts[percent - 1] for percent in PERCENTILES}
 
 
-def _own_acceptance_length(num_tokens: int, num_accepted: int) -> float | None:
+def _own_acceptance_length(outcomes: Sequence[Outcome]) -> float | None:
     """Tokens behind the first ones come from rounds, and every round ends with one token that is no draft."""
-    return num_tokens / (num_tokens - num_accepted) if num_tokens > num_accepted else None
+    num_tokens = sum(outcome.completion_tokens - 1 for outcome in outcomes)
+    num_rounds = num_tokens - sum(outcome.accepted_tokens for outcome in outcomes)
+    return num_tokens / num_rounds if num_rounds > 0 else None
 
 
 def _engine_acceptance_length(changes: Mapping[str, float]) -> float | None:
@@ -127,3 +142,7 @@ def _acceptance_per_position(changes: Mapping[str, float]) -> list[float]:
     while drafted := changes.get(name.format("draft", len(shares) + 1), 0.0):
         shares.append(changes[name.format("accepted", len(shares) + 1)] / drafted)
     return shares
+
+
+def _conversion(plain: float | None, milliseconds: float | None, length: float | None) -> float | None:
+    return None if plain is None or milliseconds is None or length is None else plain / milliseconds / length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headway.server.bench.figures import Figures
+from headway.server.bench.figures import Figures, Level
 
 TABLE_WIDTH = 200
 BUSY_SHARE = 0.8
@@ -25,6 +25,7 @@ def show(levels: Sequence[Figures]) -> None:
         "load",
         "requests",
         "tokens/s",
+        "of the engine's",
         "TTFT ms",
         "TPOT ms",
         "chunk gap ms",
@@ -41,6 +42,7 @@ def show(levels: Sequence[Figures]) -> None:
             level.level,
             f"{level.num_requests}",
             f"{level.tokens_per_second:,.0f}",
+            "" if level.share_of_engine is None else f"{level.share_of_engine:.0%}",
             _joined(level.time_to_first_token, 0),
             _joined(level.time_per_output_token, 2),
             _joined(level.chunk_gap, 1),
@@ -68,6 +70,13 @@ def plain_milliseconds(text: str) -> dict[str, float]:
     """{level: median time per output token} of what `write` wrote. Raises ValueError, KeyError, TypeError."""
     levels = json.loads(text)["levels"]
     return {level["level"]: level["time_per_output_token"]["p50"] for level in levels}
+
+
+def engine_rates(text: str, wanted: Mapping[str, object]) -> dict[str, float]:
+    """{level: tokens a second} of the closed loops that `headway bench engine --closed-loop` wrote, those that
+    are as wanted. Raises ValueError, KeyError, TypeError."""
+    lines = [line for line in json.loads(text)["closed_loop"] if wanted.items() <= line.items()]
+    return {str(Level(line["num_streams"], None)): line["tokens_per_second"] for line in lines}
 
 
 def _joined(values: dict[str, float], digits: int) -> str:

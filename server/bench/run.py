@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import httpx
 
 from headway.server.bench.client import Prompts, Share, ShareResult, Target
-from headway.server.bench.figures import Figures, Level, figures_of
+from headway.server.bench.figures import Figures, Level, References, figures_of
 from headway.server.bench.server_side import read_metrics
 from headway.server.bench.workers import Workers, shares_of
 
@@ -31,12 +31,12 @@ class Run:
     seconds: float | None
     seed: int
 
-    def measure(self, level: Level, plain_milliseconds: float | None) -> Figures:
+    def measure(self, level: Level, references: References) -> Figures:
         """After a warm-up. Raises httpx.HTTPError when the server says nothing of itself any more."""
         self._warm_up(level)
         before = read_metrics(self.client)
         results = self._spread(self._load(level))
-        return figures_of(level, results, before, read_metrics(self.client), plain_milliseconds)
+        return figures_of(level, results, before, read_metrics(self.client), references)
 
     def _load(self, level: Level) -> Share:
         requests = self.num_requests

@@ -31,11 +31,13 @@ def test_closed_loops_tell_what_the_server_counted(server: Any, tmp_path: Path) 
     load = ["--input-len", "16", "--output-len", "60", "--num-requests", "12", "--workers", "2"]
     plain = tmp_path / "plain.json"
     plain.write_text(json.dumps({"levels": [{"level": "4 streams", "time_per_output_token": {"p50": 20.0}}]}))
+    engine = tmp_path / "engine.json"
+    line = {"num_streams": 4, "depth": 2, "input_len": 16, "output_len": 60, "tokens_per_second": 1000.0}
+    engine.write_text(json.dumps({"closed_loop": [line]}))
     before = server.metric("headway_generation_tokens_total")
     files = tmp_path / "run.json", tmp_path / "run.png"
-    one, four = bench(
-        server, files[0], "--concurrency", "1,4", *load, "--plot", str(files[1]), "--baseline", str(plain)
-    )
+    load += ["--concurrency", "1,4", "--baseline", str(plain), "--engine", str(engine)]
+    one, four = bench(server, files[0], *load, "--plot", str(files[1]))
     warm_up = 8 * (1 + 4)
     assert server.metric("headway_generation_tokens_total") - before == 2 * 12 * 60 + warm_up
     for level in (one, four):
@@ -47,7 +49,8 @@ def test_closed_loops_tell_what_the_server_counted(server: Any, tmp_path: Path) 
         assert level["acceptance_length"] == pytest.approx(level["engine_acceptance_length"], rel=0.03)
         assert level["acceptance_per_position"] == pytest.approx(RATES, abs=0.15)
     assert (one["num_workers"], four["num_workers"]) == (1, 2)
-    assert one["conversion"] is None
+    assert (one["conversion"], one["share_of_engine"]) == (None, None)
+    assert four["share_of_engine"] == pytest.approx(four["tokens_per_second"] / 1000)
     length = four["engine_acceptance_length"]
     assert four["conversion"] == pytest.approx(20 / four["time_per_output_token"]["p50"] / length)
     assert files[1].stat().st_size > 1000

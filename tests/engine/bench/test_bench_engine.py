@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def test_every_cell_is_measured_and_counted(tmp_path: Path, capsys: pytest.Captu
         "--runs",
         "2",
     ]
-    report = run(tmp_path, str(folder), *SMALL, *arguments, "--synthetic-acceptance", "1,1")
+    arguments += ["--closed-loop", "1,3", "--synthetic-acceptance", "1,1"]
+    report = run(tmp_path, str(folder), *SMALL, *arguments)
     cells = {(line["batch"], line["depth"], line["input_len"]): line for line in report["decode"]}
     assert cells.keys() == {(b, d, n) for b in (1, 3) for d in (0, 2) for n in (20, 33)}
     for (batch, depth, input_len), line in cells.items():
@@ -98,6 +100,11 @@ def test_every_cell_is_measured_and_counted(tmp_path: Path, capsys: pytest.Captu
     ]
     for one in report["prefill"]:
         assert one["tokens_per_second"] == pytest.approx(80e3 / one["milliseconds"])
+    loops = [
+        (one["num_streams"], one["depth"], one["input_len"], one["output_len"])
+        for one in report["closed_loop"]
+    ]
+    assert loops == [(n, depth, 20, 24) for n in (1, 3) for depth in (0, 2)]
     assert list(report["startup_seconds"]) == ["imports", "load", "memory", "capture", "ready"]
     shown = capsys.readouterr().out
     assert "the text means nothing" in shown
@@ -127,6 +134,19 @@ def test_rounds_are_counted_from_the_moment_when_all_rows_decode(tmp_path: Path)
     # Prompts take two steps each; the first row has 5 of its 20 tokens when the last one has its first.
     assert rounds.tokens == 3 * rounds.num_rounds
     assert rounds.num_rounds == 20 - 5 - 2 - 1 - 1
+
+
+def test_a_closed_loop_has_as_many_rows_as_streams_until_the_end(tmp_path: Path) -> None:
+    config = EngineConfig(model_path=str(random_mimo(tmp_path)), depth=0, prefix_caching=False, max_running=8)
+    engine = LocalEngine(config).engine
+    started = time.perf_counter()
+    rate = Driver(engine).closed_loop(num_streams=3, depth=0, input_len=8, output_len=10, num_requests=9)
+    assert rate > 90 / (time.perf_counter() - started)
+    stats = engine.scheduler.snapshot()
+    assert stats.num_generation_tokens == 90
+    assert stats.finished_by_reason == {"length": 9}
+    # Three requests one after the other in three rows: nine rounds each, a step between two of them.
+    assert 27 <= stats.rounds_by_depth[0] <= 33
 
 
 @pytest.mark.parametrize(

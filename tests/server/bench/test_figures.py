@@ -10,8 +10,8 @@ import pytest
 from headway.server.bench import __main__ as bench
 from headway.server.bench import plot
 from headway.server.bench.client import Outcome, ShareResult
-from headway.server.bench.figures import Figures, Level, figures_of, percentiles
-from headway.server.bench.report import plain_milliseconds, show, write
+from headway.server.bench.figures import Figures, Level, References, figures_of, percentiles
+from headway.server.bench.report import engine_rates, plain_milliseconds, show, write
 
 GOOD = Outcome(
     start=10.0,
@@ -40,9 +40,11 @@ BEFORE = dict.fromkeys(AFTER, 10.0) | {
 }
 
 
-def figures(before: dict[str, float], after: dict[str, float], plain: float | None = None) -> Figures:
+def figures(
+    before: dict[str, float], after: dict[str, float], plain: float | None = None, engine: float | None = None
+) -> Figures:
     results = [ShareResult([GOOD, REFUSED], 1.0, 4.0), ShareResult([QUICK], 3.0, 4.0)]
-    return figures_of(Level(2, None), results, before, after, plain)
+    return figures_of(Level(2, None), results, before, after, References(plain, engine))
 
 
 def test_latencies_and_throughput() -> None:
@@ -74,8 +76,19 @@ def test_a_server_without_metrics_leaves_usage() -> None:
     assert found.conversion == pytest.approx(300 / found.time_per_output_token["p50"] / 3.2)
 
 
+def test_the_engine_alone_is_compared_where_it_did_the_same() -> None:
+    line = {"num_streams": 2, "depth": 3, "input_len": 8, "output_len": 9, "tokens_per_second": 6.0}
+    other = {**line, "depth": 0, "tokens_per_second": 3.0}
+    text = json.dumps({"closed_loop": [line, other]})
+    rates = engine_rates(text, {"depth": 3, "input_len": 8, "output_len": 9})
+    assert rates == {"2 streams": 6.0}
+    assert engine_rates(text, {"depth": 3, "input_len": 8, "output_len": 10}) == {}
+    assert figures({}, {}, engine=rates["2 streams"]).share_of_engine == 18 / 4 / 6
+    assert figures({}, {}).share_of_engine is None
+
+
 def test_nothing_answered_is_no_figure() -> None:
-    found = figures_of(Level(1, 2.5), [ShareResult([REFUSED], 0.0, 0.0)], {}, {}, 5.0)
+    found = figures_of(Level(1, 2.5), [ShareResult([REFUSED], 0.0, 0.0)], {}, {}, References(5.0))
     assert (found.level, found.tokens_per_second, found.conversion) == ("2.5 requests/s", 0.0, None)
     assert found.time_to_first_token == found.chunk_gap == {}
     show([found])
@@ -95,7 +108,7 @@ def test_what_is_written_is_a_baseline(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    nothing = figures_of(Level(1, None), [], {}, {}, None)
+    nothing = figures_of(Level(1, None), [], {}, {}, References())
     plot.plot([figures({}, {}), nothing], tmp_path / "a.png", "128 in, 256 out")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
@@ -105,7 +118,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     [
         (["--plot", "x.png"], "--plot needs matplotlib: pip install 'headway[bench]'"),
         (["--baseline", "/none"], "/none cannot be read"),
-        (["--baseline", __file__], "it must be a file that --json wrote"),
+        (["--baseline", __file__], "it must be a file that headway bench serve"),
         (["--base-url", "http://127.0.0.1:9"], "refused"),
         (["--prompts", "/dev/null"], "--prompts is /dev/null, which has no line"),
     ],
