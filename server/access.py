@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,6 +34,7 @@ class RequestRecord:
     ended_seconds: float = 0.0
     status: int = CLIENT_GONE
     answer: Answer | None = None
+    traceparent: str | None = None  # the caller's, as W3C's header has it
 
 
 def record_of(request: Request) -> RequestRecord:
@@ -41,11 +44,14 @@ def record_of(request: Request) -> RequestRecord:
 
 
 class AccessLog:
-    """Around all that answers; its own id of the request comes from around it."""
+    """Around all that answers; its own id of the request comes from around it. trace: is handed what ends."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, trace: Callable[[RequestRecord], None] | None = None
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._trace = trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,6 +59,7 @@ class AccessLog:
             return
         state = scope["state"]
         state["record"] = record = RequestRecord(state["request_id"], scope["method"], scope["path"])
+        record.traceparent = Headers(scope=scope).get("traceparent")
 
         async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -65,6 +72,8 @@ class AccessLog:
             record.ended_seconds = time.monotonic()
             self._metrics.count_response(record.path, record.status)
             _log(record)
+            if self._trace is not None:
+                self._trace(record)
 
 
 def _log(record: RequestRecord) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from headway import __version__
-from headway.server.access import AccessLog
+from headway.server.access import AccessLog, RequestRecord
 from headway.server.errors import install_error_handlers
 from headway.server.guard import REQUEST_ID, Guard, RequestIds
 from headway.server.routes import (
@@ -26,7 +26,12 @@ from headway.server.routes import (
 from headway.server.services import Services
 
 
-def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIApp:
+def create_app(
+    services: Services,
+    *,
+    cors_origins: Sequence[str] = (),
+    trace: Callable[[RequestRecord], None] | None = None,
+) -> ASGIApp:
     """Starts nothing: the engine belongs to the caller.
 
     What is around the routes, outermost first: request ids, the access log, CORS, the guard.
@@ -50,4 +55,4 @@ def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIA
             allow_headers=["*"],
             expose_headers=[REQUEST_ID],
         )
-    return RequestIds(AccessLog(guarded, services.metrics))
+    return RequestIds(AccessLog(guarded, services.metrics, trace))

@@ -39,6 +39,7 @@ class ServerConfig:
     drain_seconds: float = 30.0
     log_level: str = "info"
     log_format: LogFormat = "human"
+    otlp_endpoint: str | None = None
     unix_socket: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None

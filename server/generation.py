@@ -61,7 +61,7 @@ class Generation:
         self._metrics = metrics
         self._requests = requests
         self._choices = [Choice(i, request, vocabulary) for i, request in enumerate(requests)]
-        self._arrival_seconds = time.monotonic()
+        self.arrival_seconds = time.monotonic()
         self._stream: EventStream | None = None
         self._request_ids: list[int] = []
         self.error: HeadwayError | None = None  # what ended it before its time
@@ -129,7 +129,13 @@ class Generation:
     def first_token_seconds(self) -> float | None:
         """From the arrival to the first token of any choice."""
         times = [c.first_token_seconds for c in self._choices if c.first_token_seconds is not None]
-        return min(times) - self._arrival_seconds if times else None
+        return min(times) - self.arrival_seconds if times else None
+
+    @property
+    def last_token_seconds(self) -> float | None:
+        """From the arrival to the last token so far of any choice."""
+        times = [c.last_token_seconds for c in self._choices if c.first_token_seconds is not None]
+        return max(times) - self.arrival_seconds if times else None
 
     def _observe(self, event: TokenEvent, choice: Choice, previous_seconds: float) -> None:
         """previous_seconds: of the choice's tokens before this event; 0 if there were none."""
@@ -145,8 +151,8 @@ class Generation:
     def _finish(self, choice: Choice) -> None:
         if self._metrics is None or choice.first_token_seconds is None:
             return
-        self._metrics.time_to_first_token.observe(choice.first_token_seconds - self._arrival_seconds)
-        self._metrics.end_to_end.observe(choice.last_token_seconds - self._arrival_seconds)
+        self._metrics.time_to_first_token.observe(choice.first_token_seconds - self.arrival_seconds)
+        self._metrics.end_to_end.observe(choice.last_token_seconds - self.arrival_seconds)
         if choice.num_tokens > 1:
             decode_seconds = choice.last_token_seconds - choice.first_token_seconds
             self._metrics.time_per_output_token.observe(decode_seconds / (choice.num_tokens - 1))

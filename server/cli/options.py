@@ -170,6 +170,7 @@ SERVER = [
            "debug, info, warning or error", "NAME"),
     Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
 ]  # fmt: skip
+    Option("otlp-endpoint", str, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
 GENERATION = [
     Option("max-tokens", parse_int, 64, "tokens to generate at most"),
     Option("temperature", numbers_in(0, 2), None, "0 always takes the likeliest token (default: the model's)", "T"),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import signal
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Protocol
 
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
 from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_config
+from headway.server.access import RequestRecord
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
 from headway.server.cli.console import banner, wait_with_progress
@@ -60,10 +63,13 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             keys=Keys(tuple(config.api_key), config.admin_key),
             running=Running(config.max_waiting_tokens),
         )
-        app = create_app(services, cors_origins=config.cors_origin)
+        tracing = _open_tracing(config.otlp_endpoint)
+        app = create_app(services, cors_origins=config.cors_origin, trace=tracing)
         server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(_run(server, services, listener, url_of(listener, config)))
+        if tracing is not None:
+            tracing.close()
     return 0
 
 
@@ -105,6 +111,27 @@ class DrainingServer(uvicorn.Server):
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
+
+
+class Trace(Protocol):
+    """server/tracing.py, whose packages may be missing."""
+
+    def __call__(self, record: RequestRecord) -> None: ...
+    def close(self) -> None: ...
+
+
+def _open_tracing(endpoint: str | None) -> Trace | None:
+    if endpoint is None:
+        return None
+    try:
+        module = importlib.import_module("headway.server.tracing")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--otlp-endpoint is {endpoint!r}, it must be left out without OpenTelemetry ({error}); "
+            "pip install headway[otel]"
+        ) from None
+    tracing: Trace = module.open_tracing(endpoint)
+    return tracing
 
 
 def _check_tls(config: ServerConfig) -> None:

@@ -61,13 +61,13 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
-        --keep-alive 5 --log-format json --load-format dummy --synthetic-acceptance .9,.8,.7,0"""
+        --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name="m", drain_seconds=1.5, log_level="debug", unix_socket="/s",
         tls_cert="/c", tls_key="/k", api_key=["a", "b"], admin_key="c", cors_origin=["*"], max_body_bytes=2**20,
         max_waiting_tokens=9, request_timeout=60.0, keep_alive=5.0,
-        log_format="json",
+        log_format="json", otlp_endpoint="http://c",
     )  # fmt: skip
     engine = EngineConfig(
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,
