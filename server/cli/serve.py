@@ -16,7 +16,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_config
+from headway.engine import ConfigError, EngineConfig, HeadwayError, LogFormat, read_model_config
 from headway.server.access import RequestRecord
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
@@ -67,7 +67,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         app = create_app(services, cors_origins=config.cors_origin, trace=tracing)
         server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_run(server, services, listener, url_of(listener, config)))
+            runner.run(_run(server, services, listener, url_of(listener, config), config.log_format))
         if tracing is not None:
             tracing.close()
     return 0
@@ -147,9 +147,11 @@ def _check_tls(config: ServerConfig) -> None:
         ) from None
 
 
-async def _run(server: DrainingServer, services: Services, listener: socket.socket, url: str) -> None:
+async def _run(
+    server: DrainingServer, services: Services, listener: socket.socket, url: str, log_format: LogFormat
+) -> None:
     services.engine.start()
-    announcing = asyncio.create_task(_announce(server, services, url))
+    announcing = asyncio.create_task(_announce(server, services, url, log_format))
     observing = asyncio.create_task(services.metrics.history.run())
     try:
         await server.serve(sockets=[listener])
@@ -165,13 +167,25 @@ async def _run(server: DrainingServer, services: Services, listener: socket.sock
             raise outcome
 
 
-async def _announce(server: DrainingServer, services: Services, url: str) -> None:
-    """The banner, once the engine is ready. If it cannot start, the server leaves with its error."""
+async def _announce(server: DrainingServer, services: Services, url: str, log_format: LogFormat) -> None:
+    """Says that the engine is ready. If it cannot start, the server leaves with its error."""
+    tell = _announce_to_machines if log_format == "json" else _announce_to_people
     try:
-        info = await wait_with_progress(services.engine)
+        await tell(services, url)
     except HeadwayError:
         server.should_exit = True
         raise
-    print(banner(services.model_name, info, url), flush=True)
     if services.chat is not None:
         await services.chat.warm_up()
+
+
+async def _announce_to_people(services: Services, url: str) -> None:
+    info = await wait_with_progress(services.engine)
+    print(banner(services.model_name, info, url), flush=True)
+
+
+async def _announce_to_machines(services: Services, url: str) -> None:
+    """An object, as everything else that is written."""
+    info = await services.engine.wait_until_ready()
+    fields = {"model": services.model_name, "url": url, **msgspec.structs.asdict(info)}
+    logger.info("serving %s at %s", services.model_name, url, extra={"fields": fields})
