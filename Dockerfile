@@ -14,7 +14,7 @@ WORKDIR /build
 # What the package needs changes rarely: a layer of its own.
 COPY pyproject.toml constraints.txt ./
 RUN python3 -m venv /opt/headway \
-    && /opt/headway/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+    && /opt/headway/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['otel'], sep='\n')" > requirements.txt \
     && /opt/headway/bin/pip install --no-cache-dir -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./
 COPY src/ src/
