@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -181,3 +181,27 @@ def test_a_click_changes_the_theme_and_it_stays(page: Page) -> None:
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.reload()
     expect(page.locator("#theme")).to_have_text("theme: dark")
+
+
+def test_a_server_with_keys_asks_for_one_and_keeps_it_for_the_tab(
+    browser: Browser, start: Callable[..., Iterator[Server]]
+) -> None:
+    life = start("--api-key", "secret")
+    guarded = next(life)
+    context = browser.new_context()
+    opened = context.new_page()
+    try:
+        opened.goto(f"{guarded.url}/dashboard")
+        expect(opened.locator("#state")).to_have_text("needs a key")
+        opened.locator("#key").fill("wrong")
+        opened.locator("#key-form button").click()
+        expect(opened.locator("#key-form")).to_be_visible()
+        opened.locator("#key").fill("secret")
+        opened.locator("#key-form button").click()
+        expect(opened.locator("#state")).to_have_text("serving")
+        generate(opened, depth=1, tokens=8)
+        opened.reload()
+        expect(opened.locator("#state")).to_have_text("serving")
+    finally:
+        context.close()
+        assert list(life) == []  # stopped
