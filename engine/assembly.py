@@ -12,7 +12,12 @@ import torch
 from headway.engine.adjustments import AdjustmentTable, table_bytes
 from headway.engine.cache.pool import KVPool
 from headway.engine.checkpoint import load_model, make_dummy_model, parameter_counts
-from headway.engine.config import DEFAULT_PREFILL_CHUNK, MIN_PREFILL_CHUNK, EngineConfig
+from headway.engine.config import (
+    DEFAULT_IDLE_PREFILL_CHUNK,
+    DEFAULT_PREFILL_CHUNK,
+    MIN_PREFILL_CHUNK,
+    EngineConfig,
+)
 from headway.engine.errors import ConfigError
 from headway.engine.mailbox import EngineInfo
 from headway.engine.memory import (
@@ -31,6 +36,7 @@ from headway.engine.speculation.synthetic import SyntheticAcceptance
 
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
 MAX_ADJUSTMENTS_SHARE = 0.25
+MIN_QUANTIZED_WEIGHTS = 1 << 25
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +65,8 @@ def assemble(
     model = make_model(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
     )
+    if _quantizes_draft_lm_head(config, model):
+        model.quantize_draft_lm_head()
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
     config = msgspec.structs.replace(
@@ -66,6 +74,7 @@ def assemble(
         device=device.type,
         depth=depth,
         prefill_chunk=_prefill_chunk(config, model.device, num_parameters),
+        idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model.device),
     )
     max_model_len = _max_model_len(config, model)
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
@@ -112,6 +121,20 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
+def _quantizes_draft_lm_head(config: EngineConfig, model: CausalLM) -> bool:
+    """By default where it was measured to pay: 16-bit models on CUDA with an lm_head that takes a while to read."""
+    if not model.has_mtp or config.draft_lm_head == "full":
+        return False
+    hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
+    is_possible = model.device.type == "cuda" and model.dtype.itemsize == 2 and hidden % 128 == 0
+    if config.draft_lm_head == "int8" and not is_possible:
+        raise ConfigError(
+            f"--draft-lm-head is int8, which needs a 16-bit model on CUDA whose hidden size is a multiple of 128; "
+            f"this one is {model.dtype} on {model.device.type} with {hidden}; use auto"
+        )
+    return is_possible and (config.draft_lm_head == "int8" or hidden * vocab_size >= MIN_QUANTIZED_WEIGHTS)
+
+
 def _prefill_chunk(config: EngineConfig, device: torch.device, num_parameters: int) -> int:
     """A step must not take so long that streams stall, or that the engine seems stuck: on the CPU a large
     model computes fewer tokens a step."""
@@ -119,6 +142,11 @@ def _prefill_chunk(config: EngineConfig, device: torch.device, num_parameters: i
         return config.prefill_chunk or DEFAULT_PREFILL_CHUNK
     fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
     return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
+
+
+def _idle_prefill_chunk(config: EngineConfig, device: torch.device) -> int | None:
+    """A GPU computes long chunks faster, and a request that comes meanwhile waits 50 ms at the most (7B, H200)."""
+    return DEFAULT_IDLE_PREFILL_CHUNK if device.type == "cuda" and config.prefill_chunk is None else None
 
 
 def _max_model_len(config: EngineConfig, model: CausalLM) -> int:

@@ -15,15 +15,17 @@ from headway.engine.logs import LogFormat
 
 MAX_DEPTH = 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
-MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
+MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK, DEFAULT_IDLE_PREFILL_CHUNK = 16, 512, 2048
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the engine process needs to start.
 
-    Lengths are in tokens. `None` means: decided from the model or the machine. load_format: "dummy" draws the
+    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
+    a step beside a decode round; idle_prefill_chunk: while nobody decodes, who would have to wait for it. load_format: "dummy" draws the
     weights at random instead of reading them, for measurements. synthetic_acceptance: how often the draft at each
-    position is taken, whatever the model picks there, for measurements. log_level, log_format: of this process.
+    position is taken, whatever the model picks there, for measurements. draft_lm_head: the weights by which drafts
+    are picked; the target's are always full. log_level, log_format: of this process.
     """
 
     model_path: str
@@ -31,12 +33,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     depth: int = 3
+    draft_lm_head: Literal["auto", "full", "int8"] = "auto"
     max_model_len: int | None = None
     max_running: int = 64
     max_waiting: int = 1024
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     prefill_chunk: int | None = None
+    idle_prefill_chunk: int | None = None
     prefix_caching: bool = True
     threads: int | None = None
     synthetic_acceptance: tuple[float, ...] | None = None

@@ -43,6 +43,7 @@ class RoundGraphs:
         self._run_round = run_round
         self._row_counts = row_counts(max_rows)
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.Stream(device="cuda")
         self._graphs: dict[Round, tuple[torch.cuda.CUDAGraph, Outcome]] = {}
         self._is_warm: set[Round] = set()
 
@@ -80,9 +81,15 @@ class RoundGraphs:
         return outcome
 
     def _capture(self, wanted: Round) -> None:
+        """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outcome = self._run_round(wanted.num_rows, wanted.depth, is_adjusted=wanted.is_adjusted)
+        self._stream.wait_stream(torch.accelerator.current_stream())
+        with self._stream:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outcome = self._run_round(wanted.num_rows, wanted.depth, is_adjusted=wanted.is_adjusted)
+            finally:
+                graph.capture_end()
         self._graphs[wanted] = graph, outcome
 
 

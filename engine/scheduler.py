@@ -63,6 +63,7 @@ class Scheduler:
         self._clock = clock
         self._limits = Limits(max_model_len, vocab_size)
         self._prefill_chunk = config.prefill_chunk or DEFAULT_PREFILL_CHUNK
+        self._idle_prefill_chunk = config.idle_prefill_chunk or self._prefill_chunk
         self._num_blocks = num_blocks
         self._has_mtp = has_mtp
         self._depth = config.depth if has_mtp else 0
@@ -227,7 +228,7 @@ class Scheduler:
     def _admit_waiting(self) -> list[Admitted]:
         """Takes from the queue's front as long as this step has room for prefill tokens."""
         admitted: list[Admitted] = []
-        budget = self._prefill_chunk - sum(
+        budget = self._prefill_budget() - sum(
             r.num_tokens - r.num_computed for r in self._running if r.status is Status.PREFILLING
         )
         while budget > 0 and self._waiting and not self._rows.is_full:
@@ -275,9 +276,14 @@ class Scheduler:
         cap = request.max_draft_tokens
         return self._config.depth if cap is None else min(self._config.depth, cap)
 
+    def _prefill_budget(self) -> int:
+        """Prompt tokens of one step: more while no stream waits for it."""
+        is_decoding = any(self._can_decode(request) for request in self._running)
+        return self._prefill_chunk if is_decoding else self._idle_prefill_chunk
+
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []
-        budget = self._prefill_chunk
+        budget = self._prefill_budget()
         for request in list(self._running):
             if request.status is Status.PREFILLING and budget > 0:
                 num_before = len(chunks)

@@ -16,6 +16,7 @@ from headway.kernels.open_round import open_round
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.prepare import prepare_next_forward_pass
+from headway.kernels.quantized_linear import quantized_linear
 from headway.kernels.rewind import rewind_kv_cache
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope import rope
@@ -44,6 +45,7 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "quantized_linear",
     "rewind_kv_cache",
     "rms_norm",
     "rope",

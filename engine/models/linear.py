@@ -15,10 +15,12 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 
-from headway.kernels import silu_mul, skinny_gate_up, skinny_linear
+from headway.kernels import quantized_linear, silu_mul, skinny_gate_up, skinny_linear
 
 ROW_MULTIPLE = 16
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
+MAX_INT8 = 127.0
+MAX_QUANTIZED_ROWS = 64  # beyond, reading the weights is no longer what takes the time
 TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256)
 
 
@@ -65,6 +67,31 @@ class Linear:
     def pack(self, *, least_rows: int) -> None:
         """Gives up `weight`. least_rows: smaller inputs are padded to that many rows."""
         self._packed, self._weight, self._least_rows = _packed(self.weight), None, least_rows
+
+
+class QuantizedLinear:
+    """A copy of a linear layer whose weights are integers of 8 bits, for what may be a little wrong: drafts.
+
+    Few rows read half the bytes of bfloat16; many take the layer itself.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        assert linear.bias is None, "no bias is foreseen"
+        self._linear = linear
+        self._weight, self._scales = quantize_rows(linear.weight)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+        if x.shape[0] > MAX_QUANTIZED_ROWS:
+            return self._linear(x)
+        return quantized_linear(x, self._weight, self._scales)
+
+
+def quantize_rows(
+    weight: torch.Tensor,  # [out, in] float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([out, in] int8, [out] float32): integers from -127 to 127 times one scale an output, about the weight."""
+    scales = weight.abs().amax(1, keepdim=True).float().clamp(min=1e-30) / MAX_INT8
+    return (weight / scales).round().to(torch.int8), scales[:, 0]
 
 
 def pack_all(linears: Iterable[Linear]) -> None:

@@ -11,7 +11,7 @@ from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
 from headway.engine.models.layers import DecoderLayer, LayerCache, Placement
-from headway.engine.models.linear import Linear
+from headway.engine.models.linear import Linear, QuantizedLinear
 from headway.engine.models.qwen2 import Qwen2
 from headway.kernels import add_rms_norm, rms_norm
 
@@ -28,6 +28,7 @@ class MiMo:
         self.num_kv_layers = config.num_layers + with_mtp
         self.trunk = Qwen2(config, place, with_mtp=False)
         self.head = MTPLayer(config, place) if with_mtp else None
+        self._draft_lm_head: Linear | QuantizedLinear = self.trunk.lm_head
 
     def tensors(self) -> dict[str, torch.Tensor]:
         head = {} if self.head is None else self.head.tensors("model.mtp_layers.0.")
@@ -52,7 +53,10 @@ class MiMo:
         return self.head.carry(pairs, inputs, self._cache(pool), self.trunk.cos_sin)
 
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
-        return self.trunk.lm_head(carry)
+        return self._draft_lm_head(carry)
+
+    def quantize_draft_lm_head(self) -> None:
+        self._draft_lm_head = QuantizedLinear(self.trunk.lm_head)
 
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"

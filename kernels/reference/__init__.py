@@ -11,6 +11,7 @@ from headway.kernels.reference.open_round import open_round
 from headway.kernels.reference.paged_attention import paged_attention
 from headway.kernels.reference.prefill_attention import prefill_attention
 from headway.kernels.reference.prepare import prepare_next_forward_pass
+from headway.kernels.reference.quantized_linear import quantized_linear
 from headway.kernels.reference.rewind import rewind_kv_cache
 from headway.kernels.reference.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.reference.rope import rope
@@ -35,6 +36,7 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "quantized_linear",
     "rewind_kv_cache",
     "rms_norm",
     "rope",

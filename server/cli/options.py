@@ -137,6 +137,8 @@ MODEL = [
 SPECULATION = [
     Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
            "Never changes the text, only the speed", aliases=("max-depth",)),
+    Option("draft-lm-head", one_of("auto", "full", "int8"), "auto", "weights by which drafts are picked, which cannot "
+           "change the text: full, int8 (half the bytes to read) or auto (int8 for large vocabularies on CUDA)", "NAME"),
     Option("synthetic-acceptance", parse_rates, None, "for measurements: take the drafts at each position this often, "
            "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES"),
 ]  # fmt: skip
@@ -168,9 +170,9 @@ SERVER = [
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
     Option("log-level", one_of("debug", "info", "warning", "error"), "info",
            "debug, info, warning or error", "NAME"),
+    Option("otlp-endpoint", str, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
     Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
 ]  # fmt: skip
-    Option("otlp-endpoint", str, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
 GENERATION = [
     Option("max-tokens", parse_int, 64, "tokens to generate at most"),
     Option("temperature", numbers_in(0, 2), None, "0 always takes the likeliest token (default: the model's)", "T"),

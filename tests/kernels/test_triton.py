@@ -18,7 +18,7 @@ GROUPS = {
     "bookkeeping": ("rewind", "verify", "prepare", "mamba", "advance", "open_round", "open_drafts", "commit_round"),
     "sampling": ("sample",),
     "attention": ("paged_attention_pieces", "prefill_attention"),
-    "layers": ("skinny_linear", "rms_norm", "rope", "silu_mul", "kv_append"),
+    "layers": ("skinny_linear", "quantized_linear", "rms_norm", "rope", "silu_mul", "kv_append"),
 }
 
 

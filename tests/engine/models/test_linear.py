@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.engine.models import linear
-from headway.engine.models.linear import CAN_PACK, Linear, pack_all
+from headway.engine.models.linear import CAN_PACK, Linear, QuantizedLinear, pack_all, quantize_rows
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
 ROUNDING = 1e-5  # of sums of 2048 products of size 1, divided by their root
@@ -105,3 +105,25 @@ def test_a_packed_weight_exists_once() -> None:
             _ = layer.weight
     else:
         assert layer.weight.shape == (8, 4)
+
+
+def test_a_quantized_weight_is_off_by_half_a_step_at_most() -> None:
+    weight = torch.randn(50, 64, generator=torch.Generator().manual_seed(0))
+    weight[7] = 0
+    integers, scales = quantize_rows(weight)
+    assert integers.dtype == torch.int8
+    error = (integers * scales[:, None] - weight).abs().amax(1)
+    assert bool((error <= weight.abs().amax(1) / 254 * 1.001).all())
+    assert bool((integers[7] == 0).all())
+
+
+@pytest.mark.parametrize("count", [1, 64, 65])
+def test_many_rows_take_the_full_weight(count: int) -> None:
+    full = Linear(random_linear(300, 128).weight)
+    x = random_rows(count, 128)
+    quantized = QuantizedLinear(full)(x)
+    if count > 64:
+        assert torch.equal(quantized, full(x))
+    else:
+        torch.testing.assert_close(quantized, full(x), rtol=0, atol=0.06)
+        assert not torch.equal(quantized, full(x))

@@ -82,6 +82,11 @@ def score_gap(model_path: str, case: Case, agreed: Sequence[int], first: int, se
     return abs(float(scores[first] - scores[second]))
 
 
+def logits_of(model_path: str, token_ids: Sequence[int]) -> torch.Tensor:
+    """[vocab] float64: what the model says after these tokens, computed from scratch."""
+    return logits_after(_model_in_float64(model_path), token_ids)
+
+
 def logits_after(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     """[vocab]: one forward pass over all tokens, no rounds, no reuse."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)

@@ -1,0 +1,115 @@
+"""The engine on a GPU: bfloat16, rounds replayed from graphs. What the CPU's tests promise in fp32 they
+promise here too when they run on a machine with a GPU; this file has what only a GPU can show.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from headway_testing.checkpoints import constructed_mimo
+from headway_testing.exactness import Case, generate, generate_with, logits_of
+from headway_testing.local import LocalEngine
+from tokenizers import Tokenizer
+
+from headway.engine.config import EngineConfig
+from headway.engine.request import FinishReason, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+DEMO = files("headway.engine.demo")
+MODEL = str(DEMO)
+MAX_ULPS = 2
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[tuple[int, ...]]:
+    tokenizer = Tokenizer.from_str(DEMO.joinpath("tokenizer.json").read_text())
+    texts = [entry["text"] for entry in json.loads(DEMO.joinpath("heldout_prompts.json").read_text())]
+    return [tuple(tokenizer.encode(text).ids) for text in texts[:64]]
+
+
+def config_of(**changes: object) -> EngineConfig:
+    return EngineConfig(**({"model_path": MODEL, "dtype": "bfloat16", "depth": 3} | changes))  # type: ignore[arg-type]
+
+
+def count_flips(cases: list[Case], wanted: list[list[int]], got: list[list[int]]) -> int:
+    """Texts that differ, each at a place where the two tokens' exact logits are within MAX_ULPS of bfloat16."""
+    flips = 0
+    for case, first, second in zip(cases, wanted, got, strict=True):
+        if first == second:
+            continue
+        flips += 1
+        place = next(i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+        logits = logits_of(MODEL, [*case.prompt, *first[:place]])
+        a, b = float(logits[first[place]]), float(logits[second[place]])
+        ulp = 2.0 ** (math.floor(math.log2(max(abs(a), abs(b)))) - 7)
+        print(f"token {place}: {first[place]} or {second[place]}, {abs(a - b) / ulp:.2f} ulps apart")
+        assert abs(a - b) <= MAX_ULPS * ulp
+    return flips
+
+
+@pytest.mark.timeout(300)
+def test_depth_and_batch_change_bfloat16_text_at_ties_only(prompts: list[tuple[int, ...]]) -> None:
+    cases = [Case(prompt, 100, GREEDY) for prompt in prompts]
+    alone = LocalEngine(config_of(depth=0, prefix_caching=False))
+    wanted = [generate_with(alone, [case])[0] for case in cases]
+    for depth in range(5):
+        flips = count_flips(cases, wanted, generate(cases, config_of(depth=depth)))
+        print(f"depth {depth}, {len(cases)} rows: {flips} texts differ from those of depth 0, one row")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: str) -> None:
+    """The same kernels over the same rows: equal to the last bit, penalties and log-probabilities included."""
+    changes = [{}, {"temperature": 0.8, "top_p": 0.95}, {"frequency_penalty": 0.5}, {"num_logprobs": 3}]
+    cases = [
+        Case(prompt, 60, SamplingParams(**({"temperature": 0.0, "seed": i} | changes[i % 4])))  # type: ignore[arg-type]
+        for i, prompt in enumerate(prompts[:24])
+    ]
+    engines = [LocalEngine(config_of(dtype=dtype, prefix_caching=False)) for _ in range(2)]
+    engines[0].engine.runner.capture([3], progress=lambda _: None)
+    engines[1].engine.runner._graphs = None
+    assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
+    for i in range(3, 24, 4):
+        assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
+
+
+@pytest.mark.timeout(500)
+def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
+    """1 to 130 at once on graphs of few sizes, then waves that shrink to one, aborts and block boundaries."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06, max_position_embeddings=160))
+    chance = random.Random(0)
+    cases = [
+        Case(tuple(chance.randrange(128) for _ in range(14 + i % 37)), 1 + i % 23, GREEDY) for i in range(130)
+    ]
+    plain = LocalEngine(
+        EngineConfig(model_path=path, dtype="float32", depth=0, device="cpu", max_running=130)
+    )
+    wanted = generate_with(plain, cases)
+    config = EngineConfig(model_path=path, dtype="float32", depth=3, max_running=130)
+    engine = LocalEngine(config, reads_late=True)
+    for num_rows in range(1, 131):
+        assert generate_with(engine, cases[:num_rows]) == wanted[:num_rows], num_rows
+    ids = {}
+    for _ in range(40):
+        ids |= {engine.submit(c.prompt, max_tokens=c.max_tokens): i for i, c in enumerate(cases[:40])}
+        for _ in range(chance.randint(1, 9)):
+            engine.step()
+        aborted = [i for i in ids if engine.outputs[i].finish_reason is None and chance.random() < 0.2]
+        for request_id in aborted:
+            engine.loop._scheduler.abort(request_id)
+            engine.outputs[request_id].finish_reason = FinishReason.ABORT
+    engine.run()
+    for request_id, case in ids.items():
+        found = engine.outputs[request_id].token_ids
+        assert found == wanted[case][: len(found)]
+        if engine.outputs[request_id].finish_reason is not FinishReason.ABORT:
+            assert found == wanted[case]
+    assert engine.engine.scheduler.snapshot().num_kv_blocks_used == 0
