@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import random
 import runpy
 import time
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -108,3 +111,48 @@ async def test_a_scrape_at_256_streams_takes_less_than_5_ms(
     for stream in streams:
         stream.cancel()
     assert min(seconds) < SCRAPE_SECONDS
+
+
+async def test_what_is_observed_agrees_with_the_lines_of_the_log(
+    address: str, engine: FakeEngine, services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mixed run: streams and whole answers of 1 to 9 tokens, refusals, clients that leave half-way."""
+    caplog.set_level(logging.INFO, logger="headway.access")
+    engine.round_seconds = 0.002
+    chance = random.Random(5)
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        body = {"prompt": "a", "max_tokens": chance.randint(0, 9), "stream": chance.random() < 0.5}
+        if chance.random() < 0.2:
+            body |= {"max_tokens": 200, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                await anext(response.aiter_lines())
+        else:
+            await client.post("/v1/completions", json=body)
+
+    async with httpx.AsyncClient(base_url=address) as client:
+        await asyncio.gather(*(ask(client) for _ in range(80)))
+    while len(lines := [r.__dict__["fields"] for r in caplog.records if r.name == "headway.access"]) < 80:
+        await asyncio.sleep(0.01)
+
+    found = samples(services.metrics)
+    statuses = Counter(line["status"] for line in lines)
+    assert min(statuses[200], statuses[400]) > 5
+    for status in STATUSES:
+        assert found["headway_http_responses_total", "completions", str(status)] == statuses[status]
+    generated = [line for line in lines if "finish_reasons" in line]
+    ended = [line for line in generated if line["finish_reasons"] == ["length"]]
+    assert 5 < len(ended) < len(generated)
+    assert found["headway_time_to_first_token_seconds_count",] == len(ended)
+    assert found["headway_time_per_output_token_seconds_count",] == sum(
+        line["completion_tokens"] > 1 for line in ended
+    )
+    assert found["headway_queue_time_seconds_count",] == sum(
+        line["queue_seconds"] is not None for line in generated
+    )
+    rounds = sum(-(-line["completion_tokens"] // engine.tokens_per_round) for line in generated)
+    assert found["headway_chunk_gap_seconds_count",] == rounds - sum(
+        line["completion_tokens"] > 0 for line in generated
+    )
+    waited = sum(line["first_token_seconds"] for line in ended)
+    assert found["headway_time_to_first_token_seconds_sum",] == pytest.approx(waited, abs=1e-4)
