@@ -110,7 +110,7 @@ class Run {
       signal,
       body: JSON.stringify({
         ...asked, ...body, stream: true,
-        speculation: { max_draft_tokens: this.depth, draft_positions: true },
+        speculation: { max_draft_tokens: this.depth, draft_positions: true, report: true },
       }),
     }));
     if (!answer.ok) throw new Error((await answer.json()).error.message);
@@ -122,8 +122,9 @@ class Run {
     }
   }
 
-  #take({ choices, error }) {
+  #take({ choices, error, speculation: report }) {
     if (error) throw new Error(error.message);
+    if (report) this.#tellDrafts(report);
     const { text, delta, speculation } = choices[0] ?? {};
     const piece = text ?? delta?.content ?? "";
     if (!speculation) return;
@@ -161,6 +162,17 @@ class Run {
     this.numCharacters += characters.length;
     this.text += piece;
     if (isAtEnd) this.pre.scrollTop = this.pre.scrollHeight;
+  }
+
+  // At the end: how many drafts of each position were right.
+  #tellDrafts({ drafted_per_position: drafted, accepted_per_position: accepted }) {
+    const sum = (counts) => counts.reduce((total, count) => total + count, 0);
+    if (!sum(drafted)) return;
+    const counts = this.element.querySelector(".counts");
+    counts.textContent += ` · ${sum(accepted)} of ${sum(drafted)} drafts accepted`;
+    this.element.querySelectorAll(".shares i").forEach((share, i) => {
+      if (i) share.title = `draft ${i}: ${accepted[i - 1]} of ${drafted[i - 1]} accepted`;
+    });
   }
 
   #count() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,10 @@ def test_the_text_is_what_the_api_gives_and_its_drafts_are_coloured(page: Page, 
     positions = choice["speculation"]["draft_positions"]
     assert tokens_by_position(page) == {str(i): positions.count(i) for i in sorted(set(positions))}
     assert {1, 2, 3} <= set(positions)
+    num_accepted = sum(position > 0 for position in positions)
+    expect(page.locator(".run .counts")).to_have_text(
+        re.compile(rf"· {num_accepted} of \d+ drafts accepted$")
+    )
     colours = page.locator(".run .text span:not(.prompt)").evaluate_all(
         "spans => spans.map(span => [span.dataset.position, getComputedStyle(span).backgroundColor])"
     )
