@@ -68,12 +68,16 @@ class Answer:
             timer.cancel()
 
     def usage(self) -> Usage:
+        """Of all that was generated so far."""
         counts = self.generation.counts()
+        return self.usage_of(counts.num_completion_tokens, counts.num_accepted, counts.num_rejected)
+
+    def usage_of(self, num_tokens: int, num_accepted: int, num_rejected: int) -> Usage:
         return Usage(
             prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=counts.num_completion_tokens,
-            total_tokens=self.num_prompt_tokens + counts.num_completion_tokens,
-            completion_tokens_details=CompletionTokensDetails(counts.num_accepted, counts.num_rejected),
+            completion_tokens=num_tokens,
+            total_tokens=self.num_prompt_tokens + num_tokens,
+            completion_tokens_details=CompletionTokensDetails(num_accepted, num_rejected),
         )
 
     def report(self) -> SpeculationReport | UnsetType:
@@ -150,12 +154,17 @@ async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[by
     fields = answer.fields
     usage = b',"usage":null' if fields.includes_usage else b""
     started: set[int] = set()
+    sent = [0, 0, 0]  # tokens, accepted and rejected drafts
     async with answer.running() as deltas:
         async for delta in deltas:
+            if fields.has_continuous_usage:
+                added = delta.num_tokens, delta.num_accepted, delta.num_rejected
+                sent = [total + more for total, more in zip(sent, added, strict=True)]
+                usage = b',"usage":' + _json(answer.usage_of(*sent))
+            if not delta.is_shown:
+                continue
             is_first = delta.index not in started
             started.add(delta.index)
-            if fields.has_continuous_usage:
-                usage = b',"usage":' + _json(answer.usage())
             for choice in choices_of(delta, is_first):
                 yield b'data: %s,"choices":[%s]%s}\n\n' % (head, _json(choice), usage)
     if last := _last_words(answer):

@@ -10,8 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from headway.engine import FinishReason, SamplingParams, TokenEvent, TokenLogprobs
 from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
+
+Added = tuple[int, int, int]  # tokens, accepted drafts, rejected drafts
+NOTHING: Added = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,36 @@ class TokenInfo:
     draft_position: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A piece of a choice's text. The last one of a choice carries its finish_reason."""
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of a choice's text. The last one of a choice carries its finish_reason.
+
+    num_tokens, num_accepted, num_rejected: what it adds to the counts of its choice. A piece that has nothing
+    to show yet carries its counts alone.
+    """
 
     index: int
     text: str
     finish_reason: str | None = None
     tokens: tuple[TokenInfo, ...] = ()
+    num_tokens: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
+
+    @property
+    def is_shown(self) -> bool:
+        return bool(self.text or self.finish_reason or self.tokens)
+
+    def followed_by(self, other: Delta) -> Delta:
+        """Both as one; they are of one choice."""
+        return Delta(
+            self.index,
+            self.text + other.text,
+            other.finish_reason,
+            self.tokens + other.tokens,
+            self.num_tokens + other.num_tokens,
+            self.num_accepted + other.num_accepted,
+            self.num_rejected + other.num_rejected,
+        )
 
 
 class Choice:
@@ -93,16 +120,17 @@ class Choice:
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if not self._request.shows_output:
-            return self._delta("", event.finish_reason.value if event.finish_reason else None)
+            return self._delta("", event.finish_reason.value if event.finish_reason else None, NOTHING)
         hides_last = event.finish_reason is FinishReason.STOP and not self._request.shows_stop
         shown = event.token_ids[:-1] if hides_last else event.token_ids
         decoded = self._push(shown, event)
-        self._count(event, decoded.num_tokens if decoded.is_stopped else len(event.token_ids))
+        added = self._count(event, decoded.num_tokens if decoded.is_stopped else len(event.token_ids))
         if decoded.is_stopped or event.finish_reason is None:
-            return self._delta(decoded.text, "stop" if decoded.is_stopped else None, cuts=decoded.is_stopped)
+            reason = "stop" if decoded.is_stopped else None
+            return self._delta(decoded.text, reason, added, cuts=decoded.is_stopped)
         rest = self._detokenizer.flush()
         reason = "stop" if rest.is_stopped else event.finish_reason.value
-        return self._delta(decoded.text + rest.text, reason, cuts=rest.is_stopped)
+        return self._delta(decoded.text + rest.text, reason, added, cuts=rest.is_stopped)
 
     def _push(self, token_ids: list[int], event: TokenEvent) -> Decoded:
         if not self._request.wants_tokens:
@@ -117,14 +145,14 @@ class Choice:
                 return Decoded("".join(text), i + 1, is_stopped=True)
         return Decoded("".join(text), len(token_ids))
 
-    def _delta(self, text: str, finish_reason: str | None, *, cuts: bool = False) -> Delta:
+    def _delta(self, text: str, finish_reason: str | None, added: Added, *, cuts: bool = False) -> Delta:
         self.is_open = finish_reason is None
         self.finish_reason = finish_reason
         self._num_shown += len(text)
-        if not self._hidden:
-            return Delta(self._index, text, finish_reason)
-        shows_all = finish_reason is not None and not cuts
-        return Delta(self._index, text, finish_reason, tuple(self._release(shows_all=shows_all)))
+        tokens: tuple[TokenInfo, ...] = ()
+        if self._hidden:
+            tokens = tuple(self._release(shows_all=finish_reason is not None and not cuts))
+        return Delta(self._index, text, finish_reason, tokens, *added)
 
     def _release(self, *, shows_all: bool) -> Iterator[TokenInfo]:
         """Takes the tokens out whose text begins before the end of what is shown."""
@@ -134,14 +162,19 @@ class Choice:
         released, self._hidden = self._hidden[:num_ready], self._hidden[num_ready:]
         yield from released
 
-    def _count(self, event: TokenEvent, num_tokens: int) -> None:
+    def _count(self, event: TokenEvent, num_tokens: int) -> Added:
+        num_accepted, num_rejected = (
+            min(event.num_accepted, num_tokens),
+            event.num_drafted - event.num_accepted,
+        )
         self.num_tokens += num_tokens
-        self.num_rejected += event.num_drafted - event.num_accepted
+        self.num_rejected += num_rejected
         _count_up(self.drafted_per_position, event.num_drafted)
-        _count_up(self.accepted_per_position, min(event.num_accepted, num_tokens))
+        _count_up(self.accepted_per_position, num_accepted)
         self.last_token_seconds = time.monotonic()
         if self.first_token_seconds is None and num_tokens:
             self.first_token_seconds = self.last_token_seconds
+        return num_tokens, num_accepted, num_rejected
 
 
 def _count_up(per_position: list[int], number: int) -> None:

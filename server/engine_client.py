@@ -10,10 +10,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from headway.engine import (
     Abort,
@@ -70,32 +69,11 @@ class EngineStatus:
     num_restarts: int
 
 
-class EventStream:
-    """The events of a group of requests, in order. Mutable: filled by the client, read by one task."""
+class Receiver(Protocol):
+    """Who gets what becomes of a group of requests. Called as frames come; must not raise."""
 
-    def __init__(self) -> None:
-        self._events: deque[TokenEvent] = deque()
-        self._error: HeadwayError | None = None
-        self._has_news = asyncio.Event()
-
-    def put(self, event: TokenEvent) -> None:
-        self._events.append(event)
-        self._has_news.set()
-
-    def fail(self, error: HeadwayError) -> None:
-        self._error = error
-        self._has_news.set()
-
-    async def take(self) -> list[TokenEvent]:
-        """All events that wait, at least one; raises what the group failed with once they are read."""
-        await self._has_news.wait()
-        if not self._events and self._error is not None:
-            raise self._error
-        events = list(self._events)
-        self._events.clear()
-        if self._error is None:
-            self._has_news.clear()
-        return events
+    def put(self, event: TokenEvent) -> None: ...
+    def fail(self, error: HeadwayError) -> None: ...
 
 
 class EngineClient:
@@ -114,7 +92,7 @@ class EngineClient:
         self._patience = patience or Patience()
         self._back_off = back_off or BackOff()
         self._ids = itertools.count()
-        self._streams: dict[int, EventStream] = {}
+        self._receivers: dict[int, Receiver] = {}
         self._process: EngineProcess | None = None
         self._state: State = "loading"
         self._is_held = False  # an operator has paused it: also the next life of the engine
@@ -191,20 +169,18 @@ class EngineClient:
     def new_request_id(self) -> int:
         return next(self._ids)
 
-    def submit(self, requests: Sequence[Submit]) -> EventStream:
+    def submit(self, requests: Sequence[Submit], receiver: Receiver) -> None:
         """Sends the requests of one group. Raises EngineDeadError when no engine takes them now."""
         if self._state not in ("serving", "paused") or self._process is None:
             raise EngineDeadError(_WHY_NOT[self._state])
-        stream = EventStream()
         for request in requests:
-            self._streams[request.request_id] = stream
+            self._receivers[request.request_id] = receiver
             self._process.send(request)
-        return stream
 
     def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends those that still run; no event of them follows. They count under `reason`."""
         for request_id in request_ids:
-            if self._streams.pop(request_id, None) is not None:
+            if self._receivers.pop(request_id, None) is not None:
                 self._send(Abort(request_id, reason))
 
     # --- private -----------------------------------------------------------------------------------
@@ -255,7 +231,7 @@ class EngineClient:
             self._bury()
             if process is not None:
                 process.close()
-        self._count_lost(len(self._streams))
+        self._count_lost(len(self._receivers))
         self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
         return failure
 
@@ -302,16 +278,16 @@ class EngineClient:
     def _deliver(self, event: TokenEvent) -> None:
         """Events of an aborted request may still be on their way: nobody waits for them."""
         is_last = event.finish_reason is not None
-        streams = self._streams
-        stream = streams.pop(event.request_id, None) if is_last else streams.get(event.request_id)
-        if stream is not None:
-            stream.put(event)
+        receivers = self._receivers
+        receiver = receivers.pop(event.request_id, None) if is_last else receivers.get(event.request_id)
+        if receiver is not None:
+            receiver.put(event)
 
     def _fail_all(self, error: HeadwayError) -> None:
-        streams, self._streams = self._streams, {}
-        for stream in set(streams.values()):
-            stream.fail(error)
-        for request_id in streams:
+        receivers, self._receivers = self._receivers, {}
+        for receiver in set(receivers.values()):
+            receiver.fail(error)
+        for request_id in receivers:
             self._send(Abort(request_id))
 
 

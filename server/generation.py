@@ -1,13 +1,16 @@
 """Prompts to text: one group of requests from submission to the last delta, and what was observed on the way.
 
-Knows no HTTP: `cli complete` uses it as the API does. Leaving the loop over the deltas, in whatever way,
-aborts what still runs.
+Knows no HTTP: `cli complete` uses it as the API does. Events become deltas as they come, whether or not anybody
+reads those: a slow reader changes neither when a stop string ends a choice nor what is observed. Leaving the
+loop over the deltas, in whatever way, aborts what still runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -24,7 +27,7 @@ from headway.engine import (
 )
 from headway.server.choice import Choice, ChoiceRequest, Delta
 from headway.server.detokenizer import Vocabulary
-from headway.server.engine_client import EngineClient, EventStream
+from headway.server.engine_client import EngineClient
 from headway.server.errors import ApiError
 from headway.server.metrics import Metrics
 
@@ -40,14 +43,51 @@ class Counts:
     accepted_per_position: list[int]
 
 
+MAX_JOINED_CHARACTERS = 4096
+
+
 def choice_seed(seed: int, choice: int) -> int:
     """The seed of choice j of a prompt: 64 bits of sha256, so that neighbours have nothing in common."""
     text = (seed % 2**64).to_bytes(8, "little") + choice.to_bytes(8, "little")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
+class DeltaQueue:
+    """Deltas that wait for their reader, in order. Mutable: filled by a generation, read by one task.
+
+    A reader that lags behind finds pieces of one choice put together, so that it catches up with few writes.
+    """
+
+    def __init__(self) -> None:
+        self._deltas: deque[Delta] = deque()
+        self._error: Exception | None = None
+        self._has_news = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        deltas = self._deltas
+        if deltas and deltas[-1].index == delta.index and len(deltas[-1].text) < MAX_JOINED_CHARACTERS:
+            deltas[-1] = deltas[-1].followed_by(delta)
+        else:
+            deltas.append(delta)
+        self._has_news.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._has_news.set()
+
+    async def take(self) -> Delta:
+        """The next; raises what the group failed with once those before it are read."""
+        if not self._deltas:
+            if self._error is None:
+                self._has_news.clear()
+                await self._has_news.wait()
+            if not self._deltas and self._error is not None:
+                raise self._error
+        return self._deltas.popleft()
+
+
 class Generation:
-    """All choices of one API request. Mutable; `deltas` is run through once."""
+    """All choices of one API request, and the receiver of their events. Mutable; `deltas` is run through once."""
 
     def __init__(
         self,
@@ -62,42 +102,51 @@ class Generation:
         self._requests = requests
         self._choices = [Choice(i, request, vocabulary) for i, request in enumerate(requests)]
         self.arrival_seconds = time.monotonic()
-        self._stream: EventStream | None = None
-        self._request_ids: list[int] = []
+        self._queue = DeltaQueue()
+        self._choices_by_id: dict[int, Choice] = {}
         self.error: HeadwayError | None = None  # what ended it before its time
         self.queue_seconds: float | None = None  # of the choice that was admitted last
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
         submits = [_submit(self._engine.new_request_id(), request) for request in self._requests]
-        choices = {s.request_id: choice for s, choice in zip(submits, self._choices, strict=True)}
-        self._request_ids = list(choices)
-        self._stream = stream = self._engine.submit(submits)
+        self._choices_by_id = {s.request_id: c for s, c in zip(submits, self._choices, strict=True)}
+        self._engine.submit(submits, self)
         try:
-            while any(choice.is_open for choice in self._choices):
-                for event in await stream.take():
-                    choice = choices[event.request_id]
-                    if not choice.is_open:
-                        continue  # it was in flight when a stop string ended the choice
-                    previous_seconds = choice.last_token_seconds
-                    delta = choice.take(_checked(event))
-                    self._observe(event, choice, previous_seconds)
-                    if not choice.is_open:
-                        self._finish(choice)
-                        self._engine.abort([event.request_id], FinishReason.STOP)
-                    if delta.text or delta.finish_reason or delta.tokens:
-                        yield delta
+            num_open = len(submits)
+            while num_open:
+                delta = await self._queue.take()
+                num_open -= delta.finish_reason is not None
+                yield delta
         except HeadwayError as error:
             self.error = error
             raise
         finally:
-            self._engine.abort(choices)
+            self._engine.abort(self._choices_by_id)
 
-    def fail(self, error: HeadwayError) -> None:
+    def put(self, event: TokenEvent) -> None:
+        """Takes an event of one of the choices; a fault in it fails this generation alone."""
+        choice = self._choices_by_id[event.request_id]
+        if not choice.is_open:
+            return  # it was in flight when a stop string ended the choice
+        try:
+            self._take(event, choice)
+        except Exception as error:  # noqa: BLE001  # raised again where the deltas are read
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
         """Ends what still runs; the reader of the deltas gets the error."""
-        self._engine.abort(self._request_ids)
-        if self._stream is not None:
-            self._stream.fail(error)
+        self._engine.abort(self._choices_by_id)
+        self._queue.fail(error)
+
+    def _take(self, event: TokenEvent, choice: Choice) -> None:
+        previous_seconds = choice.last_token_seconds
+        delta = choice.take(_checked(event))
+        self._observe(event, choice, previous_seconds)
+        if not choice.is_open:
+            self._finish(choice)
+            self._engine.abort([event.request_id], FinishReason.STOP)
+        self._queue.put(delta)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -110,7 +159,7 @@ class Generation:
         return self._choices[index].prompt_logprobs
 
     def counts(self) -> Counts:
-        """So far."""
+        """Of all events that have come; the reader of the deltas may be behind."""
         return Counts(
             num_completion_tokens=sum(choice.num_tokens for choice in self._choices),
             num_accepted=sum(sum(choice.accepted_per_position) for choice in self._choices),

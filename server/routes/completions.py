@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter
@@ -123,7 +123,7 @@ class CompletionWriter:
             scores = self.answer.generation.prompt_logprobs(delta.index)
             prompt_part = prompt_tokens(prompt, scores, self.tokenizer)
             logprobs = _followed(completion_logprobs(prompt_part, self.tokenizer.full_vocabulary), logprobs)
-        choice = self._choice(replace(delta, index=index), echo + delta.text, logprobs)
+        choice = self._choice(msgspec.structs.replace(delta, index=index), echo + delta.text, logprobs)
         if self.body.return_token_ids:
             choice.prompt_token_ids = prompt.token_ids
         return choice

@@ -19,6 +19,7 @@ import headway_testing
 import pytest
 import zmq
 from headway_testing import fake_process
+from headway_testing.event_stream import EventStream, submit
 
 from headway.engine import (
     EngineConfig,
@@ -27,9 +28,8 @@ from headway.engine import (
     ModelError,
     SamplingParams,
     Submit,
-    TokenEvent,
 )
-from headway.server.engine_client import BackOff, EngineClient, EventStream
+from headway.server.engine_client import BackOff, EngineClient
 from headway.server.engine_process import Patience
 
 SUPPORT = Path(headway_testing.__file__).parents[1]
@@ -101,12 +101,12 @@ async def test_requests_of_a_group_get_their_tokens_and_the_config_arrives(clien
     assert client.info is not None
     assert (client.info.depth, client.info.max_running) == (2, 5)
     requests = [request(client, max_tokens=10, last_id=i) for i in (100, 200)]
-    tokens = await collect(client.submit(requests), 2)
+    tokens = await collect(submit(client, requests), 2)
     assert tokens == {0: list(range(101, 111)), 1: list(range(201, 211))}
 
 
 async def test_stats_and_heartbeats_arrive(client: EngineClient) -> None:
-    await collect(client.submit([request(client)]))
+    await collect(submit(client, [request(client)]))
     await until(lambda: client.stats.num_generation_tokens == 10)
     status = client.status()
     assert (status.state, status.phase, status.is_alive, status.num_restarts) == ("serving", "serve", True, 0)
@@ -116,7 +116,7 @@ async def test_stats_and_heartbeats_arrive(client: EngineClient) -> None:
 
 
 async def test_an_aborted_request_gets_no_more_events(client: EngineClient) -> None:
-    stream = client.submit([request(client, max_tokens=100_000)])
+    stream = submit(client, [request(client, max_tokens=100_000)])
     await stream.take()
     client.abort([0])
     assert stream._events == deque()
@@ -129,7 +129,7 @@ async def test_an_aborted_request_gets_no_more_events(client: EngineClient) -> N
 
 
 async def test_a_killed_engine_fails_all_streams_at_once_and_comes_back(client: EngineClient) -> None:
-    streams = [client.submit([request(client, max_tokens=100_000)]) for _ in range(8)]
+    streams = [submit(client, [request(client, max_tokens=100_000)]) for _ in range(8)]
     await asyncio.gather(*(stream.take() for stream in streams))
     start = time.monotonic()
     os.kill(pid_of(client), signal.SIGKILL)
@@ -140,27 +140,27 @@ async def test_a_killed_engine_fails_all_streams_at_once_and_comes_back(client: 
     assert time.monotonic() - start < 2
     assert client.status().state == "restarting"
     with pytest.raises(EngineDeadError, match="restarted"):
-        client.submit([request(client)])
+        submit(client, [request(client)])
     await until(lambda: client.status().state == "serving")
     assert client.status().num_restarts == 1
-    assert len((await collect(client.submit([request(client)]))).popitem()[1]) == 10
+    assert len((await collect(submit(client, [request(client)]))).popitem()[1]) == 10
 
 
 async def test_counters_do_not_fall_when_the_engine_restarts(client: EngineClient) -> None:
-    await collect(client.submit([request(client, max_tokens=30)]))
+    await collect(submit(client, [request(client, max_tokens=30)]))
     await until(lambda: client.stats.num_generation_tokens == 30)
     os.kill(pid_of(client), signal.SIGKILL)
     await until(lambda: client.status().state == "restarting")
     assert (client.stats.num_generation_tokens, client.stats.num_kv_blocks) == (30, 0)
     await until(lambda: client.status().state == "serving")
-    await collect(client.submit([request(client, max_tokens=12)]))
+    await collect(submit(client, [request(client, max_tokens=12)]))
     await until(lambda: client.stats.num_generation_tokens == 42)
     assert client.stats.num_kv_blocks == 64
 
 
 async def test_requests_that_end_with_the_engine_count_as_errors(client: EngineClient) -> None:
-    streams = [client.submit([request(client, max_tokens=100_000)]) for _ in range(2)]
-    await collect(client.submit([request(client)]))
+    streams = [submit(client, [request(client, max_tokens=100_000)]) for _ in range(2)]
+    await collect(submit(client, [request(client)]))
     os.kill(pid_of(client), signal.SIGKILL)
     for stream in streams:
         with pytest.raises(EngineDeadError):
@@ -169,13 +169,13 @@ async def test_requests_that_end_with_the_engine_count_as_errors(client: EngineC
 
 
 async def test_a_request_that_kills_the_engine_fails_with_the_signal(client: EngineClient) -> None:
-    stream = client.submit([request(client, fake_process.DEADLY_MAX_TOKENS)])
+    stream = submit(client, [request(client, fake_process.DEADLY_MAX_TOKENS)])
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         await within(2, stream.take())
 
 
 async def test_the_last_words_of_an_engine_reach_its_requests(client: EngineClient) -> None:
-    stream = client.submit([request(client, fake_process.FAULTY_MAX_TOKENS)])
+    stream = submit(client, [request(client, fake_process.FAULTY_MAX_TOKENS)])
     with pytest.raises(EngineDeadError, match="a fault of the engine's own"):
         await within(5, stream.take())
 
@@ -183,7 +183,7 @@ async def test_the_last_words_of_an_engine_reach_its_requests(client: EngineClie
 async def test_an_engine_that_gives_no_sign_of_life_is_killed_and_replaced() -> None:
     async with started(patience=Patience(10, 0.4, 0.3)) as client:
         await client.wait_until_ready()
-        stream = client.submit([request(client, fake_process.SILENCING_MAX_TOKENS)])
+        stream = submit(client, [request(client, fake_process.SILENCING_MAX_TOKENS)])
         await until(lambda: not client.status().is_alive, 2)
         with pytest.raises(EngineDeadError, match="no sign of life"):
             await within(5, stream.take())
@@ -240,13 +240,13 @@ async def test_a_fault_of_the_supervisor_leaves_nobody_waiting(
     os.kill(pid_of(client), signal.SIGKILL)
     await until(lambda: client.status().state == "stopped")
     with pytest.raises(EngineDeadError):
-        client.submit([])
+        submit(client, [])
 
 
 async def test_loading_shows_its_progress_and_takes_no_requests() -> None:
     async with started("slow-load") as client:
         with pytest.raises(EngineDeadError, match="loading"):
-            client.submit([request(client)])
+            submit(client, [request(client)])
         await until(lambda: 0 < client.status().progress < 0.9)
         assert (client.status().state, client.status().phase, client.status().is_alive) == (
             "loading", "load", True,
@@ -254,16 +254,16 @@ async def test_loading_shows_its_progress_and_takes_no_requests() -> None:
 
 
 async def test_draining_refuses_new_requests_and_lets_running_ones_finish(client: EngineClient) -> None:
-    stream = client.submit([request(client, max_tokens=60)])
+    stream = submit(client, [request(client, max_tokens=60)])
     client.drain(5)
     with pytest.raises(EngineDeadError, match="shutting down"):
-        client.submit([request(client)])
+        submit(client, [request(client)])
     assert len((await collect(stream))[0]) == 60
     assert client.status().state == "draining"
 
 
 async def test_draining_ends_what_takes_too_long(client: EngineClient) -> None:
-    stream = client.submit([request(client, max_tokens=100_000)])
+    stream = submit(client, [request(client, max_tokens=100_000)])
     client.drain(0.2)
     with pytest.raises(EngineDeadError, match=r"waited 0\.2 s"):
         await within(2, collect(stream))
@@ -289,24 +289,14 @@ async def test_the_engine_has_a_session_of_its_own(client: EngineClient) -> None
     assert os.getsid(pid_of(client)) != os.getsid(0)
 
 
-async def test_a_stream_gives_what_waits_before_it_raises() -> None:
-    stream = EventStream()
-    stream.put(TokenEvent(1, [5]))
-    stream.fail(EngineDeadError("gone"))
-    assert [event.token_ids for event in await stream.take()] == [[5]]
-    for _ in range(2):
-        with pytest.raises(EngineDeadError):
-            await stream.take()
-
-
 async def test_a_paused_engine_holds_its_requests_until_it_may_go_on(client: EngineClient) -> None:
-    running = client.submit([request(client, max_tokens=300)])
+    running = submit(client, [request(client, max_tokens=300)])
     await running.take()
     client.pause()
     assert client.status().state == "paused"
     await asyncio.sleep(0.1)  # what was on its way has come
     running._events.clear()
-    waiting = client.submit([request(client, max_tokens=9)])
+    waiting = submit(client, [request(client, max_tokens=9)])
     await asyncio.sleep(0.1)
     assert (running._events, waiting._events) == (deque(), deque())
     client.resume()
@@ -319,7 +309,7 @@ async def test_an_engine_that_was_paused_comes_back_paused(client: EngineClient)
     os.kill(pid_of(client), signal.SIGKILL)
     await until(lambda: client.status().num_restarts == 1)
     await until(lambda: client.status().state == "paused")
-    stream = client.submit([request(client)])
+    stream = submit(client, [request(client)])
     with pytest.raises(TimeoutError):
         await within(0.2, stream.take())
     client.resume()
@@ -335,7 +325,7 @@ async def test_a_pause_while_it_loads_holds_from_the_start() -> None:
 
 async def test_what_was_paused_finishes_while_the_server_drains(client: EngineClient) -> None:
     client.pause()
-    stream = client.submit([request(client)])
+    stream = submit(client, [request(client)])
     client.drain(seconds=10)
     assert client.status().state == "draining"
     assert len((await within(5, collect(stream))).popitem()[1]) == 10

@@ -18,7 +18,7 @@ from headway.engine import (
     TokenEvent,
     TokenLogprobs,
 )
-from headway.server.engine_client import EngineStatus, EventStream, State
+from headway.server.engine_client import EngineStatus, Receiver, State
 
 INFO = EngineInfo(
     architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=1_000, weights_bytes=4_000,
@@ -54,7 +54,7 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.aborted: list[int] = []
         self.running: dict[int, asyncio.Task[None]] = {}
-        self._streams: dict[int, EventStream] = {}
+        self._receivers: dict[int, Receiver] = {}
         self._ids = itertools.count()
 
     def status(self) -> EngineStatus:
@@ -70,16 +70,14 @@ class FakeEngine:
     def new_request_id(self) -> int:
         return next(self._ids)
 
-    def submit(self, requests: Sequence[Submit]) -> EventStream:
+    def submit(self, requests: Sequence[Submit], receiver: Receiver) -> None:
         if self.state not in ("serving", "paused"):
             raise EngineDeadError(f"the engine is {self.state}")
-        stream = EventStream()
         frame = msgspec.msgpack.encode(list(requests))  # what cannot cross to a real engine fails here too
         for request in msgspec.msgpack.decode(frame, type=list[Submit]):
             self.submitted.append(request)
-            self._streams[request.request_id] = stream
-            self.running[request.request_id] = asyncio.create_task(self._run(request, stream))
-        return stream
+            self._receivers[request.request_id] = receiver
+            self.running[request.request_id] = asyncio.create_task(self._run(request, receiver))
 
     def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
         for request_id in request_ids:
@@ -90,11 +88,11 @@ class FakeEngine:
     def fail_all(self, error: HeadwayError) -> None:
         for request_id in list(self.running):
             self.running.pop(request_id).cancel()
-            self._streams[request_id].fail(error)
+            self._receivers[request_id].fail(error)
 
-    async def _run(self, request: Submit, stream: EventStream) -> None:
+    async def _run(self, request: Submit, receiver: Receiver) -> None:
         if self.refusal is not None:
-            self._end(request, stream, self.refusal.error or "", self.refusal.error_code)
+            self._end(request, receiver, self.refusal.error or "", self.refusal.error_code)
             return
         done = 0
         script = self.script(request)[: request.max_tokens]
@@ -104,6 +102,7 @@ class FakeEngine:
                 await asyncio.sleep(0.001)
             if self.die_after is not None and done >= self.die_after:
                 self.fail_all(EngineDeadError("the engine ended while this request ran: a test"))
+                return
             if self.stall_after is not None and done >= self.stall_after:
                 await asyncio.Event().wait()
             tokens = script[done : done + self.tokens_per_round]
@@ -114,9 +113,10 @@ class FakeEngine:
             )
             if done == len(tokens):
                 event = msgspec.structs.replace(event, queue_seconds=self.queue_seconds)
-            stream.put(event)
             if reason is not None:
                 self.running.pop(request.request_id, None)
+            receiver.put(event)
+            if reason is not None:
                 return
 
     def _reason(self, request: Submit, tokens: list[int], *, is_at_end: bool) -> FinishReason | None:
@@ -124,10 +124,10 @@ class FakeEngine:
             return FinishReason.STOP
         return FinishReason.LENGTH if is_at_end else None
 
-    def _end(self, request: Submit, stream: EventStream, message: str, code: str | None) -> None:
+    def _end(self, request: Submit, receiver: Receiver, message: str, code: str | None) -> None:
         self.running.pop(request.request_id, None)
         event = TokenEvent(request.request_id, [], FinishReason.ERROR, error=message, error_code=code)
-        stream.put(event)
+        receiver.put(event)
 
 
 def _up_to_stop(request: Submit, tokens: list[int]) -> list[int]:

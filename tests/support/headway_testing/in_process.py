@@ -11,7 +11,7 @@ import msgspec
 
 from headway.engine import Abort, EngineStats, FinishReason, RoundOutput, StatsSnapshot, Submit
 from headway.engine.config import EngineConfig
-from headway.server.engine_client import EngineStatus, EventStream
+from headway.server.engine_client import EngineStatus, Receiver
 from headway_testing.local import LocalEngine
 
 
@@ -22,7 +22,7 @@ class InProcessEngine:
         self.local = LocalEngine(config, reads_late=reads_late)
         self.info = self.local.engine.info
         self.stats = EngineStats()
-        self._streams: dict[int, EventStream] = {}
+        self._receivers: dict[int, Receiver] = {}
         self._ids = itertools.count()
         self._has_work = asyncio.Event()
 
@@ -32,16 +32,14 @@ class InProcessEngine:
     def new_request_id(self) -> int:
         return next(self._ids)
 
-    def submit(self, requests: Sequence[Submit]) -> EventStream:
-        stream = EventStream()
+    def submit(self, requests: Sequence[Submit], receiver: Receiver) -> None:
         frame = msgspec.msgpack.encode(list(requests))
         self.local.post.inbox += msgspec.msgpack.decode(frame, type=list[Submit])
-        self._streams |= dict.fromkeys([request.request_id for request in requests], stream)
+        self._receivers |= dict.fromkeys([request.request_id for request in requests], receiver)
         self._has_work.set()
-        return stream
 
     def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
-        ids = [i for i in request_ids if self._streams.pop(i, None) is not None]
+        ids = [i for i in request_ids if self._receivers.pop(i, None) is not None]
         self.local.post.inbox += [Abort(i, reason) for i in ids]
         self._has_work.set()
 
@@ -75,7 +73,7 @@ class InProcessEngine:
 
     def _deliver(self, output: RoundOutput) -> None:
         for event in output.events:
-            if (stream := self._streams.get(event.request_id)) is not None:
+            if (receiver := self._receivers.get(event.request_id)) is not None:
                 if event.finish_reason is not None:
-                    del self._streams[event.request_id]
-                stream.put(event)
+                    del self._receivers[event.request_id]
+                receiver.put(event)
