@@ -1,0 +1,87 @@
+"""The live page in a browser over a FakeEngine: chats, operators, engines that come and go."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+from headway_testing.fake_engine import FakeEngine
+from playwright.async_api import Page, async_playwright, expect
+
+from headway.server.services import Services
+from headway.server.tokenizer import Tokenizer
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+SCRIPT = "the quick brown fox 日本語 😀 jumps"
+
+
+class PlainChat:
+    async def render(self, messages: list[dict[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+@pytest.fixture
+def services(services: Services) -> Services:
+    return Services("tiny", services.engine, services.tokenizer, services.metrics, PlainChat())
+
+
+@pytest.fixture
+async def page(address: str) -> AsyncIterator[Page]:
+    path = shutil.which("chromium")
+    assert path is not None, "chromium is missing: apt-get install chromium"
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        opened = await browser.new_page()
+        await opened.goto(f"{address}/dashboard")
+        yield opened
+        await browser.close()
+
+
+async def positions(page: Page) -> list[str]:
+    spans = page.locator(".run").first.locator(".text span:not(.prompt)")
+    return list(await spans.evaluate_all("spans => spans.map(span => span.dataset.position)"))
+
+
+@pytest.mark.parametrize("as_chat", [True, False], ids=["chat", "text"])
+async def test_a_model_that_chats_is_asked_by_messages_unless_told_otherwise(
+    page: Page, engine: FakeEngine, tokenizer: Tokenizer, as_chat: bool
+) -> None:
+    ids = tokenizer.encode(SCRIPT)
+    engine.script = lambda request: ids
+    await page.locator("#as-chat").set_checked(as_chat)
+    await page.locator("#compare").set_checked(False)
+    await page.locator("#prompt").fill("hello")
+    async with page.expect_request("**/v1/**") as request:
+        await page.locator("#run").click()
+    assert (await request.value).url.endswith("/v1/chat/completions" if as_chat else "/v1/completions")
+    await expect(page.locator(".run .text")).to_have_text(
+        ("" if as_chat else "hello") + tokenizer.decode(ids)
+    )
+    rounds = [["1", "2", "0"][: len(ids) - i] for i in range(0, len(ids), 3)]
+    rounds[-1][-1] = "0"  # the last of a round is no draft
+    assert await positions(page) == [position for one in rounds for position in one]
+
+
+async def test_an_operators_limit_takes_the_depths_away(page: Page, services: Services) -> None:
+    await expect(page.locator("#depths span")).to_have_text(["0", "1", "2", "3"])
+    services.depth_limit.max_draft_tokens = 1
+    await expect(page.locator("#depths span")).to_have_text(["0", "1"])
+    await expect(page.locator("#legend li")).to_have_text(["by the model", "draft 1"])
+
+
+async def test_the_state_follows_the_engine(page: Page, engine: FakeEngine) -> None:
+    await expect(page.locator("#state")).to_have_text("serving")
+    engine.state = "restarting"
+    await expect(page.locator("#state")).to_have_text("restarting")
+    await page.locator("#run").click()
+    await expect(page.locator("#verdict[data-kind=error]")).to_contain_text("the engine is restarting")
+
+
+async def test_a_stream_that_fails_says_why_and_keeps_what_came(page: Page, engine: FakeEngine) -> None:
+    engine.die_after = 3
+    await page.locator("#as-chat").set_checked(False)
+    await page.locator("#run").click()
+    await expect(page.locator("#verdict[data-kind=error]")).to_contain_text("the engine ended")
+    assert await positions(page) == ["1", "2", "0"]
+    await expect(page.locator("#run")).to_have_text("Generate")
