@@ -22,6 +22,7 @@ from headway import __version__
 from headway.server.access import RequestRecord
 from headway.server.answer import Answer
 
+EXPORT_SECONDS = 3.0  # a collector that does not answer must not hold up the server's end
 Phase = tuple[str, float, float]  # name, begin and end in monotonic seconds
 
 
@@ -45,7 +46,7 @@ class Tracing:
 
 def open_tracing(endpoint: str) -> Tracing:
     """endpoint: a collector's base URL, such as http://localhost:4318."""
-    return Tracing(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces"))
+    return Tracing(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
 
 
 def _trace(tracer: Tracer, record: RequestRecord, answer: Answer) -> None:
