@@ -8,8 +8,8 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders
@@ -146,18 +146,24 @@ class StopMatcher:
     def __init__(self, stop: Sequence[str], *, shows_stop: bool = False) -> None:
         self._stop = stop
         self._shows_stop = shows_stop
+        self._first_characters = frozenset(s[0] for s in stop)
+        self._max_held = max(map(len, stop), default=1) - 1
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown, a stop string is complete)."""
+    def push(self, text: str) -> tuple[str, int | None]:
+        """(text that may be shown, how far into the pushed text a stop string ends, if one does)."""
+        if not self._stop:
+            return text, None
+        num_held = len(self._held)
         text = self._held + text
         matches = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
         if matches:
+            end, start = min(matches)
             self._held = ""
-            return text[: min(matches)[0 if self._shows_stop else 1]], True
+            return text[: end if self._shows_stop else start], end - num_held
         cut = len(text) - self._num_held(text)
         self._held = text[cut:]
-        return text[:cut], False
+        return text[:cut], None
 
     def flush(self) -> str:
         held, self._held = self._held, ""
@@ -165,16 +171,14 @@ class StopMatcher:
 
     def _num_held(self, text: str) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        return max((_overlap(text, s) for s in self._stop), default=0)
+        tail = text[-self._max_held :] if self._max_held else ""
+        if self._first_characters.isdisjoint(tail):
+            return 0
+        ends = (tail[i:] for i, character in enumerate(tail) if character in self._first_characters)
+        return next((len(end) for end in ends if any(s.startswith(end) for s in self._stop)), 0)
 
 
-def _overlap(text: str, stop: str) -> int:
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(NamedTuple):
     """text: what may be shown now. num_tokens: ids that were used; fewer than given after a stop string."""
 
     text: str
@@ -202,17 +206,19 @@ class Detokenizer:
         self.num_characters = 0  # decoded so far, shown or held back
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
-        parts: list[str] = []
-        for num_tokens, token_id in enumerate(token_ids, start=1):
-            decoded = self._decoder.push(token_id)
+        pieces = [self._decoder.push(token_id) for token_id in token_ids]
+        decoded = "".join(pieces)
+        text, stop_end = self._matcher.push(decoded)
+        if stop_end is None:
             self.num_characters += len(decoded)
-            text, is_stopped = self._matcher.push(decoded)
-            parts.append(text)
-            if is_stopped:
-                return Decoded("".join(parts), num_tokens, is_stopped=True)
-        return Decoded("".join(parts), len(token_ids))
+            return Decoded(text, len(token_ids))
+        ends = list(accumulate(map(len, pieces)))
+        num_tokens = next(count for count, end in enumerate(ends, start=1) if end >= stop_end)
+        self.num_characters += ends[num_tokens - 1]
+        return Decoded(text, num_tokens, is_stopped=True)
 
     def flush(self) -> Decoded:
         """The end: what was held back is certain now."""
-        text, is_stopped = self._matcher.push(self._decoder.flush())
+        text, stop_end = self._matcher.push(self._decoder.flush())
+        is_stopped = stop_end is not None
         return Decoded(text if is_stopped else text + self._matcher.flush(), 0, is_stopped)
