@@ -120,6 +120,6 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _plain(value: object) -> str:
-    """Lists as words with commas; what has spaces in quotes."""
+    """Lists as words with commas; what has spaces, or would begin a line of its own, in quotes."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return repr(text) if " " in text else text
+    return text if text.isprintable() and " " not in text else repr(text)

@@ -110,3 +110,13 @@ async def test_answers_are_counted_by_endpoint_and_status(client: httpx.AsyncCli
     assert await responses(client, "completions") == {"200": 1}
     assert await responses(client, "chat") == {"400": 1}
     assert (await responses(client, "other"))["404"] == 1
+
+
+async def test_a_path_cannot_write_lines_of_its_own(
+    client: httpx.AsyncClient, lines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.get("/x%0AINFO%20headway.access:%20request_id=forged")
+    assert [line["status"] for line in lines()] == [404]
+    (text,) = [r.getMessage() for r in caplog.records if r.name == "headway.access"]
+    assert "\n" not in text
+    assert "path='/x\\nINFO headway.access: request_id=forged'" in text
