@@ -13,7 +13,8 @@ from headway.kernels.reference.quantized_linear import quantized_linear as quant
 
 _MAX_ROWS = 64
 _MIN_TILE_ROWS = 16
-_OUTPUTS, _INPUTS, _STAGES, _WARPS = 128, 128, 6, 4
+# Measured on the H200, [151680, 4096]: 229 us for 1 row and 236 us for 16, where bfloat16 takes 289 and 298.
+_OUTPUTS, _INPUTS, _STAGES, _WARPS = 64, 128, 8, 4
 
 
 @jit_once_for("num_rows", "num_outputs")

@@ -17,7 +17,10 @@ from headway_testing.local import LocalEngine
 from tokenizers import Tokenizer
 
 from headway.engine.config import EngineConfig
+from headway.engine.graphs import row_counts
 from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.round import Outcome
+from headway.engine.runner import Runner
 
 pytestmark = pytest.mark.gpu
 
@@ -36,6 +39,17 @@ def prompts() -> list[tuple[int, ...]]:
 
 def config_of(**changes: object) -> EngineConfig:
     return EngineConfig(**({"model_path": MODEL, "dtype": "bfloat16", "depth": 3} | changes))  # type: ignore[arg-type]
+
+
+class PaddedLaunches:
+    """Runs as many rows as the graphs do, because a product of other rows may round otherwise."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def run(self, num_rows: int, depth: int, *, is_adjusted: bool) -> Outcome:
+        padded = next(n for n in row_counts(len(self._runner.slots.limits)) if n >= num_rows)
+        return self._runner._run_round(padded, depth, is_adjusted=is_adjusted)
 
 
 def count_flips(cases: list[Case], wanted: list[list[int]], got: list[list[int]]) -> int:
@@ -75,7 +89,8 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
     ]
     engines = [LocalEngine(config_of(dtype=dtype, prefix_caching=False)) for _ in range(2)]
     engines[0].engine.runner.capture([3], progress=lambda _: None)
-    engines[1].engine.runner._graphs = None
+    launching = engines[1].engine.runner
+    launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]
     assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
     for i in range(3, 24, 4):
         assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
@@ -87,7 +102,7 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
     path = str(constructed_mimo(tmp_path / "model", noise=0.06, max_position_embeddings=160))
     chance = random.Random(0)
     cases = [
-        Case(tuple(chance.randrange(128) for _ in range(14 + i % 37)), 1 + i % 23, GREEDY) for i in range(130)
+        Case(tuple(chance.randrange(128) for _ in range(14 + i % 37)), 1 + i % 9, GREEDY) for i in range(130)
     ]
     plain = LocalEngine(
         EngineConfig(model_path=path, dtype="float32", depth=0, device="cpu", max_running=130)

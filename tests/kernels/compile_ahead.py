@@ -127,6 +127,15 @@ CASES = [
         )
         for rows in (16, 64)
     ),
+    Case(
+        "quantized_linear",
+        "_quantized_kernel",
+        pointers("x out", "*bf16") | {"weight_ptr": "*i8", "scale_ptr": "*fp32"},
+        {"ROWS": 16, "OUTPUTS": 64, "INPUTS": 128, "OVERLAPS": True},
+        4,
+        8,
+        STRIDES,
+    ),
     *(
         case
         for depth in (0, 3)

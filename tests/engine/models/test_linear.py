@@ -117,12 +117,12 @@ def test_a_quantized_weight_is_off_by_half_a_step_at_most() -> None:
     assert bool((integers[7] == 0).all())
 
 
-@pytest.mark.parametrize("count", [1, 64, 65])
+@pytest.mark.parametrize("count", [1, 16, 17])
 def test_many_rows_take_the_full_weight(count: int) -> None:
     full = Linear(random_linear(300, 128).weight)
     x = random_rows(count, 128)
     quantized = QuantizedLinear(full)(x)
-    if count > 64:
+    if count > 16:
         assert torch.equal(quantized, full(x))
     else:
         torch.testing.assert_close(quantized, full(x), rtol=0, atol=0.06)
