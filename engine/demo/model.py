@@ -121,12 +121,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = dropout
 
-    def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], cache: Tensor | None = None
-    ) -> Tensor:  # [batch, tokens, hidden], cache as in `step`, to be filled from its begin
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:  # [batch, tokens, hidden]
         q, k, v = self.self_attn.heads(self.input_layernorm(x), rope)
-        if cache is not None:
-            cache[:, :, :, : x.shape[1]] = torch.stack([k, v])
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.finish(x, attended)
 
@@ -187,12 +183,12 @@ class DemoModel(nn.Module):
     def embed(self, ids: Tensor) -> Tensor:  # [batch, tokens] -> [batch, tokens, hidden]
         return F.dropout(self.model.embed_tokens(ids), self.dropout, self.training)
 
-    def hidden(self, ids: Tensor, caches: Tensor | None = None) -> Tensor:
-        """The target's state before its final norm, which is what the MTP layer reads; fills the caches, if any."""
+    def hidden(self, ids: Tensor) -> Tensor:
+        """The target's state before its final norm, which is what the MTP layer reads."""
         x = self.embed(ids)
         rope = rope_table(self.config, 0, ids.shape[1], ids.device)
-        for index, layer in enumerate(self.model.layers):
-            x = layer(x, rope, None if caches is None else caches[index])
+        for layer in self.model.layers:
+            x = layer(x, rope)
         return x  # [batch, tokens, hidden]
 
     def step(self, ids: Tensor, position: int, caches: Tensor) -> Tensor:

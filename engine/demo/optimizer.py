@@ -1,7 +1,4 @@
-"""The optimizers of both stages of training: AdamW, and Muon for matrices.
-
-Muon (Jordan et al., 2024) makes the momentum of a matrix nearly orthogonal by five Newton-Schulz steps.
-"""
+"""Muon (Jordan et al., 2024): the momentum of a matrix, made nearly orthogonal by five Newton-Schulz steps."""
 
 from __future__ import annotations
 
@@ -9,27 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 MOMENTUM = 0.95
-
-
-def optimizers(model: nn.Module, *, adam_lr: float, weight_decay: float) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the matrices of the blocks; AdamW for embedding, lm_head, norms and biases."""
-    tables: list[Tensor] = []
-    vectors: list[Tensor] = []
-    matrices: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        is_table = "embed_tokens" in name or "lm_head" in name
-        kind = vectors if parameter.dim() == 1 else tables if is_table else matrices
-        kind.append(parameter)
-    adam = torch.optim.AdamW(
-        [{"params": tables, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=adam_lr,
-        betas=(0.9, 0.95),
-        fused=tables[0].is_cuda,
-    )
-    return Muon(matrices, weight_decay=weight_decay), adam
 
 
 class Muon:

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from headway.engine.demo.corpus import Corpus, Tokens
 from headway.engine.demo.evaluate import evaluate
 from headway.engine.demo.model import (
     DemoModel,
@@ -29,9 +30,8 @@ from headway.engine.demo.model import (
     load_checkpoint,
     save_checkpoint,
 )
-from headway.engine.demo.optimizer import optimizers
+from headway.engine.demo.optimizer import Muon
 from headway.engine.demo.prepare import prepare
-from headway.engine.demo.repetition import RepetitionRecipe, refine
 
 GENERATION_CONFIG = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "eos_token_id": 0}
 TOKENIZER_CONFIG = {
@@ -45,6 +45,7 @@ TOKENIZER_CONFIG = {
 
 IGNORED = -100  # the label that cross_entropy leaves out
 MAX_STUTTER = 3  # lines at once, and times
+Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,21 @@ class Recipe:
     seed: int = 0
 
 
-def batches(corpus: Corpus, recipe: Recipe, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(data: Path, recipe: Recipe, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """(ids, labels) of random windows, from library code or its tests.
 
     Both are [batch_size, tokens + depth + 1] int64; labels are the ids, or IGNORED where nothing is to be learnt.
     """
+    library, tests = (np.load(data / f"{name}.npy") for name in ("library", "tests"))
+    newline = Tokenizer.from_file(str(data / "tokenizer.json")).encode("\n").ids[0]
     rng = np.random.default_rng(recipe.seed)
     length = recipe.tokens + recipe.depth + 1
     while True:
-        rows = [stutter(corpus.window(length, rng), corpus.newline, rng) for _ in range(recipe.batch_size)]
+        rows = []
+        for _ in range(recipe.batch_size):
+            stream = library if rng.random() < recipe.library_share else tests
+            start = rng.integers(len(stream) - length)
+            rows.append(stutter(stream[start : start + length].astype(np.int64), newline, rng))
         pairs = torch.from_numpy(np.stack(rows, axis=1))
         ids, labels = pairs.pin_memory() if device.type == "cuda" else pairs
         yield ids.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -128,18 +135,33 @@ def learning_rate_factor(step: int, recipe: Recipe) -> float:
     return min(warmup, (recipe.steps - step) / (recipe.steps - recipe.warmup_steps), 1.0)
 
 
-def train(
-    config: ModelConfig, recipe: Recipe, corpus: Corpus, device: torch.device
-) -> tuple[DemoModel, float]:
+def optimizers(model: DemoModel, recipe: Recipe) -> tuple[Muon, torch.optim.AdamW]:
+    """Muon for the matrices of the blocks; AdamW for embedding, lm_head, norms and biases."""
+    named = list(model.named_parameters())
+    vectors = [p for _, p in named if p.dim() == 1]
+    tables = [p for name, p in named if "embed_tokens" in name or "lm_head" in name]
+    matrices = [
+        p for name, p in named if p.dim() == 2 and "embed_tokens" not in name and "lm_head" not in name
+    ]
+    adam = torch.optim.AdamW(
+        [{"params": tables, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=recipe.adam_lr,
+        betas=(0.9, 0.95),
+        fused=model.lm_head.weight.is_cuda,
+    )
+    return Muon(matrices, weight_decay=recipe.weight_decay), adam
+
+
+def train(config: ModelConfig, recipe: Recipe, data: Path, device: torch.device) -> tuple[DemoModel, float]:
     """(the trained model, seconds of training after compilation)."""
     torch.manual_seed(recipe.seed)
     model = DemoModel(config, recipe.dropout).to(device)
-    muon, adam = optimizers(model, adam_lr=recipe.adam_lr, weight_decay=recipe.weight_decay)
+    muon, adam = optimizers(model, recipe)
     masks = draft_masks(recipe.tokens, recipe.depth, device, is_sparse=device.type == "cuda")
     compiled = torch.compile(losses) if device.type == "cuda" else losses
     weights = torch.tensor([1.0] + [recipe.draft_weight] * recipe.depth, device=device)
     started = time.monotonic()
-    for step, (ids, labels) in zip(range(recipe.steps), batches(corpus, recipe, device), strict=False):
+    for step, (ids, labels) in zip(range(recipe.steps), batches(data, recipe, device), strict=False):
         with torch.autocast(device.type, torch.bfloat16):
             terms = compiled(model, ids, labels, masks, recipe.soft_share)
         torch.autograd.backward((terms * weights).sum())
@@ -172,21 +194,15 @@ def write_model_files(model: DemoModel, data: Path, out: Path) -> None:
         (out / name).write_text(json.dumps(value, indent=2) + "\n")
 
 
-def run(recipe: Recipe, repetition: RepetitionRecipe, data: Path, out: Path, device: torch.device) -> None:
-    """Trains in two stages, writes the files, measures what was written."""
-    started = time.monotonic()
-    corpus = Corpus.read(data, recipe.library_share)
-    model, first_seconds = train(ModelConfig(), recipe, corpus, device)
-    second_seconds = refine(model, repetition, corpus)
+def run(recipe: Recipe, data: Path, out: Path, device: torch.device) -> None:
+    """Trains, writes the files, measures what was written."""
+    model, seconds = train(ModelConfig(), recipe, data, device)
     write_model_files(model, data, out)
     metrics: dict[str, object] = {
         "recipe": asdict(recipe),
-        "repetition_recipe": asdict(repetition),
         "parameters": sum(p.numel() for p in model.parameters()),
         "train_tokens": recipe.steps * recipe.batch_size * recipe.tokens,
-        "first_stage_seconds": round(first_seconds, 1),
-        "second_stage_seconds": round(second_seconds, 1),
-        "all_seconds": round(time.monotonic() - started, 1),
+        "train_seconds": round(seconds, 1),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         **evaluate(load_checkpoint(out).to(device), data),
     }
@@ -198,22 +214,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--data", type=Path, help="folder written by headway.engine.demo.prepare")
-    parser.add_argument("--steps", type=int, default=Recipe().steps, help="steps of the first stage")
-    parser.add_argument(
-        "--steps-after", type=int, default=RepetitionRecipe().steps, help="steps of the second stage"
-    )
+    parser.add_argument("--steps", type=int, default=Recipe().steps, help="optimizer steps")
     arguments = parser.parse_args()
     data = arguments.data or arguments.out / "data"
     if arguments.data is None:
         prepare(data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    run(
-        Recipe(steps=arguments.steps),
-        RepetitionRecipe(steps=arguments.steps_after),
-        data,
-        arguments.out,
-        device,
-    )
+    run(Recipe(steps=arguments.steps), data, arguments.out, device)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from headway.engine.demo import corpus, evaluate, model, prepare, train
+from headway.engine.demo import evaluate, model, prepare, train
 
 DEMO = Path(model.__file__).parent
 CARD = (DEMO / "README.md").read_text()
@@ -259,9 +259,8 @@ def test_training_learns_and_is_seeded(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", rng.integers(300, 310, size=2000, dtype=np.uint16))
     (tmp_path / "tokenizer.json").write_text((DEMO / "tokenizer.json").read_text())
     recipe = train.Recipe(steps=8, batch_size=4, tokens=32, warmup_steps=2)
-    read = corpus.Corpus.read(tmp_path, recipe.library_share)
-    first, _ = train.train(TINY, recipe, read, CPU)
-    second, _ = train.train(TINY, recipe, read, CPU)
+    first, _ = train.train(TINY, recipe, tmp_path, CPU)
+    second, _ = train.train(TINY, recipe, tmp_path, CPU)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     ids = torch.from_numpy(rng.integers(300, 310, size=(4, 36)))
     masks = model.draft_masks(32, 3, CPU, is_sparse=False)
