@@ -10,8 +10,8 @@ const TILES = [
   ["tokens a round", (point) => number(point.acceptance_length, 2)],
   ["drafts a round", (point, server) => of(point.depth, server.depth, 1)],
   ["KV cache in use", (point) => percent(point.kv_cache_usage_ratio)],
-  ["first token, median", (point) => pair(point.time_to_first_token)],
-  ["each token, median", (point) => pair(point.time_per_output_token)],
+  ["first token, p50", (point) => pair(point.time_to_first_token)],
+  ["per token, p50", (point) => pair(point.time_per_output_token)],
 ];
 
 function of(value, limit, digits = 0) {
