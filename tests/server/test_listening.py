@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 import trustme
-from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_engine import INFO, FakeEngine
 
 from headway.engine import ConfigError
 from headway.server import cli
 from headway.server.app import create_app
+from headway.server.cli import http_protocol
 from headway.server.cli.listening import listen, url_of
 from headway.server.cli.serve import DrainingServer
 from headway.server.config import ServerConfig
@@ -32,6 +36,7 @@ class CalmEngine(FakeEngine):
 async def serving(services: Services, config: ServerConfig) -> AsyncIterator[str]:
     """Its URL."""
     listener = listen(config)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that little fills it
     server = DrainingServer(create_app(services), config, CalmEngine())
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
@@ -112,3 +117,96 @@ async def test_a_large_body_in_small_parts_keeps_the_connection(services: Servic
         for _ in range(3):
             body = {"prompt": "a", "max_tokens": 2, "user": "x" * (4 * MAX_HEADER_BYTES)}
             assert (await client.post(f"{url}/v1/completions", json=body)).status_code == 200
+
+
+HALF_A_HEAD = b"GET /version HTTP/1.1\r\nX-Never: "
+
+
+class TestClientsThatStall:
+    @pytest.fixture(autouse=True)
+    def hurried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)
+        monkeypatch.setattr(http_protocol, "STALLED_SECONDS", 0.3)
+
+    @pytest.mark.parametrize(
+        ("is_kept", "sent"), [(False, b""), (False, HALF_A_HEAD), (True, HALF_A_HEAD)],
+        ids=["none", "half", "half-on-a-kept-connection"],
+    )  # fmt: skip
+    async def test_headers_that_never_come_end_the_connection(
+        self, services: Services, is_kept: bool, sent: bytes
+    ) -> None:
+        async with serving(services, ServerConfig(port=0)) as url:
+            reader, writer = await connect(url)
+            if is_kept:
+                writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert b"200" in await reader.readuntil(b"\r\n")
+                await asyncio.sleep(0.05)
+            writer.write(sent)
+            async with asyncio.timeout(10):
+                with suppress(ConnectionResetError):
+                    await reader.read()
+            writer.close()
+
+    async def test_a_reader_that_stops_is_given_up_and_holds_nobody_up(
+        self, services: Services, engine: FakeEngine
+    ) -> None:
+        """Its events go on until its buffers are full; the stream beside it does not notice."""
+        many_tokens(engine)
+        stalled = {"prompt": "a", "max_tokens": 10_000_000, "stream": True}
+        async with serving(services, ServerConfig(port=0)) as url, httpx.AsyncClient() as client:
+            silent = [post(url, stalled) for _ in range(4)]
+            await until(lambda: len(engine.running) == 4)
+            body = {"prompt": "a", "max_tokens": 60_000, "stream": True}
+            answer = await client.post(f"{url}/v1/completions", json=body, timeout=20)
+            assert answer.text.endswith("data: [DONE]\n\n")
+            await until(lambda: not engine.running, seconds=20)
+            assert sorted(engine.aborted) == [0, 1, 2, 3]
+            assert (await client.get(f"{url}/load")).json()["num_requests"] == 0
+            for client_socket in silent:
+                client_socket.close()
+
+    async def test_a_slow_reader_gets_all(self, services: Services, engine: FakeEngine) -> None:
+        """Slower than the limit in all, but never so long without a read."""
+        many_tokens(engine)
+        num_tokens = 600_000
+        async with serving(services, ServerConfig(port=0)) as url:
+            reader, writer = await connect(url)
+            writer.write(request_of({"prompt": "a", "max_tokens": num_tokens, "stream": True}))
+            data = bytearray()
+            while not data.endswith(b"0\r\n\r\n"):
+                data += await reader.read(1 << 15)
+                await asyncio.sleep(0.05)
+            writer.close()
+        assert data.count(b"H") >= num_tokens
+
+
+def many_tokens(engine: FakeEngine) -> None:
+    """3,000 each hundredth of a second, without an end to the context."""
+    engine.script = lambda request: [40] * request.max_tokens
+    engine.info = msgspec.structs.replace(INFO, max_model_len=1 << 30)
+    engine.tokens_per_round, engine.round_seconds = 3_000, 0.01
+
+
+async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    address = urlsplit(url)
+    return await asyncio.open_connection(address.hostname, address.port, limit=1 << 16)
+
+
+def request_of(body: dict[str, object]) -> bytes:
+    content = msgspec.json.encode(body)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+def post(url: str, body: dict[str, object]) -> socket.socket:
+    """A client that sends and never reads."""
+    address = urlsplit(url)
+    client = socket.create_connection((address.hostname, address.port))
+    client.sendall(request_of(body))
+    return client
+
+
+async def until(is_true: Callable[[], bool], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not is_true():
+            await asyncio.sleep(0.01)
