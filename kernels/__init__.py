@@ -20,6 +20,7 @@ from headway.kernels.quantized_linear import quantized_linear
 from headway.kernels.rewind import rewind_kv_cache
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope import rope
+from headway.kernels.rope_append import rope_append
 from headway.kernels.sample import gumbel_noise, sample
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear import skinny_gate_up, skinny_linear
@@ -49,6 +50,7 @@ __all__ = [
     "rewind_kv_cache",
     "rms_norm",
     "rope",
+    "rope_append",
     "sample",
     "silu_mul",
     "skinny_gate_up",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import overlap
 from headway.kernels._triton import check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels.reference.kv_append import kv_append as kv_append_twin
 
@@ -19,9 +20,13 @@ def _append_kernel(
     key_stride: tl.tensor,
     value_stride: tl.tensor,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a token."""
     token = tl.program_id(0).to(tl.int64)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     slot = tl.load(slot_ptr + token)
     if slot >= 0:
         column = tl.arange(0, BLOCK)
@@ -45,9 +50,10 @@ def kv_append(
         tokens, width = key.shape[0], key.shape[1] * key.shape[2]
         if tokens > 0:
             check_dense(key[0], value[0])
+            overlaps, launch = overlap(key.device)
             _append_kernel[(tokens,)](
                 key, value, key_cache, value_cache, slot_mapping, width, key.stride(0), value.stride(0),
-                BLOCK=power_of_two(width),
+                BLOCK=power_of_two(width), OVERLAPS=overlaps, **launch,
             )  # fmt: skip
         return
     kv_append_twin(key, value, key_cache, value_cache, slot_mapping)

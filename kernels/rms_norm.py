@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import overlap
 from headway.kernels._triton import jit, power_of_two, takes_triton, tl
 from headway.kernels._wide import wide
 from headway.kernels.reference.rms_norm import add_rms_norm as add_rms_norm_twin
@@ -23,13 +24,17 @@ def _norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a token."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
-    x = tl.load(x_ptr + token * x_stride + column, mask=is_inside, other=0.0)
     weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + token * x_stride + column, mask=is_inside, other=0.0)
     value = wide(x)
     if HAS_RESIDUAL:
         place_ptr = residual_ptr + token * residual_stride + column
@@ -58,10 +63,11 @@ def _launch(
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     block = power_of_two(hidden)
     if tokens > 0:
+        overlaps, launch = overlap(x.device)
         _norm_kernel[(tokens,)](
             x, residual, weight, out, hidden, x.stride(0), residual.stride(0),
             EPSILON=epsilon, HAS_RESIDUAL=has_residual, UNIT_OFFSET=unit_offset, BLOCK=block,
-            num_warps=min(max(block // 512, 1), 16),
+            OVERLAPS=overlaps, num_warps=min(max(block // 512, 1), 16), **launch,
         )  # fmt: skip
     return out
 

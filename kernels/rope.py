@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import overlap
 from headway.kernels._triton import check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels._wide import wide
 from headway.kernels.reference.rope import rope as rope_twin
@@ -24,10 +25,14 @@ def _rope_kernel(
     k_head_stride: tl.tensor,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program turns the query heads of a token, another its key heads."""
     token = tl.program_id(0).to(tl.int64)
     column, head = tl.arange(0, HALF)[None, :], tl.arange(0, HEADS)[:, None]
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     turn_ptr = table_ptr + tl.load(position_ptr + token) * 2 * half + column
     cos = tl.load(turn_ptr, mask=column < half, other=0.0)
     sin = tl.load(turn_ptr + half, mask=column < half, other=0.0)
@@ -60,9 +65,11 @@ def rope(
         kv_heads, half = key.shape[1], head_dim // 2
         assert query.stride(2) == key.stride(2) == 1, (query.stride(), key.stride())
         if tokens > 0:
+            overlaps, launch = overlap(query.device)
             _rope_kernel[(tokens, 2)](
                 query, key, positions, cos_sin, half, q_heads, kv_heads, *query.stride()[:2], *key.stride()[:2],
                 HEADS=power_of_two(max(q_heads, kv_heads)), HALF=power_of_two(half),
+                OVERLAPS=overlaps, **launch,
             )  # fmt: skip
         return
     rope_twin(query, key, positions, cos_sin)

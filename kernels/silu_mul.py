@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import overlap
 from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels._wide import wide
 from headway.kernels.reference.silu_mul import silu_mul as silu_mul_twin
@@ -17,12 +18,16 @@ def _silu_mul_kernel(
     out_ptr: tl.tensor,
     intermediate: tl.tensor,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a token and BLOCK columns."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = column < intermediate
     gate_ptr = gate_up_ptr + token * 2 * intermediate + column
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(gate_ptr, mask=is_inside, other=0.0)
     up = wide(tl.load(gate_ptr + intermediate, mask=is_inside, other=0.0))
     value = wide(gate)
@@ -42,6 +47,7 @@ def silu_mul(
         out = torch.empty(tokens, intermediate, dtype=gate_up.dtype, device=gate_up.device)
         if tokens > 0:
             grid = tokens, blocks_of(intermediate, _BLOCK)
-            _silu_mul_kernel[grid](gate_up, out, intermediate, BLOCK=_BLOCK)
+            overlaps, launch = overlap(gate_up.device)
+            _silu_mul_kernel[grid](gate_up, out, intermediate, BLOCK=_BLOCK, OVERLAPS=overlaps, **launch)
         return out
     return silu_mul_twin(gate_up)

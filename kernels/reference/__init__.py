@@ -15,6 +15,7 @@ from headway.kernels.reference.quantized_linear import quantized_linear
 from headway.kernels.reference.rewind import rewind_kv_cache
 from headway.kernels.reference.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.reference.rope import rope
+from headway.kernels.reference.rope_append import rope_append
 from headway.kernels.reference.sample import gumbel_noise, sample
 from headway.kernels.reference.silu_mul import silu_mul
 from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
@@ -40,6 +41,7 @@ __all__ = [
     "rewind_kv_cache",
     "rms_norm",
     "rope",
+    "rope_append",
     "sample",
     "silu_mul",
     "skinny_gate_up",

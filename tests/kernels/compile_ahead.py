@@ -245,6 +245,7 @@ CASES = [
                         "HAS_RESIDUAL": has_residual,
                         "UNIT_OFFSET": unit_offset,
                         "BLOCK": block,
+                        "OVERLAPS": True,
                     },
                     num_warps=min(block // 512, 16),
                 )
@@ -254,19 +255,38 @@ CASES = [
                 "rope",
                 "_rope_kernel",
                 pointers("query key", kind) | {"position_ptr": "*i64", "table_ptr": "*fp32"},
-                {"HEADS": 32, "HALF": 64},
+                {"HEADS": 32, "HALF": 64, "OVERLAPS": True},
             ),
-            Case("silu_mul", "_silu_mul_kernel", pointers("gate_up out", kind), {"BLOCK": 1024}),
+            Case(
+                "rope_append",
+                "_rope_append_kernel",
+                pointers("query key value key_cache value_cache", kind)
+                | {"position_ptr": "*i64", "slot_ptr": "*i64", "table_ptr": "*fp32"},
+                {"HEADS": 32, "HALF": 64, "OVERLAPS": True},
+            ),
+            Case(
+                "silu_mul",
+                "_silu_mul_kernel",
+                pointers("gate_up out", kind),
+                {"BLOCK": 1024, "OVERLAPS": True},
+            ),
             Case(
                 "kv_append",
                 "_append_kernel",
                 pointers("key value key_cache value_cache", kind) | {"slot_ptr": "*i64"},
-                {"BLOCK": 1024},
+                {"BLOCK": 1024, "OVERLAPS": True},
             ),
         )
     ),
-    Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 1024}),
-    Case("stream_read", "_stream_read_kernel", pointers("data out", "*i32"), {"BLOCK": 4096}, 8, divisible=("size",)),
+    Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 512}),
+    Case(
+        "stream_read",
+        "_stream_read_kernel",
+        pointers("data out", "*i32"),
+        {"BLOCK": 4096},
+        8,
+        divisible=("size",),
+    ),
 ]
 
 

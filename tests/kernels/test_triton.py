@@ -15,10 +15,27 @@ from headway.kernels._triton import takes_triton
 
 HERE = Path(__file__).parent
 GROUPS = {
-    "bookkeeping": ("rewind", "verify", "prepare", "mamba", "advance", "open_round", "open_drafts", "commit_round"),
+    "bookkeeping": (
+        "rewind",
+        "verify",
+        "prepare",
+        "mamba",
+        "advance",
+        "open_round",
+        "open_drafts",
+        "commit_round",
+    ),
     "sampling": ("sample",),
     "attention": ("paged_attention_pieces", "prefill_attention"),
-    "layers": ("skinny_linear", "quantized_linear", "rms_norm", "rope", "silu_mul", "kv_append"),
+    "layers": (
+        "skinny_linear",
+        "quantized_linear",
+        "rms_norm",
+        "rope",
+        "rope_append",
+        "silu_mul",
+        "kv_append",
+    ),
 }
 
 
