@@ -18,16 +18,13 @@ def gumbel_of_words(words: tl.tensor) -> tl.tensor:
 
 
 @jit
-def noise_of_groups(
-    seed: tl.tensor, position: tl.tensor, first_group: tl.tensor, GROUPS: tl.constexpr
-) -> tl.tensor:
-    """[4 * GROUPS] float32 for the ids from 4 * first_group on."""
-    group = (first_group + tl.arange(0, GROUPS)).to(tl.uint32)
-    zero = tl.zeros((GROUPS,), tl.uint32)
+def noise_of_groups(seed: tl.tensor, position: tl.tensor, group: tl.tensor) -> tl.tensor:
+    """[..., 2, 2] float32 for the ids 4 * group .. 4 * group + 3, in order."""
+    group = group.to(tl.uint32)
+    zero = group & 0
     low, high = zero + (position & 0xFFFFFFFF).to(tl.uint32), zero + (position >> 32).to(tl.uint32)
     word0, word1, word2, word3 = tl.philox(seed, group, low, high, zero)
-    words = tl.join(tl.join(word0, word2), tl.join(word1, word3))
-    return gumbel_of_words(tl.reshape(words, (4 * GROUPS,)))
+    return gumbel_of_words(tl.join(tl.join(word0, word2), tl.join(word1, word3)))
 
 
 @jit

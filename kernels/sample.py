@@ -1,23 +1,25 @@
 """Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone.
 
-One pass over the vocabulary, in chunks, for greedy and plain temperature; filtered rows then gather the few
-tokens that can pass and search the filters' thresholds among them. Nothing is sorted.
+One pass over the vocabulary finds each chunk's best score; for filtered rows it finds the highest logit of each
+run of _RUN tokens instead, from which `pick_kept` goes on. Nothing is sorted.
 """
 
 from __future__ import annotations
 
 import torch
 
-from headway.kernels._noise import noise_of_groups, noise_of_ids
-from headway.kernels._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
+from headway.kernels._device import multiprocessors, overlaps_launches
+from headway.kernels._kept import pick_kept
+from headway.kernels._noise import noise_of_groups
+from headway.kernels._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.reference.sample import gumbel_noise as gumbel_noise_twin
 from headway.kernels.reference.sample import sample as sample_twin
 
-_CHUNK, _WARPS = 4096, 8
-# Filtered rows look among the tokens whose logits lie within _REACH temperatures of the highest, at most
-# _SLOTS a chunk; a row that needs more searches its whole vocabulary.
-_REACH, _SLOTS = 10.0, 256
-_GATHERERS = 512
+_CHUNK, _RUN = 2048, 64
+# Tokens whose noise is made at once; runs, and gathered tokens, looked at at once; most tokens to compare with each
+# other, and to gather; how often top-p gathers anew before it takes the whole vocabulary.
+_PIECE, _RUNS, _BLOCK, _PAIRED, _FEW, _WIDENINGS = 512, 32, 1024, 128, 8192, 3
+_WARPS, _SCANS_PER_MULTIPROCESSOR = 4, 24
 
 
 @jit
@@ -29,9 +31,10 @@ def _noise_kernel(
     GROUPS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * GROUPS
-    noise = noise_of_groups(tl.load(seed_ptr + row), tl.load(position_ptr + row), first, GROUPS)
-    token = first * 4 + tl.arange(0, 4 * GROUPS)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    noise = noise_of_groups(tl.load(seed_ptr + row), tl.load(position_ptr + row), group)
+    noise = tl.reshape(noise, (4 * GROUPS,))
+    token = tl.program_id(1) * (4 * GROUPS) + tl.arange(0, 4 * GROUPS)
     tl.store(noise_ptr + row * vocab_size + token, noise, mask=token < vocab_size)
 
 
@@ -52,11 +55,22 @@ def gumbel_noise(
 
 
 @jit
-def _is_filtered(top_k_ptr: tl.tensor, top_p_ptr: tl.tensor, min_p_ptr: tl.tensor) -> tl.tensor:
-    return (tl.load(top_k_ptr) > 0) | (tl.load(top_p_ptr) < 1) | (tl.load(min_p_ptr) > 0)
+def _scores(
+    value: tl.tensor,  # [size] float32
+    highest: tl.tensor,
+    temperature: tl.tensor,
+    seed: tl.tensor,
+    position: tl.tensor,
+    first: tl.tensor,
+    SIZE: tl.constexpr,
+) -> tl.tensor:
+    """Of the tokens from `first` on, relative to `highest`: then nothing overflows at small temperatures."""
+    noise = noise_of_groups(seed, position, first // 4 + tl.arange(0, SIZE // 4))
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    return tl.div_rn(value - base, temperature) + tl.reshape(noise, (SIZE,))
 
 
-@jit
+@jit_once_for("window", "chunks")
 def _scan_kernel(
     logits_ptr: tl.tensor,
     position_ptr: tl.tensor,
@@ -67,184 +81,69 @@ def _scan_kernel(
     seed_ptr: tl.tensor,
     highest_ptr: tl.tensor,
     score_ptr: tl.tensor,
-    token_ptr: tl.tensor,
-    window: tl.tensor,
-    vocab_size: tl.tensor,
-    CHUNK: tl.constexpr,
-) -> None:
-    """Of one chunk of one line (a row's place): the highest logit, and the best token where nothing filters."""
-    line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = line // window
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    value_ptr = logits_ptr + line * vocab_size + token
-    value = tl.load(value_ptr, mask=token < vocab_size, other=-float("inf")).to(tl.float32)
-    highest = tl.max(value, 0)
-    temperature = tl.load(temperature_ptr + row)
-    is_filtered = _is_filtered(top_k_ptr + row, top_p_ptr + row, min_p_ptr + row)
-    if (temperature > 0) & (is_filtered == 0):
-        position = tl.load(position_ptr + row) + line % window
-        noise = noise_of_groups(tl.load(seed_ptr + row), position, chunk * (CHUNK // 4), CHUNK // 4)
-        # Relative to the chunk's highest logit nothing overflows, however small the temperature; below 1e-30 the
-        # noise decides nothing.
-        base = tl.where(highest == -float("inf"), 0.0, highest)
-        value = tl.div_rn(value - base, tl.maximum(temperature, 1e-30)) + noise
-    score, place = tl.max(value, 0, return_indices=True)
-    partial = line * tl.num_programs(1) + chunk
-    tl.store(highest_ptr + partial, highest)
-    tl.store(score_ptr + partial, score)
-    tl.store(token_ptr + partial, chunk * CHUNK + place)
-
-
-@jit
-def _gather_kernel(
-    logits_ptr: tl.tensor,
-    temperature_ptr: tl.tensor,
-    top_k_ptr: tl.tensor,
-    top_p_ptr: tl.tensor,
-    min_p_ptr: tl.tensor,
-    highest_ptr: tl.tensor,
-    count_ptr: tl.tensor,
-    near_mass_ptr: tl.tensor,
+    top_ptr: tl.tensor,
     mass_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    id_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
-    REACH: tl.constexpr,
-    SLOTS: tl.constexpr,
-    CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    RUN: tl.constexpr,
+    PIECE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
-    """Of each chunk of one line: its mass, and the tokens within REACH of the highest, as many as have slots.
+    """Of some chunks of one line (a row's place): highest logit and, as the row asks, best score or runs.
 
-    The mass of a token is exp((logit - highest) / temperature). The programs of a line share its chunks.
+    Of a run: its highest logit and its mass, the sum of exp((logit - the chunk's highest) / temperature).
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
     temperature = tl.load(temperature_ptr + row)
-    if (temperature > 0) & _is_filtered(top_k_ptr + row, top_p_ptr + row, min_p_ptr + row):
-        temperature = tl.maximum(temperature, 1e-30)
-        other = tl.arange(0, CHUNKS)
-        highs = tl.load(highest_ptr + line * chunks + other, mask=other < chunks, other=-float("inf"))
-        highest = tl.max(highs, 0)
-        for chunk in range(tl.program_id(1), chunks, tl.num_programs(1)):
-            token = chunk * CHUNK + tl.arange(0, CHUNK)
-            value_at = logits_ptr + line * vocab_size + token
-            value = tl.load(value_at, mask=token < vocab_size, other=-float("inf")).to(tl.float32)
-            mass = tl.exp(tl.div_rn(value - highest, temperature))
-            is_near = value >= highest - REACH * temperature
-            partial = line * chunks + chunk
-            tl.store(mass_ptr + partial, tl.sum(mass, 0))
-            tl.store(near_mass_ptr + partial, tl.sum(tl.where(is_near, mass, 0.0), 0))
-            tl.store(count_ptr + partial, tl.sum(is_near.to(tl.int32), 0))
-            slot = tl.cumsum(is_near.to(tl.int32), 0) - 1
-            has_slot = is_near & (slot < SLOTS)
-            tl.store(value_ptr + partial * SLOTS + slot, value, mask=has_slot)
-            tl.store(id_ptr + partial * SLOTS + slot, token, mask=has_slot)
+    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+    is_filtered = (top_k > 0) | (top_p < 1) | (tl.load(min_p_ptr + row) > 0)
+    is_random = temperature > 0
+    # Below 1e-30 the noise decides nothing.
+    temperature = tl.maximum(temperature, 1e-30)
+    seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row) + line % window
+    run = tl.arange(0, CHUNK // RUN)
+    place = run[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    step = tl.num_programs(1)
+    logits_ptr += line * vocab_size
+    token = tl.program_id(1) * CHUNK + place
+    following = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf"))
+    for chunk in range(tl.program_id(1), chunks, step):
+        value = following.to(tl.float32)
+        token = (chunk + step) * CHUNK + place
+        following = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf"))
+        partial = line * chunks + chunk
+        tops = tl.max(value, 1)
+        highest = tl.max(tops, 0)
+        tl.store(highest_ptr + partial, highest)
+        if is_random:
+            if is_filtered:
+                run_at = partial * (CHUNK // RUN) + run
+                tl.store(top_ptr + run_at, tops)
+                if (top_k <= 0) & (top_p < 1):
+                    base = tl.where(highest == -float("inf"), 0.0, highest)
+                    mass = tl.exp(tl.div_rn(value - base, temperature))
+                    tl.store(mass_ptr + run_at, tl.sum(mass, 1))
+            else:
+                best = tl.full((PIECE,), -float("inf"), tl.float32)
+                for first in range(chunk * CHUNK, (chunk + 1) * CHUNK, PIECE):
+                    near = first + tl.arange(0, PIECE)
+                    piece = tl.load(logits_ptr + near, mask=near < vocab_size, other=-float("inf")).to(
+                        tl.float32
+                    )
+                    best = tl.maximum(
+                        best, _scores(piece, highest, temperature, seed, position, first, PIECE)
+                    )
+                tl.store(score_ptr + partial, tl.max(best, 0))
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
-@jit
-def _ordered_key(value: tl.tensor) -> tl.tensor:
-    """int32 with the order of the float32 values; both zeros are one."""
-    bits = (value + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@jit
-def _mass_from(
-    value_ptr: tl.tensor,
-    size: tl.tensor,
-    highest: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    BY_MASS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """How many tokens have keys of `least` or more, or the mass of these."""
-    found = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, size, BLOCK):
-        index = start + tl.arange(0, BLOCK)
-        value = tl.load(value_ptr + index, mask=index < size, other=-float("inf")).to(tl.float32)
-        is_found = (index < size) & (_ordered_key(value) >= least)
-        if BY_MASS:
-            found += tl.where(is_found, tl.exp(tl.div_rn(value - highest, temperature)), 0.0)
-        else:
-            found += is_found.to(tl.float32)
-    return tl.sum(found, 0)
-
-
-@jit
-def _least_kept_key(
-    value_ptr: tl.tensor,
-    size: tl.tensor,
-    highest: tl.tensor,
-    temperature: tl.tensor,
-    least: tl.tensor,
-    limit: tl.tensor,
-    BY_MASS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """The least key above which less than `limit` is found, tokens or mass; only keys from `least` on count.
-
-    Bit by bit: the lower half of a range holds the key iff what lies above that half is less than the limit.
-    """
-    low = tl.full((), -(2**31), tl.int64)
-    width = tl.full((), 2**31, tl.int64)
-    for _ in range(BITS):
-        upper = tl.maximum(low + width, least.to(tl.int64)).to(tl.int32)
-        above = _mass_from(value_ptr, size, highest, temperature, upper, BY_MASS, BLOCK)
-        low = tl.where(above < limit, low, low + width)
-        width = width // 2
-    return low.to(tl.int32)
-
-
-@jit
-def _best_kept(
-    value_ptr: tl.tensor,
-    id_ptr: tl.tensor,
-    size: tl.tensor,
-    highest: tl.tensor,
-    temperature: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
-    mass: tl.tensor,
-    seed: tl.tensor,
-    position: tl.tensor,
-    HAS_IDS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """The token with the best noisy score of those that the filters keep. `mass`: that of the vocabulary."""
-    least = tl.full((), -(2**31), tl.int32)
-    if top_k > 0:
-        least = _least_kept_key(value_ptr, size, highest, temperature, least, top_k, False, BITS, BLOCK)
-    if top_p < 1:
-        if top_k > 0:
-            mass = _mass_from(value_ptr, size, highest, temperature, least, True, BLOCK)
-        limit = tl.maximum(top_p, 1e-30) * mass
-        key = _least_kept_key(value_ptr, size, highest, temperature, least, limit, True, BITS, BLOCK)
-        least = tl.maximum(least, key)
-    best_score, best_token = -float("inf"), tl.full((), 0, tl.int32)
-    for start in range(0, size, BLOCK):
-        index = start + tl.arange(0, BLOCK)
-        value = tl.load(value_ptr + index, mask=index < size, other=-float("inf")).to(tl.float32)
-        token = index
-        if HAS_IDS:
-            token = tl.load(id_ptr + index, mask=index < size, other=0)
-        scaled = tl.div_rn(value - highest, temperature)
-        is_kept = (index < size) & (_ordered_key(value) >= least) & (tl.exp(scaled) >= min_p)
-        score = tl.where(is_kept, scaled + noise_of_ids(seed, position, token), -float("inf"))
-        block_score, place = tl.max(score, 0, return_indices=True)
-        block_token = tl.sum(tl.where(tl.arange(0, BLOCK) == place, token, 0), 0)
-        best_token = tl.where(block_score > best_score, block_token, best_token)
-        best_score = tl.maximum(block_score, best_score)
-    return best_token
-
-
-@jit
+@jit_once_for("window", "chunks")
 def _pick_kernel(
     logits_ptr: tl.tensor,
     position_ptr: tl.tensor,
@@ -255,94 +154,67 @@ def _pick_kernel(
     seed_ptr: tl.tensor,
     highest_ptr: tl.tensor,
     score_ptr: tl.tensor,
-    token_ptr: tl.tensor,
-    count_ptr: tl.tensor,
-    near_mass_ptr: tl.tensor,
+    top_ptr: tl.tensor,
     mass_ptr: tl.tensor,
+    list_ptr: tl.tensor,
     value_ptr: tl.tensor,
     id_ptr: tl.tensor,
     out_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
-    REACH: tl.constexpr,
-    SLOTS: tl.constexpr,
+    CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    BITS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    RUN: tl.constexpr,
+    LISTED: tl.constexpr,
+    FEW: tl.constexpr,
+    PAIRED: tl.constexpr,
+    WIDENINGS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
-    """One line: the best of its chunks, or, where filters act, the best of the tokens they keep."""
+    """One line: the best token of its best chunk, or, where filters act, the best of the tokens they keep."""
     line = tl.program_id(0).to(tl.int64)
     row = line // window
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
-    divisor = tl.maximum(temperature, 1e-30)
+    position, seed = tl.load(position_ptr + row) + line % window, tl.load(seed_ptr + row)
+    is_random = temperature > 0
+    temperature = tl.maximum(temperature, 1e-30)
     chunk = tl.arange(0, CHUNKS)
-    partial, is_chunk = line * chunks + chunk, chunk < chunks
-    highs = tl.load(highest_ptr + partial, mask=is_chunk, other=-float("inf"))
+    highs = tl.load(highest_ptr + line * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
     highest = tl.max(highs, 0)
-    if (temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
-        position, seed = tl.load(position_ptr + row) + line % window, tl.load(seed_ptr + row)
-        counts = tl.load(count_ptr + partial, mask=is_chunk, other=0)
-        near_mass = tl.sum(tl.load(near_mass_ptr + partial, mask=is_chunk, other=0.0), 0)
-        mass = tl.sum(tl.load(mass_ptr + partial, mask=is_chunk, other=0.0), 0)
-        # Whether every token that the first filter keeps is among those gathered.
-        is_enough = tl.max(counts, 0) <= SLOTS
-        if top_k > 0:
-            is_enough &= tl.sum(counts, 0) >= top_k
-        elif top_p < 1:
-            is_enough &= near_mass >= top_p * mass
-        else:
-            is_enough &= tl.exp(-REACH + min_p * 0) < min_p
-        if is_enough:
-            value_ptr += line * chunks * SLOTS
-            id_ptr += line * chunks * SLOTS
-            size = _pack(value_ptr, id_ptr, count_ptr + line * chunks, chunks, SLOTS, BLOCK)
-            tl.debug_barrier()
-            token = _best_kept(
-                value_ptr, id_ptr, size, highest, divisor, top_k, top_p, min_p, mass, seed, position,
-                True, BITS, BLOCK,
-            )  # fmt: skip
-        else:
-            token = _best_kept(
-                logits_ptr + line * vocab_size, id_ptr, vocab_size, highest, divisor, top_k, top_p, min_p, mass,
-                seed, position, False, BITS, 2 * BLOCK,
-            )  # fmt: skip
-        tl.store(out_ptr + line, token)
+    logits_ptr += line * vocab_size
+    if is_random & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
+        runs = chunks * (CHUNK // RUN)
+        first_run = line * runs
+        kept = pick_kept(
+            logits_ptr, highest_ptr + line * chunks, top_ptr + first_run, mass_ptr + first_run, list_ptr + first_run,
+            value_ptr + line * FEW, id_ptr + line * FEW, highest, temperature, top_k, top_p, min_p, seed, position, vocab_size, runs,
+            CHUNK, CHUNKS * (CHUNK // RUN), SHIFT, RUN, LISTED, FEW, PAIRED, WIDENINGS, BLOCK,
+        )  # fmt: skip
+        tl.store(out_ptr + line, kept)
     else:
-        score = tl.load(score_ptr + partial, mask=is_chunk, other=-float("inf"))
-        if temperature > 0:
-            score += tl.div_rn(highs - highest, divisor)
-        _, place = tl.max(score, 0, return_indices=True)
-        tl.store(out_ptr + line, tl.load(token_ptr + line * chunks + place))
+        scores = highs
+        if is_random:
+            scores = tl.load(score_ptr + line * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+            scores += tl.div_rn(highs - highest, temperature)
+        _, best = tl.max(scores, 0, return_indices=True)
+        token = best * CHUNK + tl.arange(0, CHUNK)
+        value = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf")).to(tl.float32)
+        if is_random:
+            value = _scores(value, tl.max(value, 0), temperature, seed, position, best * CHUNK, CHUNK)
+        _, picked = tl.max(value, 0, return_indices=True)
+        tl.store(out_ptr + line, best * CHUNK + picked)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
-@jit
-def _pack(
-    value_ptr: tl.tensor,
-    id_ptr: tl.tensor,
-    count_ptr: tl.tensor,
-    chunks: tl.tensor,
-    SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Moves the gathered tokens of all chunks together, in place and in order; returns how many there are.
-
-    A block is read before it is written, and what is written lies at or before what was read.
-    """
-    size = tl.full((), 0, tl.int32)
-    for start in range(0, chunks * SLOTS, BLOCK):
-        index = start + tl.arange(0, BLOCK)
-        count = tl.load(count_ptr + index // SLOTS, mask=index < chunks * SLOTS, other=0)
-        is_filled = index % SLOTS < count
-        value = tl.load(value_ptr + index, mask=is_filled, other=0.0)
-        token = tl.load(id_ptr + index, mask=is_filled, other=0)
-        place = size + tl.cumsum(is_filled.to(tl.int32), 0) - 1
-        tl.debug_barrier()
-        tl.store(value_ptr + place, value, mask=is_filled)
-        tl.store(id_ptr + place, token, mask=is_filled)
-        size += tl.sum(is_filled.to(tl.int32), 0)
-    return size
+# Trailing bits of a logit's float32 form that are zeros.
+_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
 def sample(
@@ -369,23 +241,22 @@ def sample(
     tokens = torch.empty(rows, window, dtype=torch.int64, device=logits.device) if out is None else out
     if lines == 0:
         return tokens
-    # By line and chunk: highest logit, best score, mass near the highest logit, mass; best token, near tokens.
-    sums = torch.empty(4, lines, chunks, device=logits.device)
-    counts = torch.empty(2, lines, chunks, dtype=torch.int32, device=logits.device)
-    near = torch.empty(lines, chunks, _SLOTS, device=logits.device)
-    near_ids = torch.empty(lines, chunks, _SLOTS, dtype=torch.int32, device=logits.device)
-    gathered = counts[1], sums[2], sums[3], near, near_ids
-    _scan_kernel[(lines, chunks)](
-        logits, *parameters, sums[0], sums[1], counts[0], window, vocab_size, CHUNK=_CHUNK, num_warps=_WARPS
-    )
-    # Enough programs to fill a GPU, few enough to cost greedy lines nothing.
-    _gather_kernel[(lines, min(chunks, max(1, _GATHERERS // lines)))](
-        logits, temperatures, top_k, top_p, min_p, sums[0], *gathered, window, vocab_size, chunks,
-        REACH=_REACH, SLOTS=_SLOTS, CHUNKS=power_of_two(chunks), CHUNK=_CHUNK, num_warps=_WARPS,
+    # By line and chunk: highest logit, best score; by line and run: highest logit, mass; the list of runs; gathered tokens.
+    bests = torch.empty(2, lines, chunks, device=logits.device)
+    runs = torch.empty(2, lines, chunks * (_CHUNK // _RUN), device=logits.device)
+    listed = torch.empty_like(runs[0], dtype=torch.int32)
+    values = torch.empty(lines, _FEW, device=logits.device)
+    ids = torch.empty_like(values, dtype=torch.int32)
+    overlaps = overlaps_launches(logits.device)
+    launch = {"launch_pdl": True} if overlaps else {}
+    scans = blocks_of(_SCANS_PER_MULTIPROCESSOR * multiprocessors(logits.device), lines)
+    _scan_kernel[(lines, min(scans, chunks))](
+        logits, *parameters, *bests, *runs, window, vocab_size, chunks,
+        CHUNK=_CHUNK, RUN=_RUN, PIECE=_PIECE, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
     )  # fmt: skip
     _pick_kernel[(lines,)](
-        logits, *parameters, sums[0], sums[1], counts[0], *gathered, tokens, window, vocab_size, chunks,
-        REACH=_REACH, SLOTS=_SLOTS, CHUNKS=power_of_two(chunks),
-        BITS=16 if logits.dtype == torch.bfloat16 else 32, BLOCK=1024, num_warps=_WARPS,
+        logits, *parameters, *bests, *runs, listed, values, ids, tokens, window, vocab_size, chunks,
+        CHUNK=_CHUNK, CHUNKS=power_of_two(chunks), SHIFT=_SHIFTS[logits.dtype], RUN=_RUN, LISTED=_RUNS,
+        FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, WIDENINGS=_WIDENINGS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
     )  # fmt: skip
     return tokens

@@ -14,7 +14,7 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +35,22 @@ WEIGHTS = {
     "lm_head": (VOCABULARY, HIDDEN),
     "qkv, hidden 1024": (4096, 1024),
     "o, hidden 1024": (1024, 2048),
+    "gate_up, hidden 1024": (6144, 1024),
     "down, hidden 1024": (1024, 3072),
+    "lm_head, hidden 1024": (VOCABULARY, 1024),
 }
 WINDOW, BLOCK_SIZE = 4, 16
 CONTEXTS = [(rows, context) for rows in (1, 8, 64) for context in (1024, 8192, 65536)]
 PROMPTS = [(1, 128, 0), (1, 1024, 0), (1, 8192, 0), (1, 2048, 6144), (4, 2048, 0)]
-SAMPLERS = {"greedy": (0.0, 0, 1.0), "temperature": (1.0, 0, 1.0), "top-k, top-p": (1.0, 50, 0.9)}
+# Temperature, top-k, top-p; whether a few tokens hold most of the mass, as in text, or thousands.
+SAMPLERS = {
+    "greedy": (0.0, 0, 1.0, True),
+    "temperature": (1.0, 0, 1.0, True),
+    "top-k, top-p": (1.0, 50, 0.9, True),
+    "top-k, top-p, flat": (1.0, 50, 0.9, False),
+    "top-p": (1.0, 0, 0.9, True),
+    "top-p, flat": (1.0, 0, 0.9, False),
+}
 TOLERANCE = 1e-2
 
 
@@ -270,6 +280,26 @@ def bookkeeping_lines(rows: int) -> Iterator[Line]:
     time = microseconds([lambda: kernels.verify_speculative_tokens(*tokens, rows, 0, depth, out=own[:2])], 3)
     yield Line("verify_speculative_tokens", case, time, 17 * tokens[0].numel(), "copy", wrong)
 
+    buffers = torch.empty(3, rows, dtype=torch.int64, device="cuda")
+    accepted = torch.empty(rows, depth, dtype=torch.int64, device="cuda")
+    index = torch.arange(tokens[0].numel(), device="cuda")
+    given = (
+        rows,
+        tokens[1],
+        index,
+        own[0],
+        own[1],
+        tokens[0],
+        buffers[0],
+        buffers[1],
+        accepted,
+        buffers[2],
+        depth,
+    )
+    time = microseconds([lambda: kernels.prepare_next_forward_pass(*given)], 3)
+    wrong = float((buffers[2].cpu() != twin[1].view(rows, WINDOW)[:, 1:].sum(1)).double().mean())
+    yield Line("prepare_next_forward_pass", case, time, 50 * tokens[0].numel(), "copy", wrong)
+
     length, status = (
         torch.ones(rows, dtype=torch.int64, device="cuda"),
         torch.zeros(rows, device="cuda").long(),
@@ -290,10 +320,56 @@ def bookkeeping_lines(rows: int) -> Iterator[Line]:
     yield Line("rewind_kv_cache, all accepted", case, time, 8 * 12 * rows, "copy", 0.0)
 
 
+def round_lines(rows: int) -> Iterator[Line]:
+    """All bookkeeping of a round in two launches: 6 us is the bar. Every other draft is right."""
+    blocks, case = 4096, f"{rows} rows, depth {WINDOW - 1}"
+    whole = torch.arange(rows, device="cuda")
+    granted = (torch.arange(rows * blocks, device="cuda")).view(rows, blocks)
+    used = torch.where(torch.arange(blocks, device="cuda") == 0, granted, -1)
+    ones = torch.ones_like(whole)
+    state = kernels.RowState(
+        whole % 7, ones.clone(), ones * blocks * BLOCK_SIZE, ones * WINDOW, ones * 0, ones.clone(), used[:, 0].clone(),
+        used, granted, ones.clone(), torch.zeros(rows, WINDOW, device="cuda").long(), ones.clone(),
+    )  # fmt: skip
+    twin = kernels.RowState(*(getattr(state, f.name).cpu() for f in fields(state)))
+    picked = torch.randint(0, 2, (rows, WINDOW), device="cuda")
+    drafts = torch.randint(0, 2, (rows, WINDOW - 1), device="cuda")
+    window, out = (
+        kernels.RoundWindow.empty(rows, WINDOW - 1, drafts.device),
+        picked.new_empty(rows, WINDOW + 1),
+    )
+
+    def open_and_commit() -> None:
+        kernels.open_round(state, drafts, BLOCK_SIZE, out=window)
+        kernels.commit_round(state, window, picked, BLOCK_SIZE, out=out)
+
+    open_and_commit()
+    opened = reference.open_round(twin, drafts.cpu(), BLOCK_SIZE)
+    wrong = float(
+        (out.cpu() != reference.commit_round(twin, opened, picked.cpu(), BLOCK_SIZE)).double().mean()
+    )
+    pairs = ((getattr(state, f.name), getattr(twin, f.name)) for f in fields(state))
+    wrong = max(wrong, *(float((own.cpu() != other).double().mean()) for own, other in pairs))
+    size = 8 * rows * (12 + 9 * WINDOW)
+    yield Line("open_round, commit_round", case, microseconds([open_and_commit], 6), size, "copy", wrong)
+    time = microseconds([lambda: kernels.open_round(state, drafts, BLOCK_SIZE, out=window)], 3)
+    yield Line("open_round", case, time, size / 2, "copy", wrong)
+
+
+def logits_of(rows: int, *, is_peaked: bool) -> torch.Tensor:
+    """[rows, WINDOW, VOCABULARY]. Peaked: probabilities fall as rank ** -1.5, so the first token has 0.38."""
+    if not is_peaked:
+        return randn(rows, WINDOW, VOCABULARY)
+    falling = -1.5 * torch.arange(1, VOCABULARY + 1, device="cuda").log()
+    shuffled = torch.rand(rows, WINDOW, VOCABULARY, device="cuda").argsort(-1)
+    return falling.bfloat16()[shuffled]
+
+
 def sample_line(rows: int, name: str) -> Line:
     """The logits are the bytes. The error is the share of tokens that are not those of the twin."""
-    temperature, top_k, top_p = SAMPLERS[name]
-    logits = [randn(rows, WINDOW, VOCABULARY) for _ in range(copies(2 * rows * WINDOW * VOCABULARY))]
+    temperature, top_k, top_p, is_peaked = SAMPLERS[name]
+    count = copies(2 * rows * WINDOW * VOCABULARY)
+    logits = [logits_of(rows, is_peaked=is_peaked) for _ in range(count)]
     whole, real = torch.arange(rows, device="cuda"), torch.ones(rows, device="cuda")
     rest = whole, real * temperature, whole * 0 + top_k, real * top_p, real * 0, whole + 7
     wrong = kernels.sample(logits[0], *rest) != reference.sample(logits[0], *rest)
@@ -338,7 +414,7 @@ def main() -> int:
         "window": window_lines,
         "prompt": lambda: itertools.starmap(prompt_line, PROMPTS),
         "layer": lambda: layer_lines(256),
-        "bookkeeping": lambda: bookkeeping_lines(256),
+        "bookkeeping": lambda: itertools.chain(bookkeeping_lines(256), round_lines(256)),
         "sample": lambda: itertools.starmap(sample_line, itertools.product((1, 128), SAMPLERS)),
     }
     ceilings = measured_ceilings()

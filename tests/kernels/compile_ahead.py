@@ -35,12 +35,11 @@ def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
     return {f"{name}_ptr": kind for name in names.split()}
 
 
-SAMPLING = (
-    pointers("position top_k seed out")
-    | pointers("temperature top_p min_p highest score near_mass mass value", "*fp32")
-    | pointers("token id count", "*i32")
-)
-SEARCH = {"REACH": 10.0, "SLOTS": 256, "CHUNKS": 64}
+SAMPLING = pointers("position top_k seed out") | pointers("list id", "*i32")
+SAMPLING |= pointers("temperature top_p min_p highest score top mass value", "*fp32")
+LOGITS = ("vocab_size",)
+SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
+PICK = SEARCH | {"CHUNKS": 128, "PAIRED": 128, "LISTED": 32, "FEW": 8192, "WIDENINGS": 3, "BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
 ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "scale": "fp32"}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
@@ -220,20 +219,13 @@ CASES = [
         case
         for kind in ("*bf16", "*fp32")
         for case in (
-            Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, {"CHUNK": 4096}, num_warps=8),
-            Case(
-                "sample",
-                "_gather_kernel",
-                SAMPLING | {"logits_ptr": kind},
-                SEARCH | {"CHUNK": 4096},
-                num_warps=8,
-            ),
+            Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, SEARCH, divisible=LOGITS),
             Case(
                 "sample",
                 "_pick_kernel",
                 SAMPLING | {"logits_ptr": kind},
-                SEARCH | {"BITS": 32, "BLOCK": 1024},
-                num_warps=8,
+                PICK | {"SHIFT": 16 if kind == "*bf16" else 0},
+                divisible=LOGITS,
             ),
             *(
                 Case(

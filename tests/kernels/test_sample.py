@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from headway.kernels import gumbel_noise, sample
+from headway.kernels import gumbel_noise, reference, sample
 from headway.kernels.reference._philox import philox_4x32
 
 # tests/kat_vectors of Random123: counter, key, output of philox4x32 with 10 rounds.
@@ -284,3 +284,26 @@ def test_top_k_reaches_past_a_gap(device: torch.device) -> None:
     tokens = pick(logits, top_k=2)
     assert bool((tokens != 7).any())
     assert torch.equal(tokens, pick(logits))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("is_peaked", [True, False], ids=["peaked", "flat"])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(0, 1.0, 0.0), (50, 1.0, 0.0), (50, 0.9, 0.0), (3000, 0.99, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05)],
+    ids=str,
+)
+def test_tokens_are_those_of_the_twin_over_a_whole_vocabulary(
+    top_k: int, top_p: float, min_p: float, is_peaked: bool, dtype: torch.dtype
+) -> None:
+    """Probabilities that fall as rank ** -1.5, and a normal distribution of logits."""
+    rows, window, vocab_size = 32, 4, 151_680
+    logits = torch.randn(rows, window, vocab_size, device="cuda")
+    if is_peaked:
+        falling = -1.5 * torch.arange(1, vocab_size + 1, device="cuda").log()
+        logits = falling[logits.argsort(-1)]
+    ones, whole = torch.ones(rows, device="cuda"), torch.arange(rows, device="cuda")
+    parameters = whole, ones, whole * 0 + top_k, ones * top_p, ones * min_p, whole + 5
+    tokens = sample(logits.to(dtype), *parameters)
+    assert torch.equal(tokens, reference.sample(logits.to(dtype), *parameters))
