@@ -2,7 +2,8 @@
 
 Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first operand
 of the product. How the sum over the inputs is cut depends on the weight's shape alone, so a row's result is
-the same beside any other rows. More rows, odd shapes and other types are PyTorch's.
+the same beside any of up to 32 rows, and up to 64 where the sums are long. More rows, odd shapes and other types are
+PyTorch's.
 """
 
 from __future__ import annotations
@@ -13,18 +14,39 @@ from typing import NamedTuple
 import torch
 
 from headway.kernels._device import multiprocessors, overlaps_launches, shared_memory_bytes
-from headway.kernels._triton import blocks_of, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels._triton import blocks_of, jit, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.reference.skinny_linear import skinny_gate_up as skinny_gate_up_twin
 from headway.kernels.reference.skinny_linear import skinny_linear as skinny_linear_twin
 from headway.kernels.silu_mul import silu_mul
 
-_MAX_ROWS = 64
+# Beyond _FEW_ROWS the library is as fast or faster, but for sums more than twice as long as the result is wide.
+_FEW_ROWS, _MAX_ROWS = 32, 64
 _MIN_TILE_ROWS = 16
 # Sums over the inputs are cut at multiples of _CUT where their number allows it, else of _MIN_INPUTS.
 _CUT, _MIN_INPUTS = 128, 64
-_MAX_SPLIT = 8
+# Short sums are not split: the parts would take longer to add up than to make.
+_MAX_SPLIT, _MIN_CUTS_TO_SPLIT, _MIN_CUTS_OF_A_PART = 8, 16, 4
+# Where a program sums few inputs, its start weighs: there the next kernel is invited so many tiles before the end,
+# and this one has its first weights fetched into the L2 cache, _AHEAD inputs of each output, while it waits.
+_SHORT_SUM, _INVITES_BEFORE_END, _AHEAD = 2048, 6, 256
+_AT_ONCE = 1 << 16
 # Sums are split only where all parts of all tiles, 64 outputs x 64 rows each, run at once: one a multiprocessor.
 _MAX_PARTS = 1024
+
+
+@jit
+def _fetch_ahead(weights_ptr: tl.tensor) -> None:
+    """_AHEAD 16-bit weights from each address into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;", "=r,l", [weights_ptr], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@jit
+def _invite(is_time: tl.tensor) -> None:
+    if is_time:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -50,7 +72,8 @@ def _linear_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    INVITES_EARLY: tl.constexpr,
+    INVITES_AT: tl.constexpr,
+    FETCHES_AHEAD: tl.constexpr,
 ) -> None:
     """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
     tile = tl.program_id(0) // SPLIT
@@ -66,17 +89,18 @@ def _linear_kernel(
     inputs_ptr = x_ptr + row[:, None] * x_stride + column[None, :]
     begin = num_inputs // CUT * part // SPLIT * CUT
     end = num_inputs // CUT * (part + 1) // SPLIT * CUT
+    invites_at = tl.maximum(begin, end - INVITES_AT * INPUTS)
+    if FETCHES_AHEAD:
+        _fetch_ahead(weight_ptr + weight_row + begin)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
-        if INVITES_EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for first in range(begin, end, INPUTS):
+        if OVERLAPS:
+            _invite(first == invites_at)
         weights = tl.load(weights_ptr + first)
         inputs = tl.load(inputs_ptr + first, mask=is_row[:, None], other=0)
         sums = tl.dot(weights, tl.trans(inputs), sums, input_precision="ieee")
-    if OVERLAPS and not INVITES_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
 
     is_last = True
     if SPLIT > 1:
@@ -108,7 +132,8 @@ class _Tiles(NamedTuple):
     inputs: int
     split: int
     stages: int
-    invites_early: bool
+    invites_at: int  # tiles before the end of the sum
+    fetches_ahead: bool
 
 
 def skinny_linear(
@@ -135,7 +160,7 @@ def skinny_linear(
         rows, num_outputs, num_inputs, x.stride(0), 0 if residual is None else residual.stride(0), result.stride(0),
         ROWS=padded_rows, OUTPUTS=tiles.outputs, INPUTS=tiles.inputs, SPLIT=tiles.split, CUT=_cut(num_inputs),
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        OVERLAPS=overlaps, INVITES_EARLY=tiles.invites_early, num_warps=4,
+        OVERLAPS=overlaps, INVITES_AT=tiles.invites_at, FETCHES_AHEAD=overlaps and tiles.fetches_ahead, num_warps=4,
         num_stages=min(tiles.stages, _fitting_stages(tiles.outputs + padded_rows, tiles.inputs, x)),
         **({"launch_pdl": True} if overlaps else {}),
     )  # fmt: skip
@@ -145,7 +170,8 @@ def skinny_linear(
 def _is_skinny(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """16-bit types (the interpreter, which has no bfloat16, takes float32)."""
     has_type = x.dtype in (torch.bfloat16, torch.float16) if x.is_cuda else x.dtype == torch.float32
-    has_shape = x.dim() == 2 and 0 < x.shape[0] <= _MAX_ROWS and x.shape[1] % _MIN_INPUTS == 0
+    most_rows = _MAX_ROWS if weight.shape[1] > 2 * weight.shape[0] else _FEW_ROWS
+    has_shape = x.dim() == 2 and 0 < x.shape[0] <= most_rows and x.shape[1] % _MIN_INPUTS == 0
     has_layout = x.stride(-1) == 1 and weight.is_contiguous() and x.dtype == weight.dtype
     return takes_triton(x) and has_type and has_shape and has_layout
 
@@ -161,14 +187,19 @@ def _cut(num_inputs: int) -> int:
 
 def _tiles(num_outputs: int, num_inputs: int, padded_rows: int, num_multiprocessors: int) -> _Tiles:
     """Measured on the H200. Tiles that are all resident at once share the bandwidth evenly."""
-    tiles = blocks_of(num_outputs, 64)
+    tiles, cut = blocks_of(num_outputs, 64), _cut(num_inputs)
+    cuts = num_inputs // cut
+    most = min(num_multiprocessors // tiles, cuts // _MIN_CUTS_OF_A_PART, _MAX_SPLIT)
+    split = power_of_two(most + 1) // 2 if most > 1 and cuts >= _MIN_CUTS_TO_SPLIT else 1
+    part = cuts // split * cut
+    is_short = _AHEAD <= part <= _SHORT_SUM
+    if padded_rows == _MAX_ROWS:
+        return _Tiles(64, _MIN_INPUTS, split, 8, 8, part >= _AHEAD)
     if tiles > 2 * num_multiprocessors:
-        return _Tiles(128, _MIN_INPUTS, 1, 4, padded_rows < _MAX_ROWS)
-    most = min(num_multiprocessors // tiles, num_inputs // _cut(num_inputs) // 2, _MAX_SPLIT)
-    split = power_of_two(most + 1) // 2 if most > 1 else 1
-    if padded_rows == _MAX_ROWS or _cut(num_inputs) < _CUT:
-        return _Tiles(64, _MIN_INPUTS, split, 8, split > 1)
-    return _Tiles(64, _CUT, split, 5, True)
+        return _Tiles(128, _MIN_INPUTS, 1, 4, _AT_ONCE, False)
+    if cut < _CUT:
+        return _Tiles(64, _MIN_INPUTS, split, 8, _AT_ONCE, False)
+    return _Tiles(64, _CUT, split, 5, _INVITES_BEFORE_END if is_short else _AT_ONCE, is_short)
 
 
 @functools.cache
@@ -228,7 +259,7 @@ def skinny_gate_up(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); up to 64 rows in float32 and rounded once."""
+    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); few rows in float32 and rounded once."""
     if not takes_triton(x):
         return skinny_gate_up_twin(x, weight, out=out)
     if not _is_skinny(x, weight):
@@ -239,9 +270,10 @@ def skinny_gate_up(
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     padded_rows = max(power_of_two(rows), _MIN_TILE_ROWS)
     overlaps = overlaps_launches(x.device)
+    stages = min(4, _fitting_stages(2 * 64 + padded_rows, _MIN_INPUTS, x))
     _gate_up_kernel[(blocks_of(num_outputs, 64),)](
         x, weight, result, rows, num_outputs, num_inputs, x.stride(0), result.stride(0),
         ROWS=padded_rows, OUTPUTS=64, INPUTS=_MIN_INPUTS, OVERLAPS=overlaps,
-        num_warps=4, num_stages=min(4, _fitting_stages(2 * 64 + padded_rows, _MIN_INPUTS, x)), **({"launch_pdl": True} if overlaps else {}),
+        num_warps=4, num_stages=stages, **({"launch_pdl": True} if overlaps else {}),
     )  # fmt: skip
     return result

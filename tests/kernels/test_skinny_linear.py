@@ -9,7 +9,7 @@ from headway.kernels import skinny_gate_up, skinny_linear
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
 # Outputs x inputs: split sums, an odd end, inputs that only the smaller cut divides, inputs for the library.
-SHAPES = {"split": (64, 512), "odd": (200, 256), "narrow-cut": (70, 192), "library": (64, 100)}
+SHAPES = {"split": (64, 2048), "odd": (200, 256), "narrow-cut": (70, 192), "library": (64, 100)}
 
 
 def tensors(rows: int, outputs: int, inputs: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,15 +67,49 @@ def test_no_rows(device: torch.device) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(4096, 4096), (6144, 4096), (40000, 1024), (1024, 11008)], ids=str
+    ("outputs", "inputs", "most"),
+    [
+        (4096, 4096, 32),
+        (6144, 4096, 32),
+        (40000, 1024, 32),
+        (4096, 1024, 32),
+        (1024, 11008, 64),
+        (1024, 3072, 64),
+    ],
+    ids=str,
 )
-def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int) -> None:
-    x, weight = tensors(64, outputs, inputs, torch.device("cuda"))
+def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, most: int) -> None:
+    """Sums of more than twice as many inputs as outputs up to 64 rows, others up to 32."""
+    x, weight = tensors(most, outputs, inputs, torch.device("cuda"))
     together = skinny_linear(x, weight), skinny_gate_up(x, weight)
-    for rows in (1, 2, 4, 16, 17, 33):
+    for rows in (1, 2, 4, 16, 17, most - 6):
         some = x[5 : 5 + rows]
         assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
         assert torch.equal(skinny_gate_up(some, weight), together[1][5 : 5 + rows])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(96, 256), (4096, 1024), (1024, 3072), (6144, 2048)], ids=str
+)
+def test_a_chain_waits_for_the_layer_in_front(outputs: int, inputs: int) -> None:
+    """Launches that overlap fetch their weights ahead, but never their inputs."""
+    x, weight = tensors(4, outputs, inputs, torch.device("cuda"))
+    back = torch.randn(inputs, outputs, device="cuda").to(x) / outputs**0.5
+    expected = x
+    for _ in range(4):
+        expected = skinny_linear(skinny_linear(expected, weight), back)
+        torch.cuda.synchronize()
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
+    with torch.cuda.graph(graph):
+        chained = x
+        for _ in range(4):
+            chained = skinny_linear(skinny_linear(chained, weight), back)
+        out.copy_(chained)
+    for _ in range(20):
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.gpu
