@@ -315,6 +315,13 @@ def paged_attention(
     return result
 
 
+def _warps(queries: int, head_dim: int) -> int:
+    """As few as hold a tile in registers; no part in the result's rounding."""
+    if head_dim > 128:
+        return 4 * _WARPS
+    return 2 * _WARPS if queries > _QUERIES[0] else _WARPS
+
+
 def _attend(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -352,7 +359,8 @@ def _attend(
         query, key_cache, value_cache, block_table, start_positions, out, mixed, tops, totals,
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
-        TILE=_TILE, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_WARPS, num_stages=_STAGES, **launch,
+        TILE=_TILE, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_warps(queries, head_dim),
+        num_stages=_STAGES, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, q_heads // heads_per_program)](
         mixed, tops, totals, start_positions, out, *extent, *visible, *out.stride()[:3],

@@ -66,16 +66,16 @@ CASES = [
         for head_dim, queries, is_wide, num_warps in (
             (64, 16, False, 2),
             (128, 16, False, 2),
-            (128, 32, True, 2),
-            (256, 16, False, 4),
+            (128, 32, True, 4),
+            (256, 16, False, 8),
+            (256, 32, True, 8),
         )
     ),
     Case(
         "paged_attention",
         "_combine_kernel",
         ATTENTION,
-        PIECES
-        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "GROUPS": 16, "OVERLAPS": True},
+        PIECES | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "GROUPS": 16, "OVERLAPS": True},
         2,
         divisible=STRIDES,
     ),
@@ -102,7 +102,8 @@ CASES = [
             "_linear_kernel",
             LINEAR,
             {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": split, "CUT": 128}
-            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1, "OVERLAPS": True, "INVITES_EARLY": True},
+            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1, "OVERLAPS": True}
+            | {"INVITES_AT": 6, "FETCHES_AHEAD": True},
             4,
             num_stages,
             STRIDES,
@@ -289,7 +290,7 @@ def compiled(case: Case, capability: int) -> Any:
         if name in case.constants:
             signature[name] = "constexpr"
             # Launches that overlap came with sm_90.
-            is_too_old = name == "OVERLAPS" and capability < 90
+            is_too_old = name in ("OVERLAPS", "FETCHES_AHEAD") and capability < 90
             constants[(place,)] = False if is_too_old else case.constants[name]
             continue
         signature[name] = case.types.get(name, "i32")
