@@ -104,10 +104,9 @@ def measured_ceilings() -> dict[str, float]:
     programs = 8 * torch.cuda.get_device_properties(0).multi_processor_count
     out = torch.empty(programs * block, dtype=torch.int32, device="cuda")
     read = microseconds([lambda: _read_kernel[(programs,)](data, out, size, BLOCK=block, num_warps=8)], 1000)
-    copy = microseconds([lambda: data[: size // 2].copy_(data[size // 2 :])], 1000)
     a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
     product = microseconds([lambda: a @ b], 1500)
-    return {"read": 4e6 * size / read, "copy": 4e6 * size / copy, "matmul": 2e6 * 8192**3 / product}
+    return {"read": 4e6 * size / read, "matmul": 2e6 * 8192**3 / product}
 
 
 def copies(num_bytes: float) -> int:
@@ -251,13 +250,16 @@ def layer_lines(tokens: int) -> Iterator[Line]:
         kernels.rms_norm(x, weight, 1e-6), reference.rms_norm(x.double(), weight.double(), 1e-6)
     )
     time = microseconds([lambda: kernels.rms_norm(x, weight, 1e-6)], 3)
-    yield Line("rms_norm", case, time, 2 * size, "copy", error)
+    yield Line("rms_norm", case, time, 2 * size, "read", error)
+    total = residual.double() + x.double()
+    result = kernels.add_rms_norm(x, residual.clone(), weight, 1e-6)
+    error = relative_error(result, reference.rms_norm(total, weight.double(), 1e-6))
     time = microseconds([lambda: kernels.add_rms_norm(x, residual, weight, 1e-6)], 5)
-    yield Line("add_rms_norm", case, time, 4 * size, "copy", error)
+    yield Line("add_rms_norm", case, time, 4 * size, "read", error)
     gate_up = randn(tokens, 2 * INTERMEDIATE)
     error = relative_error(kernels.silu_mul(gate_up), reference.silu_mul(gate_up.double()))
     time = microseconds([lambda: kernels.silu_mul(gate_up)], 4)
-    yield Line("silu_mul", case, time, 6 * tokens * INTERMEDIATE, "copy", error)
+    yield Line("silu_mul", case, time, 6 * tokens * INTERMEDIATE, "read", error)
     key, value = (randn(tokens, KV_HEADS, HEAD_DIM) for _ in range(2))
     caches = [
         torch.full((tokens, BLOCK_SIZE, KV_HEADS, HEAD_DIM), torch.nan, device="cuda").bfloat16()
@@ -267,7 +269,27 @@ def layer_lines(tokens: int) -> Iterator[Line]:
     kernels.kv_append(key, value, *caches, slots)
     error = relative_error(caches[1].flatten(0, 1)[slots], value)
     time = microseconds([lambda: kernels.kv_append(key, value, *caches, slots)], 4)
-    yield Line("kv_append", case, time, 8 * tokens * KV_HEADS * HEAD_DIM, "copy", error)
+    yield Line("kv_append", case, time, 8 * tokens * KV_HEADS * HEAD_DIM, "read", error)
+    yield rope_append_line(tokens)
+
+
+def rope_append_line(tokens: int) -> Line:
+    """The error is that of the keys in the cache; queries turn alike."""
+    fused = randn(tokens, Q_HEADS + 2 * KV_HEADS, HEAD_DIM)
+    query, key, value = fused.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=1)
+    cos_sin, positions = torch.rand(2 * tokens, HEAD_DIM, device="cuda"), torch.arange(tokens, device="cuda")
+    caches = poisoned(2, tokens, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    slots = torch.randperm(tokens * BLOCK_SIZE, device="cuda")[:tokens]
+    expected = query.double(), key.double()
+    reference.rope(*expected, positions, cos_sin.double())
+
+    def launch() -> None:
+        kernels.rope_append(query, key, value, positions, cos_sin, *caches, slots)
+
+    launch()
+    error = relative_error(caches[0].flatten(0, 1)[slots], expected[1])
+    size = 2 * tokens * HEAD_DIM * (2 * Q_HEADS + 4 * KV_HEADS)
+    return Line("rope_append", f"{tokens} tokens", microseconds([launch], 4), size, "read", error)
 
 
 def bookkeeping_lines(rows: int) -> Iterator[Line]:
@@ -278,7 +300,7 @@ def bookkeeping_lines(rows: int) -> Iterator[Line]:
     twin = reference.verify_speculative_tokens(*tokens.cpu(), rows, 0, depth)
     wrong = float((own[1].cpu() != twin[1]).double().mean())
     time = microseconds([lambda: kernels.verify_speculative_tokens(*tokens, rows, 0, depth, out=own[:2])], 3)
-    yield Line("verify_speculative_tokens", case, time, 17 * tokens[0].numel(), "copy", wrong)
+    yield Line("verify_speculative_tokens", case, time, 17 * tokens[0].numel(), "read", wrong)
 
     buffers = torch.empty(3, rows, dtype=torch.int64, device="cuda")
     accepted = torch.empty(rows, depth, dtype=torch.int64, device="cuda")
@@ -298,7 +320,7 @@ def bookkeeping_lines(rows: int) -> Iterator[Line]:
     )
     time = microseconds([lambda: kernels.prepare_next_forward_pass(*given)], 3)
     wrong = float((buffers[2].cpu() != twin[1].view(rows, WINDOW)[:, 1:].sum(1)).double().mean())
-    yield Line("prepare_next_forward_pass", case, time, 50 * tokens[0].numel(), "copy", wrong)
+    yield Line("prepare_next_forward_pass", case, time, 50 * tokens[0].numel(), "read", wrong)
 
     length, status = (
         torch.ones(rows, dtype=torch.int64, device="cuda"),
@@ -313,11 +335,16 @@ def bookkeeping_lines(rows: int) -> Iterator[Line]:
     reference.advance(*copied, *(value.cpu() if isinstance(value, torch.Tensor) else value for value in rest))
     wrong = max(float((a.cpu() != b).double().mean()) for a, b in zip(state, copied, strict=True))
     time = microseconds([lambda: kernels.advance(*state, *rest)], 3)
-    yield Line("advance", case, time, 8 * 12 * rows, "copy", wrong)
-    accepted = status + depth
-    ordered = accepted, status, state[1], state[0], *state[2:], depth, BLOCK_SIZE
-    time = microseconds([lambda: kernels.rewind_kv_cache(*ordered)], 3)
-    yield Line("rewind_kv_cache, all accepted", case, time, 8 * 12 * rows, "copy", 0.0)
+    yield Line("advance", case, time, 8 * 12 * rows, "read", wrong)
+    ordered = state[1], state[0], *state[2:]
+    accepted = torch.arange(rows, device="cuda") % WINDOW
+    own_rows, twin_rows = [t.clone() for t in ordered], [t.cpu() for t in ordered]
+    kernels.rewind_kv_cache(accepted, status, *own_rows, depth, BLOCK_SIZE)
+    reference.rewind_kv_cache(accepted.cpu(), status.cpu(), *twin_rows, depth, BLOCK_SIZE)
+    wrong = max(float((a.cpu() != b).double().mean()) for a, b in zip(own_rows, twin_rows, strict=True))
+    accepted.fill_(depth)
+    time = microseconds([lambda: kernels.rewind_kv_cache(accepted, status, *ordered, depth, BLOCK_SIZE)], 3)
+    yield Line("rewind_kv_cache, all accepted", case, time, 8 * 12 * rows, "read", wrong)
 
 
 def round_lines(rows: int) -> Iterator[Line]:
@@ -351,9 +378,9 @@ def round_lines(rows: int) -> Iterator[Line]:
     pairs = ((getattr(state, f.name), getattr(twin, f.name)) for f in fields(state))
     wrong = max(wrong, *(float((own.cpu() != other).double().mean()) for own, other in pairs))
     size = 8 * rows * (12 + 9 * WINDOW)
-    yield Line("open_round, commit_round", case, microseconds([open_and_commit], 6), size, "copy", wrong)
+    yield Line("open_round, commit_round", case, microseconds([open_and_commit], 6), size, "read", wrong)
     time = microseconds([lambda: kernels.open_round(state, drafts, BLOCK_SIZE, out=window)], 3)
-    yield Line("open_round", case, time, size / 2, "copy", wrong)
+    yield Line("open_round", case, time, size / 2, "read", wrong)
 
 
 def logits_of(rows: int, *, is_peaked: bool) -> torch.Tensor:
@@ -419,7 +446,7 @@ def main() -> int:
     }
     ceilings = measured_ceilings()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", end=": ")
-    print(f"read {ceilings['read'] / 1e9:,.0f} GB/s, copy {ceilings['copy'] / 1e9:,.0f} GB/s,", end=" ")
+    print(f"read {ceilings['read'] / 1e9:,.0f} GB/s,", end=" ")
     print(f"bf16 matmul {ceilings['matmul'] / 1e12:.0f} TFLOP/s\n")
     lines = itertools.chain.from_iterable(make() for name, make in groups.items() if only in name)
     return 0 if table(lines, ceilings) else 1
