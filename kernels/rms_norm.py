@@ -30,10 +30,10 @@ def _norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
-    weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
     x = tl.load(x_ptr + token * x_stride + column, mask=is_inside, other=0.0)
     value = wide(x)
     if HAS_RESIDUAL:
