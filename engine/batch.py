@@ -81,6 +81,7 @@ class Plan:
     released_rows: rows whose request ended or was preempted; they become padding.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; rows of this step's last chunks are already in it.
+    depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
     """
 
     step: int
@@ -91,6 +92,7 @@ class Plan:
     grants: tuple[BlockGrant, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode_request_ids: tuple[int | None, ...] = ()
+    fills_drafts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class Request:
     each round may have added up to depth + 1 tokens that the host does not know.
     priority: lower is served first. arrival: how many requests the scheduler took in before this one.
     prompt_logprobs: of the prompt so far, chunk by chunk, if the request asked for them.
+    has_draft_gap: a round without drafts left slots of the MTP layer's KV empty.
     """
 
     request_id: int
@@ -93,6 +94,7 @@ class Request:
     num_chunks_in_flight: int = 0
     num_rounds_in_flight: int = 0
     num_preemptions: int = 0
+    has_draft_gap: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     arrival_seconds: float = 0.0
     queue_seconds: float = 0.0

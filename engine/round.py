@@ -49,10 +49,11 @@ def decode_round(
     if synthetic is not None and depth > 0:
         synthetic.force(picked, window.token_ids, rows, window.start_positions)
     emitted = commit_round(rows.state(), window, picked, size)
-    if depth > 0:
+    if model.has_mtp:
         states = model.draft_hidden(hidden)
         _keep_pending_hidden(rows, states.view(*window.token_ids.shape, -1))
-        pool.keep_hidden(window.slot_mapping.flatten(), states)
+        if depth > 0:
+            pool.keep_hidden(window.slot_mapping.flatten(), states)
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
     return Outcome(emitted, logits)

@@ -70,7 +70,7 @@ class Runner:
         faults = self._set_up(plan.setups)
         self._grant(plan.grants)
         results = DeviceResults(self.device, plan.depth, faults)
-        self._prefill(plan.prefill, results, speculates=plan.depth > 0)
+        self._prefill(plan.prefill, results, fills_drafts=plan.fills_drafts and self.model.has_mtp)
         self._decode(len(plan.decode_request_ids), plan.depth, results)
         return RoundHandle(results)
 
@@ -155,13 +155,13 @@ class Runner:
         where, what = self._to_device([places, ids])
         table.view(-1).index_copy_(0, where, what)
 
-    def _prefill(self, chunks: Sequence[PrefillChunk], results: DeviceResults, *, speculates: bool) -> None:
+    def _prefill(self, chunks: Sequence[PrefillChunk], results: DeviceResults, *, fills_drafts: bool) -> None:
         """Computes the chunks; samples after those that are last."""
         if not chunks:
             return
         inputs = prefill_inputs(chunks, self.slots, self.pool.block_size)
         hidden = self.model.forward(inputs, self.pool)
-        if speculates:
+        if fills_drafts:
             states = self.model.draft_hidden(hidden)
             fill_draft_cache(self.model, self.pool, self.slots, chunks, inputs, states)
         firsts = first_places(chunks)

@@ -169,10 +169,12 @@ class Scheduler:
         setups = tuple(row_setup(r, history, self._depth_cap(r)) for r, history in admitted)
         grants = tuple(block_grant(r, first) for r, first in [*grown, *((r, 0) for r, _ in admitted)])
         chunks = self._take_chunks()
-        decode_request_ids = self._join_round()
+        depth, decode_request_ids = self._join_round()
         self._step += 1
         self._stats.num_steps += 1
-        return Plan(self._step, self._depth, released, moves, setups, grants, chunks, decode_request_ids)
+        return Plan(
+            self._step, depth, released, moves, setups, grants, chunks, decode_request_ids, self._depth > 0
+        )
 
     def _grow_rows(self) -> list[tuple[Request, int]]:
         """Blocks for the next round of each row, in order: (request, index of its first new block).
@@ -221,6 +223,7 @@ class Scheduler:
         self._release(request)
         request.status = Status.WAITING
         request.num_computed = 0
+        request.has_draft_gap = False
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
         _insert(self._waiting, request)
@@ -274,7 +277,7 @@ class Scheduler:
 
     def _depth_cap(self, request: Request) -> int:
         cap = request.max_draft_tokens
-        return self._config.depth if cap is None else min(self._config.depth, cap)
+        return self._depth if cap is None else min(self._depth, cap)
 
     def _prefill_budget(self) -> int:
         """Prompt tokens of one step: more while no stream waits for it."""
@@ -306,15 +309,17 @@ class Scheduler:
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit
 
-    def _join_round(self) -> tuple[int | None, ...]:
-        """Request ids by row, up to the last row that takes part."""
-        by_row = {row_of(r): r.request_id for r in self._running if self._can_decode(r)}
+    def _join_round(self) -> tuple[int, tuple[int | None, ...]]:
+        """(depth, request ids by row up to the last row that takes part). Nobody drafts deeper than someone may."""
+        by_row = {row_of(r): r for r in self._running if self._can_decode(r)}
         if not by_row:
-            return ()
-        for request_id in by_row.values():
-            self._requests[request_id].num_rounds_in_flight += 1
-        self._stats.count_round(self._depth)
-        return tuple(by_row.get(row) for row in range(max(by_row) + 1))
+            return self._depth, ()
+        depth = max(map(self._depth_cap, by_row.values()))
+        for request in by_row.values():
+            request.num_rounds_in_flight += 1
+        self._stats.count_round(depth)
+        rows = range(max(by_row) + 1)
+        return depth, tuple(by_row[row].request_id if row in by_row else None for row in rows)
 
     # --- update ----------------------------------------------------------------------------------------
 
@@ -379,7 +384,9 @@ class Scheduler:
         request.num_rounds_in_flight -= 1
         if request.status is Status.RUNNING:
             request.num_computed = request.num_tokens - 1
-            self._prefixes.publish(request, self._num_final(length, request.num_computed))
+            request.has_draft_gap |= depth == 0 < self._depth
+            if not request.has_draft_gap:
+                self._prefixes.publish(request, self._num_final(length, request.num_computed))
 
     def _num_final(self, start: int, end: int) -> int:
         """How many tokens have all their KV, never to change, after a round from length start to end.

@@ -57,12 +57,10 @@ def _commit_kernel(
             picked = tl.load(picked_ptr + first + place, mask=is_row, other=0)
             bonus = tl.where(is_accepted, picked, bonus)
         tl.store(emitted_at + place + 1, picked, mask=is_row)
-        if DEPTH > 0:
-            tl.store(pending_ptr + row * pending_stride + place, picked, mask=is_live)
+        tl.store(pending_ptr + row * pending_stride + place, picked, mask=is_live)
     tl.store(emitted_at, tl.where(is_live, accepted + 1, 0), mask=is_row)
     tl.store(last_token_ptr + row, bonus, mask=is_live)
-    if DEPTH > 0:
-        tl.store(pending_count_ptr + row, accepted + 1, mask=is_live)
+    tl.store(pending_count_ptr + row, accepted + 1, mask=is_live)
 
     rewound = DEPTH - accepted
     tl.store(length_ptr + row, length - rewound, mask=is_live)
@@ -104,7 +102,7 @@ def commit_round(
     check_dense(emitted)
     table, pending = rows.kv_block_ids, rows.pending_tokens
     assert table.stride(1) == pending.stride(1) == 1, (table.stride(), pending.stride())
-    assert pending.shape[1] >= width or width == 1, (tuple(pending.shape), width)
+    assert pending.shape[1] >= width, (tuple(pending.shape), width)
     if num_rows > 0:
         _commit_kernel[(blocks_of(num_rows, _ROWS),)](
             window.token_ids, window.is_valid, picked, rows.prefill_status, *places, table, pending,

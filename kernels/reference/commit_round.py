@@ -21,7 +21,7 @@ def commit_round(
     """[N, S + 2] int64: how many of the picked tokens stay (0 for padding), then all of them.
 
     With a drafts accepted the a + 1 picked tokens up to the bonus token stay: the row's last token becomes
-    picked[a], the S - a rejected ones leave the cache, and (S > 0) the picked tokens are pending, a + 1 of them.
+    picked[a], the S - a rejected ones leave the cache, and the picked tokens are pending, a + 1 of them.
     """
     num_rows, width = picked.shape
     depth = width - 1
@@ -57,9 +57,8 @@ def commit_round(
     )
     is_live = rows.prefill_status == 0
     rows.last_tokens.copy_(torch.where(is_live, bonus, rows.last_tokens))
-    if depth > 0:
-        pending = rows.pending_tokens[:, :width]
-        pending.copy_(torch.where(is_live[:, None], picked, pending))
-        rows.pending_counts.copy_(torch.where(is_live, accepted_counts + 1, rows.pending_counts))
+    pending = rows.pending_tokens[:, :width]
+    pending.copy_(torch.where(is_live[:, None], picked, pending))
+    rows.pending_counts.copy_(torch.where(is_live, accepted_counts + 1, rows.pending_counts))
     emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], picked], dim=1)
     return emitted if out is None else out.copy_(emitted)

@@ -213,6 +213,29 @@ def test_rows_capped_at_depth_0_stand_beside_rows_at_3(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
+def test_requests_without_drafts_run_shallow_rounds_and_leave_no_trace(
+    prompts: list[tuple[int, ...]], mode: str, dtype: str
+) -> None:
+    """Their rounds fill no slot of the MTP layer, so only their prompts are found again."""
+    engine = LocalEngine(config_of(dtype=dtype))
+    cases = cases_of(prompts[:8], mode, max_tokens=40)
+    plain = [Case(case.prompt, case.max_tokens, case.sampling, max_draft_tokens=0) for case in cases]
+    answers = generate_with(engine, plain)
+    assert set(engine.engine.scheduler.snapshot().rounds_by_depth) == {0}
+    again = [
+        Case((*case.prompt, *answer), 40, case.sampling) for case, answer in zip(cases, answers, strict=True)
+    ]
+    warm = generate_with(engine, again)
+    cached = engine.engine.scheduler.snapshot().num_cached_prompt_tokens
+    assert cached == sum(len(case.prompt) // 16 * 16 for case in cases)
+    cold = LocalEngine(config_of(dtype=dtype, prefix_caching=False))
+    assert_same_text(MODEL, again, generate_with(cold, again), warm, dtype=dtype)
+    first, second = (e.engine.scheduler.snapshot().num_accepted_tokens for e in (engine, cold))
+    assert first > 0.95 * second
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_the_last_tokens_before_the_end_of_the_context(
     prompts: list[tuple[int, ...]], mode: str, depth: int, dtype: str

@@ -204,6 +204,15 @@ def test_a_request_caps_its_own_depth(cap: int | None, expected: int) -> None:
     assert (events[0].num_drafted, len(events[0].token_ids)) == (expected, 2 + expected)
 
 
+def test_a_round_is_as_deep_as_its_deepest_row() -> None:
+    device = ScheduledDevice(depth=3)
+    for cap, expected in ((0, 0), (2, 2), (1, 2), (None, 3)):
+        device.add(20, max_draft_tokens=cap, max_tokens=40)
+        plan, _ = device.step()
+        assert (plan.depth, plan.fills_drafts) == (expected, True)
+    assert device.scheduler.snapshot().rounds_by_depth == {0: 1, 2: 2, 3: 1}
+
+
 # --- blocks ----------------------------------------------------------------------------------------------
 
 

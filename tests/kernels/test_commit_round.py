@@ -29,9 +29,8 @@ def committed(
         "last_block_ids": table[blocks - 1],
         "kv_block_ids": table,
     }
-    if depth > 0:
-        state["pending_tokens"] = picked + state["pending_tokens"][depth + 1 :]
-        state["pending_counts"] = accepted + 1
+    state["pending_tokens"] = picked + state["pending_tokens"][depth + 1 :]
+    state["pending_counts"] = accepted + 1
     return accepted + 1
 
 

@@ -65,7 +65,8 @@ class FakeHandle:
 class _Row:
     """length, state: of what stands in the KV cache. last_token: None until the prefill has ended.
 
-    num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs.
+    num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs. has_gap: a round without drafts left some
+    empty; of the pairs it made the last one alone is pending.
     """
 
     setup: RowSetup
@@ -75,6 +76,7 @@ class _Row:
     state: int = 0
     last_token: int | None = None
     num_pairs: int = 0
+    has_gap: bool = False
 
     @property
     def is_live(self) -> bool:
@@ -128,7 +130,7 @@ class FakeRunner:
             self._rows[setup.row] = _Row(setup)
         for grant in plan.grants:
             self._grant(grant)
-        last = [token for chunk in plan.prefill if (token := self._prefill(chunk, plan.depth)) is not None]
+        last = [token for chunk in plan.prefill if (token := self._prefill(chunk, fills_drafts=plan.fills_drafts)) is not None]
         return FakeHandle(StepResult(tuple(last), self._decode(plan)), self._ready)
 
     def snapshot(self, block_id: int) -> tuple[object, ...]:
@@ -175,11 +177,11 @@ class FakeRunner:
 
     # --- work ------------------------------------------------------------------------------------------
 
-    def _prefill(self, chunk: PrefillChunk, depth: int) -> int | None:
+    def _prefill(self, chunk: PrefillChunk, *, fills_drafts: bool) -> int | None:
         """The first token after a last chunk."""
         row = self._rows[chunk.row]
         if row.request_id is None:
-            self._open(row, chunk, depth)
+            self._open(row, chunk, fills_drafts=fills_drafts)
         else:
             require(row.request_id == chunk.request_id, f"row {chunk.row} is not of {chunk.request_id}")
             require(chunk.hidden_block_id is None, "the row itself knows the state before its chunk")
@@ -187,7 +189,7 @@ class FakeRunner:
         require(row.last_token is None, f"row {chunk.row} is prefilled already")
         require(self._read(row, row.length) == row.state, f"row {chunk.row} reads what it did not write")
         for token_id in chunk.token_ids:
-            if depth > 0 and row.length > 0:
+            if fills_drafts and row.length > 0:
                 self._write_pair(row, row.length, row.state, token_id)
             row.state = next_state(row.state, token_id)
             self._write(row, row.length, token_id, row.state)
@@ -198,7 +200,7 @@ class FakeRunner:
         row.last_token = next_token(row.state, row.setup.sampling.seed)
         return row.last_token
 
-    def _open(self, row: _Row, chunk: PrefillChunk, depth: int) -> None:
+    def _open(self, row: _Row, chunk: PrefillChunk, *, fills_drafts: bool) -> None:
         """A request's first chunk: what lies before it comes from the prefix cache."""
         require(chunk.start % self._size == 0, f"a hit of {chunk.start} tokens ends within a block")
         row.request_id, row.length = chunk.request_id, chunk.start
@@ -210,7 +212,7 @@ class FakeRunner:
         if chunk.hidden_block_id is not None:
             hidden = self._blocks[chunk.hidden_block_id].hidden
             require(hidden == row.state, f"block {chunk.hidden_block_id} keeps another state")
-        if depth > 0:
+        if fills_drafts:
             self._read_pairs(row, chunk.start - 1)
 
     def _decode(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -232,6 +234,9 @@ class FakeRunner:
         require(self._read(row, start) == row.state, f"request {row.request_id} reads what it did not write")
         if depth > 0:
             self._draft(row, depth)
+        else:
+            row.has_gap = self._has_mtp
+            require(row.setup.depth_cap == 0, f"request {row.request_id} may draft and does not")
         num_valid = max(0, min(depth, row.setup.depth_cap, limit - start - 1))
         num_accepted = self._accept(num_valid)
         require(0 <= num_accepted <= num_valid, f"{num_accepted} of {num_valid} drafts accepted")
@@ -247,14 +252,16 @@ class FakeRunner:
     def _draft(self, row: _Row, depth: int) -> None:
         """The pass over the pending pairs, then rubbish where the single steps write."""
         assert row.last_token is not None
-        state, start = self._read(row, row.num_pairs), row.length
-        for position in range(row.num_pairs, start + 1):
+        first = row.length - 1 if row.has_gap else row.num_pairs
+        state, start = self._read(row, first), row.length
+        for position in range(first, start + 1):
             token_id = row.last_token if position == start else self._slot(row, position)[0]
-            if position > row.num_pairs:
+            if position > first:
                 self._write_pair(row, position, state, token_id)
             state = next_state(state, token_id)
         row.num_pairs = start
-        self._read_pairs(row, start)
+        if not row.has_gap:
+            self._read_pairs(row, start)
         for position in range(start + 1, min(start + depth, row.setup.limit)):
             self._write_pair(row, position, -position, -1)
 
