@@ -14,7 +14,7 @@ import torch
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
 from headway.engine.models.linear import Linear
-from headway.kernels import add_rms_norm, kv_append, paged_attention, rms_norm, rope
+from headway.kernels import add_rms_norm, paged_attention, rms_norm, rope_append
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,9 @@ class DecoderLayer:
             x = add_rms_norm(delta, residual, self.input_norm, self._epsilon)
         heads = self.qkv(x).view(x.shape[0], -1, self._head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)
-        rope(query, key, inputs.positions, cos_sin)
-        kv_append(key, value, cache.keys, cache.values, inputs.slot_mapping)
+        rope_append(
+            query, key, value, inputs.positions, cos_sin, cache.keys, cache.values, inputs.slot_mapping
+        )
         return query
 
     def _attend(self, query: torch.Tensor, inputs: ForwardInputs, cache: LayerCache) -> torch.Tensor:
