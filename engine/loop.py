@@ -105,7 +105,10 @@ class EngineLoop:
                 logger.exception("request %d could not be taken in", message.request_id)
                 self._scheduler.count_fault(message.request_id, describe_fault(error))
         elif isinstance(message, Abort):
-            self._scheduler.abort(message.request_id, message.reason)
+            try:
+                self._scheduler.abort(message.request_id, message.reason)
+            except Exception:
+                logger.exception("request %d could not be aborted; it runs to its end", message.request_id)
         elif isinstance(message, Pause | Resume):
             self._is_paused = isinstance(message, Pause)
 
@@ -152,4 +155,11 @@ def _request(message: Submit) -> Request:
 
 
 def _refusal(request_id: int, error: RequestError) -> TokenEvent:
-    return TokenEvent(request_id, [], FinishReason.ERROR, error=str(error), error_code=error.code)
+    return TokenEvent(
+        request_id,
+        [],
+        FinishReason.ERROR,
+        error=str(error),
+        error_code=error.code,
+        error_param=error.param,
+    )

@@ -112,7 +112,7 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     token_ids: new tokens, the stop token included when finish_reason is STOP through a token.
     num_drafted, num_accepted: drafts that were valid in this step, and how many of token_ids they gave:
     those from place draft_start on (1 behind the token of a prefill that ended in the same step, else 0).
-    error: set with FinishReason.ERROR.
+    error: set with FinishReason.ERROR; error_param: the field of the request that it is about, if one is.
     logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
     first, if the request asked for them; they come with its first event, as does queue_seconds, the time
     from its arrival to its first admission.
@@ -129,6 +129,7 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     prompt_logprobs: TokenLogprobs | None = None
     queue_seconds: float | None = None
     draft_start: int = 0
+    error_param: str | None = None
 
 
 class RoundOutput(msgspec.Struct, tag=True, frozen=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from headway.engine import ModelError
-from headway.server.errors import ApiError
+from headway.server.errors import RETRY_AFTER, ApiError
 from headway.server.template_frames import LENGTH, Rendered, RenderJob, frame
 from headway.server.tokenizer import read_json
 
@@ -96,14 +96,14 @@ class ChatRenderer:
         if worker is not None:
             with suppress(ProcessLookupError):
                 worker.kill()
-            await worker.wait()
+            await worker.communicate()  # to the end of its pipes, which are closed with it
 
     async def _ask(self, messages: list[dict[str, str]]) -> Rendered:
         """What is left in the pipes of a question that was given up would answer the next one: a new worker then."""
         job = RenderJob(self._template.source, self._template.variables, messages)
         is_answered = False
         try:
-            worker = await self._started()
+            worker = await self._ready()
             async with asyncio.timeout(self._render_seconds):
                 answer = await _exchange(worker, job)
             is_answered = True
@@ -116,6 +116,18 @@ class ChatRenderer:
         finally:
             if not is_answered:
                 await self.close()
+
+    async def _ready(self) -> Process:
+        """A worker that does not come up is no fault of the messages."""
+        try:
+            return await self._started()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            raise ApiError(
+                f"the process that renders chat templates does not start ({type(error).__name__}); try again",
+                status=503,
+                code="chat_template_unavailable",
+                headers=RETRY_AFTER,
+            ) from error
 
     async def _started(self) -> Process:
         """A worker that has its libraries loaded: that time is not the template's."""

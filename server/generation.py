@@ -239,4 +239,4 @@ def _refusal(event: TokenEvent) -> HeadwayError:
         return EngineDeadError(message)
     if event.error_code == "internal_error":  # a fault of the engine's own, which ended this request alone
         return ApiError(message, status=500, code=event.error_code)
-    return RequestError(message, code=event.error_code)
+    return RequestError(message, code=event.error_code, param=event.error_param)

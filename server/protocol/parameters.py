@@ -131,8 +131,8 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 
 def check_generation(fields: GenerationFields) -> None:
     """Refuses values out of range, each by name."""
+    require(fields.top_p is None or 0 < fields.top_p <= 1, "top_p", fields.top_p, "above 0, at most 1")
     check_ranges(fields, RANGES)
-    require(fields.top_p != 0, "top_p", 0, "above 0, at most 1")
     _check_token_rules(fields)
     _check_stop(fields)
     if fields.cache_salt is not None:

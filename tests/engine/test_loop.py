@@ -93,3 +93,23 @@ def test_the_priority_of_a_frame_is_that_of_the_request(engine: LocalEngine) -> 
     waiting = [engine.submit([7], max_tokens=3, priority=priority) for priority in (0, -1)]
     engine.step()
     assert [r.request_id for r in engine.engine.scheduler._waiting] == waiting[::-1]
+
+
+@pytest.mark.parametrize("reads_late", [False, True], ids=["read-at-once", "one-step-in-flight"])
+def test_an_abort_that_fails_leaves_all_running(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [engine.submit([start], max_tokens=30) for start in (3, 5)]
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.engine.scheduler, "abort", lambda *_: 1 / 0)
+        engine.post.inbox.append(Abort(ids[0]))
+        engine.step()
+    outputs = engine.run()
+    assert [outputs[i].token_ids for i in ids] == [expected(start, 30) for start in (3, 5)]
+
+
+@pytest.mark.parametrize("reads_late", [False], ids=["read-at-once"])
+def test_a_refusal_names_the_field(engine: LocalEngine) -> None:
+    engine.submit([], max_tokens=3)
+    engine.step()
+    (event,) = engine.outputs[0].events
+    assert (event.error_code, event.error_param) == ("invalid_value", "prompt")

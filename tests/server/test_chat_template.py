@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from headway_testing import tiny_tokenizers
 from headway_testing.tiny_tokenizers import CHAT_TEMPLATE
 
 from headway.engine import ModelError
+from headway.server import chat_template
 from headway.server.chat_template import ChatRenderer, ChatTemplate, load_chat_template
 from headway.server.errors import ApiError
 
@@ -111,6 +113,24 @@ async def test_an_endless_template_is_stopped_and_the_loop_stays_free(renderer_o
         await rendering
     assert longest < (time.monotonic() - started) / 2
     assert await renderer.render([{"role": "user", "content": "other"}]) == "fine"
+
+
+@pytest.mark.parametrize(
+    "command", [("sleep", "60"), (sys.executable, "-c", ""), ("/no/such/program",)],
+    ids=["silent", "leaves", "missing"],
+)  # fmt: skip
+async def test_a_worker_that_does_not_come_up_is_no_fault_of_the_messages(
+    renderer_of: Make, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    renderer = renderer_of(CHAT_TEMPLATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template, "WORKER_COMMAND", command)
+        patch.setattr(chat_template, "START_SECONDS", 0.3)
+        with pytest.raises(ApiError, match="does not start") as refused:
+            await renderer.render(HELLO)
+    assert (refused.value.status, refused.value.param) == (503, None)
+    assert refused.value.headers == {"Retry-After": "1"}
+    assert await renderer.render(HELLO) == "user: hello<end>\nassistant: "
 
 
 async def test_a_question_given_up_does_not_answer_the_next(renderer_of: Make) -> None:

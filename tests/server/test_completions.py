@@ -364,3 +364,20 @@ async def test_a_fault_of_the_engine_on_one_request_is_500_with_its_message(
     engine.refusal = fault
     error = await refusal(client, 500)
     assert (error["message"], error["type"]) == ("it failed; others do not", "internal_error")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
+async def test_the_engines_refusal_names_the_field(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    engine.refusal = TokenEvent(
+        0, [], FinishReason.ERROR, error="no", error_code="invalid_value", error_param="min_p"
+    )
+    error = await refusal(client, stream=stream)
+    assert (error["message"], error["code"], error["param"]) == ("no", "invalid_value", "min_p")
+
+
+@pytest.mark.parametrize("value", [0, 1.1, -1])
+async def test_the_range_of_top_p_is_told_as_it_is(client: httpx.AsyncClient, value: float) -> None:
+    error = await refusal(client, top_p=value)
+    assert error["message"] == f"top_p is {float(value)}, it must be above 0, at most 1"

@@ -92,7 +92,7 @@ class FakeEngine:
 
     async def _run(self, request: Submit, receiver: Receiver) -> None:
         if self.refusal is not None:
-            self._end(request, receiver, self.refusal.error or "", self.refusal.error_code)
+            self._end(request, receiver, self.refusal)
             return
         done = 0
         script = self.script(request)[: request.max_tokens]
@@ -124,10 +124,9 @@ class FakeEngine:
             return FinishReason.STOP
         return FinishReason.LENGTH if is_at_end else None
 
-    def _end(self, request: Submit, receiver: Receiver, message: str, code: str | None) -> None:
+    def _end(self, request: Submit, receiver: Receiver, refusal: TokenEvent) -> None:
         self.running.pop(request.request_id, None)
-        event = TokenEvent(request.request_id, [], FinishReason.ERROR, error=message, error_code=code)
-        receiver.put(event)
+        receiver.put(msgspec.structs.replace(refusal, request_id=request.request_id))
 
 
 def _up_to_stop(request: Submit, tokens: list[int]) -> list[int]:
