@@ -329,6 +329,7 @@ class Scheduler:
         One event for each request that got tokens, in the plan's order: prefills, then rows. Output ends
         with the first stop token; what came behind it, or for a request that has ended, is dropped.
         """
+        self._stats.count_work(result.seconds, result.num_graph_replays)
         for request_id, what in result.faults:
             if (request := self._requests.get(request_id)) is not None:
                 self._end_by_fault(request, what)
@@ -437,9 +438,12 @@ class Scheduler:
         self._release(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
-        self._prefixes.forget(request)
         del self._requests[request.request_id]
         self._stats.count_finished(reason.value)
+        try:
+            self._prefixes.forget(request)  # the last, for only what is its own is left
+        except Exception:
+            logger.exception("what the prefix cache noted of request %d stays", request.request_id)
 
     def _release(self, request: Request) -> None:
         """Row and blocks are free at once: work launched later runs after all that still writes to them."""
