@@ -196,19 +196,20 @@ def _pick_kernel(
             value_ptr + line * FEW, id_ptr + line * FEW, highest, temperature, top_k, top_p, min_p, seed, position, vocab_size, runs,
             CHUNK, CHUNKS * (CHUNK // RUN), SHIFT, RUN, LISTED, FEW, PAIRED, WIDENINGS, BLOCK,
         )  # fmt: skip
-        tl.store(out_ptr + line, kept)
+        tl.store(out_ptr + line, tl.minimum(kept, vocab_size - 1))
     else:
         scores = highs
         if is_random:
             scores = tl.load(score_ptr + line * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
-            scores += tl.div_rn(highs - highest, temperature)
+            scores += tl.div_rn(highs - tl.where(highest == -float("inf"), 0.0, highest), temperature)
         _, best = tl.max(scores, 0, return_indices=True)
         token = best * CHUNK + tl.arange(0, CHUNK)
         value = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf")).to(tl.float32)
         if is_random:
             value = _scores(value, tl.max(value, 0), temperature, seed, position, best * CHUNK, CHUNK)
         _, picked = tl.max(value, 0, return_indices=True)
-        tl.store(out_ptr + line, best * CHUNK + picked)
+        # Logits that are no numbers give a wrong token, but never one that does not exist.
+        tl.store(out_ptr + line, tl.minimum(best * CHUNK + picked, vocab_size - 1))
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
 

@@ -196,6 +196,16 @@ def test_masked_tokens_are_never_picked(device: torch.device, is_interpreted: bo
         assert set(pick(logits, **filters).flatten().tolist()) == {5, 40}
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered", "ignore:invalid value encountered")
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}, {"temperature": 0.0}])
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan], ids=str)
+def test_a_line_without_a_single_number_gets_a_token_that_exists(
+    filters: dict[str, float], value: float, device: torch.device
+) -> None:
+    token = int(pick(torch.full((1, 1, 5000), value, device=device), **filters))
+    assert 0 <= token < 5000
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_shares_over_100_000_draws(
