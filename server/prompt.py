@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.engine import EngineInfo
+from headway.server.control_text import ChatPrompt
 from headway.server.errors import ApiError
 from headway.server.protocol.completions import Prompt
 from headway.server.tokenizer import Tokenizer
@@ -43,17 +44,17 @@ async def encode_prompts(
 
 
 async def encode_chat(
-    text: str, tokenizer: Tokenizer, info: EngineInfo, *, keep_last: int | None = None
+    chat: ChatPrompt, tokenizer: Tokenizer, info: EngineInfo, *, keep_last: int | None = None
 ) -> list[int]:
-    """The ids of a rendered chat: the template wrote all special tokens itself."""
-    if len(text) > THREAD_CHARACTERS:
-        ids = await asyncio.to_thread(tokenizer.encode_plain, text)
+    """The ids of a rendered chat: the template wrote all control tokens itself."""
+    if len(chat.text) > THREAD_CHARACTERS or chat.spelled:
+        ids = await asyncio.to_thread(tokenizer.encode_chat, chat)
     else:
-        ids = tokenizer.encode_plain(text)
+        ids = tokenizer.encode_chat(chat)
     if not ids:
         message = "the model's chat template makes an empty prompt of these messages; send others"
         raise ApiError(message, param="messages", code="invalid_value")
-    prompt = _cut(EncodedPrompt(text, ids), keep_last)
+    prompt = _cut(EncodedPrompt(None, ids), keep_last)
     check_length(len(prompt.token_ids), 1, info.max_model_len)
     return prompt.token_ids
 

@@ -6,26 +6,45 @@ Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.j
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
 from headway.engine import ModelError, SamplingParams
+from headway.server.control_text import ChatPrompt, control_pattern
 from headway.server.detokenizer import Vocabulary
 
 JsonObject = dict[str, object]
+
+
+class Speller:
+    """Control tokens as the text that they are spelled with. Mutable: a copy of the tokenizer, made at first use."""
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        self._original = tokenizer
+        self._copy: HFTokenizer | None = None
+
+    def encode(self, text: str) -> list[int]:
+        if self._copy is None:
+            copy = HFTokenizer.from_str(self._original.to_str())
+            copy.encode_special_tokens = True
+            self._copy = copy
+        return list(self._copy.encode(text, add_special_tokens=False).ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
     """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one.
 
-    full_vocabulary: the one that also shows special tokens.
+    full_vocabulary: the one that also shows special tokens. control_pattern: finds those in a text.
     """
 
     vocabulary: Vocabulary
     full_vocabulary: Vocabulary
+    speller: Speller
+    control_pattern: re.Pattern[str] | None
     start_token_id: int | None
     adds_start_token: bool | None
     stop_token_ids: tuple[int, ...]
@@ -44,6 +63,14 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """The ids of a piece of text, with nothing put around it."""
         return list(self.vocabulary.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """The ids of a rendered chat, around which nothing is put: the template wrote all that belongs there."""
+        pieces = list(prompt.pieces())
+        encoded = [
+            self.speller.encode(text) if spells else self.encode_plain(text) for text, spells in pieces
+        ]
+        return [token_id for ids in encoded for token_id in ids]
 
     def decode(self, token_ids: list[int]) -> str:
         return self.vocabulary.decode(token_ids)
@@ -72,6 +99,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
         full_vocabulary=Vocabulary(tokenizer, shows_special=True),
+        speller=Speller(tokenizer),
+        control_pattern=control_pattern(
+            token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+        ),
         start_token_id=start if start is not None else end,
         adds_start_token=adds_start if isinstance(adds_start, bool) and start is not None else None,
         stop_token_ids=tuple(sorted({*stop, *([] if end is None else [end])})),

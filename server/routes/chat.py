@@ -15,6 +15,7 @@ from headway.server.access import record_of
 from headway.server.answer import Answer, collect, draft_positions, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
+from headway.server.control_text import ChatPrompt, Marker
 from headway.server.errors import ApiError
 from headway.server.logprobs import chat_logprobs
 from headway.server.prompt import encode_chat
@@ -47,9 +48,9 @@ async def create_chat_completion(request: Request) -> Response:
     body = decode(await read_body(request), ChatRequest)
     check_model(body.model, services)
     check(body)
-    text = await chat_text(body.messages, services)
+    chat = await chat_prompt(body.messages, services)
     info = engine_info(services)
-    prompt = await encode_chat(text, services.tokenizer, info, keep_last=body.truncate_prompt_tokens)
+    prompt = await encode_chat(chat, services.tokenizer, info, keep_last=body.truncate_prompt_tokens)
     writer = _writer(body, prompt, services, request_id_of(request))
     record_of(request).answer = writer.answer
     if body.stream:
@@ -58,7 +59,7 @@ async def create_chat_completion(request: Request) -> Response:
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def chat_text(messages: Sequence[Message], services: Services) -> str:
+async def chat_prompt(messages: Sequence[Message], services: Services) -> ChatPrompt:
     """The messages by the model's template. Raises ApiError for a model that has none."""
     if services.chat is None:
         raise ApiError(
@@ -68,7 +69,8 @@ async def chat_text(messages: Sequence[Message], services: Services) -> str:
             code="chat_not_supported",
         )
     check_messages(messages)
-    return await services.chat.render(template_messages(messages))
+    marker = Marker(services.tokenizer.control_pattern)
+    return marker.prompt(await services.chat.render(marker.protect(template_messages(messages))))
 
 
 def _writer(body: ChatRequest, prompt: list[int], services: Services, request_id: str) -> ChatWriter:

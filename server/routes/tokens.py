@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter
@@ -15,7 +17,7 @@ from headway.server.logprobs import token_name
 from headway.server.prompt import check_ids
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
-from headway.server.routes.chat import chat_text
+from headway.server.routes.chat import chat_prompt
 from headway.server.routes.models import check_model
 from headway.server.services import Services, engine_info, services_of
 from headway.server.tokenizer import Tokenizer
@@ -29,10 +31,9 @@ async def tokenize(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), TokenizeRequest)
     check_model(body.model, services)
-    text = await _text(body, services)
-    is_plain = body.messages is not None or body.add_special_tokens is False
+    encode = await _encoder(body, services)
     max_model_len = engine_info(services).max_model_len
-    return _json(await asyncio.to_thread(_tokens, text, services.tokenizer, max_model_len, is_plain=is_plain))
+    return _json(await asyncio.to_thread(_tokens, encode, services.tokenizer, max_model_len))
 
 
 @router.post("/detokenize")
@@ -46,17 +47,20 @@ async def detokenize(request: Request) -> Response:
     return _json(Text(await asyncio.to_thread(vocabulary.decode, body.tokens)))
 
 
-async def _text(body: TokenizeRequest, services: Services) -> str:
+async def _encoder(body: TokenizeRequest, services: Services) -> Callable[[], list[int]]:
+    """What makes the ids; it blocks."""
+    tokenizer = services.tokenizer
     if body.messages is not None and body.prompt is None:
-        return await chat_text(body.messages, services)
+        return partial(tokenizer.encode_chat, await chat_prompt(body.messages, services))
     if body.prompt is not None and body.messages is None:
-        return body.prompt
+        is_plain = body.add_special_tokens is False
+        return partial(tokenizer.encode_plain if is_plain else tokenizer.encode, body.prompt)
     message = "exactly one of prompt and messages is needed"
     raise ApiError(message, param="prompt", code="invalid_value")
 
 
-def _tokens(text: str, tokenizer: Tokenizer, max_model_len: int, *, is_plain: bool) -> Tokens:
-    ids = tokenizer.encode_plain(text) if is_plain else tokenizer.encode(text)
+def _tokens(encode: Callable[[], list[int]], tokenizer: Tokenizer, max_model_len: int) -> Tokens:
+    ids = encode()
     names = [token_name(token_id, tokenizer.full_vocabulary) for token_id in ids]
     return Tokens(len(ids), max_model_len, ids, names)
 
