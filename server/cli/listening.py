@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import stat
 from contextlib import suppress
@@ -10,12 +11,22 @@ from pathlib import Path
 from headway.engine import ConfigError
 from headway.server.config import ServerConfig
 
+MAX_DESCRIPTORS = 1 << 16
+
 
 def listen(config: ServerConfig) -> socket.socket:
     """Raises ConfigError. A port in use is told at once."""
     if config.unix_socket is not None:
         return _listen_at(Path(config.unix_socket))
     return _listen_on(config.host, config.port)
+
+
+def allow_many_connections() -> None:
+    """Each connection is a descriptor; the usual soft limit of 1,024 is for programs that call select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def url_of(listener: socket.socket, config: ServerConfig) -> str:

@@ -22,7 +22,7 @@ from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
 from headway.server.cli.console import banner, wait_with_progress
 from headway.server.cli.http_protocol import BoundedHttpProtocol
-from headway.server.cli.listening import listen, url_of
+from headway.server.cli.listening import allow_many_connections, listen, url_of
 from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
 from headway.server.hub import model_folder, model_name
@@ -41,6 +41,7 @@ logger = logging.getLogger("headway.server")
 def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig) -> int:
     """Runs until a signal. What can be found wrong before the engine starts is found here."""
     _check_tls(config)
+    allow_many_connections()
     with closing(listen(config)) as listener:
         folder = model_folder(source)
         read_model_config(folder)

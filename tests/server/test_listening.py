@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -117,6 +119,18 @@ async def test_a_large_body_in_small_parts_keeps_the_connection(services: Servic
         for _ in range(3):
             body = {"prompt": "a", "max_tokens": 2, "user": "x" * (4 * MAX_HEADER_BYTES)}
             assert (await client.post(f"{url}/v1/completions", json=body)).status_code == 200
+
+
+def test_more_descriptors_are_taken_than_the_soft_limit_gives() -> None:
+    source = (
+        "import resource as r; from headway.server.cli.listening import allow_many_connections;"
+        "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (64, hard));"
+        "allow_many_connections(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    command = [sys.executable, "-P", "-c", source]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    soft, hard = map(int, told)
+    assert soft == (1 << 16 if hard == -1 else min(hard, 1 << 16))
 
 
 HALF_A_HEAD = b"GET /version HTTP/1.1\r\nX-Never: "
