@@ -27,7 +27,7 @@ Ratios to plot are in `deploy/prometheus/recording.rules.yml`, panels in `deploy
 # By a word of the name; the last that fits.
 UNITS = {
     "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "requests": "requests",
-    "preemptions": "times", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
+    "preemptions": "times", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
     "tokens": "tokens", "blocks": "blocks", "ratio": "0 to 1", "bytes": "bytes", "seconds": "seconds", "server": "",
 }  # fmt: skip
 

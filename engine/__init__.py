@@ -43,7 +43,7 @@ from headway.engine.mailbox import (
 )
 from headway.engine.model_config import ModelConfig, read_model_config
 from headway.engine.request import FinishReason, SamplingParams
-from headway.engine.stats import EngineStats
+from headway.engine.stats import STAGES, EngineStats
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -56,6 +56,7 @@ __all__ = [
     "MAX_REPETITION_PENALTY",
     "MAX_STOP_TOKEN_IDS",
     "MIN_REPETITION_PENALTY",
+    "STAGES",
     "Abort",
     "ConfigError",
     "Configure",

@@ -96,6 +96,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """How long the device worked on the parts of a step, by its own clock.
+
+    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
+    """
+
+    draft: float = 0.0
+    target: float = 0.0
+    bookkeeping: float = 0.0
+    prefill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the device answered.
 
@@ -113,3 +126,5 @@ class StepResult:
     emitted_logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     faults: tuple[tuple[int, str], ...] = ()
+    seconds: StageSeconds = StageSeconds()
+    num_graph_replays: int = 0

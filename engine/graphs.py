@@ -46,6 +46,7 @@ class RoundGraphs:
         self._stream = torch.Stream(device="cuda")
         self._graphs: dict[Round, tuple[torch.cuda.CUDAGraph, Outcome]] = {}
         self._is_warm: set[Round] = set()
+        self._num_replays = 0
 
     @property
     def row_counts(self) -> tuple[int, ...]:
@@ -78,7 +79,13 @@ class RoundGraphs:
             self._capture(wanted)
         graph, outcome = self._graphs[wanted]
         graph.replay()
+        self._num_replays += 1
         return outcome
+
+    def drain_replays(self) -> int:
+        """How many rounds were replayed since the last call."""
+        num_replays, self._num_replays = self._num_replays, 0
+        return num_replays
 
     def _capture(self, wanted: Round) -> None:
         """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headway.engine.batch import StepResult
+from headway.engine.batch import StageSeconds, StepResult
 from headway.engine.logprobs import TokenLogprobs, unpack
+from headway.engine.round import NUM_STAMPS, emitted_of
 
 # {index of the line: top tokens wanted} and, line for line, [lines, window, 2 + 2 * top] float32
 Scores = tuple[dict[int, int], torch.Tensor]
@@ -21,14 +22,16 @@ class DeviceResults:
     depth: int
     faults: tuple[tuple[int, str], ...] = ()
     first_tokens: torch.Tensor = field(init=False)  # [last chunks] int64
-    emitted: torch.Tensor = field(init=False)  # [rows, depth + 2] int64, count first
+    round: torch.Tensor = field(init=False)  # [NUM_STAMPS + rows * (depth + 2)] int64, as Outcome packs it
+    prefill_stamps: torch.Tensor | None = None  # [2] int64: nanoseconds at begin and end
+    num_graph_replays: int = 0
     first_logprobs: Scores | None = None  # lines are last chunks, window 1
     emitted_logprobs: Scores | None = None  # lines are rows, window depth + 1
     prompt_logprobs: list[tuple[int, torch.Tensor] | None] | None = None  # by chunk: top tokens, scores
 
     def __post_init__(self) -> None:
         self.first_tokens = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self.emitted = torch.zeros((0, self.depth + 2), dtype=torch.int64, device=self.device)
+        self.round = torch.zeros(NUM_STAMPS, dtype=torch.int64, device=self.device)
 
 
 class RoundHandle:
@@ -36,8 +39,12 @@ class RoundHandle:
 
     def __init__(self, results: DeviceResults) -> None:
         self._faults = results.faults
+        self._depth = results.depth
+        self._num_graph_replays = results.num_graph_replays
         self._first_tokens = _to_host(results.first_tokens)
-        self._emitted = _to_host(results.emitted)
+        self._round = _to_host(results.round)
+        stamps = results.prefill_stamps
+        self._prefill_stamps = None if stamps is None else _to_host(stamps)
         self._first_logprobs = _scores_to_host(results.first_logprobs)
         self._emitted_logprobs = _scores_to_host(results.emitted_logprobs)
         self._prompt_logprobs = [
@@ -56,7 +63,7 @@ class RoundHandle:
         """The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        lines = self._emitted.tolist()
+        lines = emitted_of(self._round, self._depth).tolist()
         first_tokens = tuple(self._first_tokens.tolist())
         return StepResult(
             first_token_ids=first_tokens,
@@ -68,6 +75,18 @@ class RoundHandle:
                 for scored in self._prompt_logprobs
             ),
             faults=self._faults,
+            seconds=self._seconds(),
+            num_graph_replays=self._num_graph_replays,
+        )
+
+    def _seconds(self) -> StageSeconds:
+        begin, drafted, forwarded, end = self._round[:NUM_STAMPS].tolist()
+        prefill = [0, 0] if self._prefill_stamps is None else self._prefill_stamps.tolist()
+        return StageSeconds(
+            draft=(drafted - begin) / 1e9,
+            target=(forwarded - drafted) / 1e9,
+            bookkeeping=(end - forwarded) / 1e9,
+            prefill=(prefill[1] - prefill[0]) / 1e9,
         )
 
 

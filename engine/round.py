@@ -18,17 +18,30 @@ from headway.engine.sampler import pick_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
-from headway.kernels import RoundWindow, commit_round, count_tokens, open_round
+from headway.kernels import RoundWindow, commit_round, count_tokens, open_round, stamp
+
+NUM_STAMPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round leaves for the host."""
+    """What a round leaves for the host, all of it in one piece.
 
-    emitted: (
-        torch.Tensor
-    )  # [rows, depth + 2] int64: how many picked tokens stay (0: padding), then all of them
+    packed: times in nanoseconds (begin, drafts done, target done, end), then row by row how many picked
+    tokens stay (0: padding) and all depth + 1 of them.
+    """
+
+    packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
     logits: torch.Tensor  # [rows, depth + 1, vocab], raw, of the picked tokens
+
+    @property
+    def emitted(self) -> torch.Tensor:  # [rows, depth + 2] int64
+        return emitted_of(self.packed, self.logits.shape[1] - 1)
+
+
+def emitted_of(packed: torch.Tensor, depth: int) -> torch.Tensor:
+    """[rows, depth + 2] int64: what stands behind the times, by row."""
+    return packed[NUM_STAMPS:].view(-1, depth + 2)
 
 
 def decode_round(
@@ -41,14 +54,18 @@ def decode_round(
 ) -> Outcome:
     """Runs one round over all given rows and moves their state on."""
     size = pool.block_size
+    packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
+    stamp(packed[0:1])
     drafts = drafter(model, pool, rows, depth) if depth > 0 else rows.pending_tokens[:, :0]
+    stamp(packed[1:2])
     window = open_round(rows.state(), drafts, size)
     hidden = model.forward(_inputs(window, rows), pool)
     logits = model.logits(hidden).view(*window.token_ids.shape, -1)
+    stamp(packed[2:3])
     picked = pick_tokens(logits, rows, window.start_positions + 1, window.token_ids[:, 1:])
     if synthetic is not None and depth > 0:
         synthetic.force(picked, window.token_ids, rows, window.start_positions)
-    emitted = commit_round(rows.state(), window, picked, size)
+    emitted = commit_round(rows.state(), window, picked, size, out=emitted_of(packed, depth))
     if model.has_mtp:
         states = model.draft_hidden(hidden)
         _keep_pending_hidden(rows, states.view(*window.token_ids.shape, -1))
@@ -56,7 +73,8 @@ def decode_round(
             pool.keep_hidden(window.slot_mapping.flatten(), states)
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
-    return Outcome(emitted, logits)
+    stamp(packed[3:4])
+    return Outcome(packed, logits)
 
 
 def _inputs(window: RoundWindow, rows: SlotTable) -> ForwardInputs:

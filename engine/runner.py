@@ -18,12 +18,13 @@ from headway.engine.graphs import RoundGraphs
 from headway.engine.models.registry import CausalLM
 from headway.engine.prefill import fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
-from headway.engine.round import Outcome, decode_round
+from headway.engine.round import NUM_STAMPS, Outcome, decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
+from headway.kernels import stamp
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class Runner:
             return
         run = self._run_round if self._graphs is None else self._graphs.run
         outcome = run(num_rows, depth, is_adjusted=self.adjustments.is_used)
-        results.emitted = outcome.emitted[:num_rows]
+        results.round = outcome.packed[: NUM_STAMPS + num_rows * (depth + 2)]
+        results.num_graph_replays = 0 if self._graphs is None else self._graphs.drain_replays()
         wanted = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
         if wanted:
             index = self._to_device(list(wanted))
@@ -159,6 +161,8 @@ class Runner:
         """Computes the chunks; samples after those that are last."""
         if not chunks:
             return
+        results.prefill_stamps = torch.empty(2, dtype=torch.int64, device=self.device)
+        stamp(results.prefill_stamps[:1])
         inputs = prefill_inputs(chunks, self.slots, self.pool.block_size)
         hidden = self.model.forward(inputs, self.pool)
         if fills_drafts:
@@ -175,6 +179,7 @@ class Runner:
             results.prompt_logprobs = [
                 self._score_prompt(chunk, hidden[first:]) for chunk, first in zip(chunks, firsts, strict=True)
             ]
+        stamp(results.prefill_stamps[1:])
 
     def _score_prompt(self, chunk: PrefillChunk, hidden: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """hidden: [tokens, hidden], from the chunk's first. The vocabulary's logits exist for a few at a time."""

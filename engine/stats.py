@@ -5,7 +5,13 @@ All counters only rise while the engine process lives; gauges say what holds now
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import msgspec
+
+from headway.engine.batch import StageSeconds
+
+STAGES = tuple(field.name for field in fields(StageSeconds))
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -18,6 +24,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     that still hold a prefix; they are not among the used ones.
     Per-position lists are indexed by draft position - 1 and have max depth entries.
     A draft counts for position i only if it was valid there (within the row's limit and depth cap).
+    stage_seconds: how long the device worked, by its own clock; keys are STAGES.
     """
 
     # gauges
@@ -38,6 +45,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     accepted_tokens_per_position: list[int] = []
     rounds_by_depth: dict[int, int] = {}
     row_rounds_by_emitted_tokens: dict[int, int] = {}
+    stage_seconds: dict[str, float] = {}
+    num_graph_replays: int = 0
     num_preemptions: int = 0
     finished_by_reason: dict[str, int] = {}
 
@@ -54,6 +63,11 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
     def count_round(self, depth: int) -> None:
         self.rounds_by_depth[depth] = self.rounds_by_depth.get(depth, 0) + 1
+
+    def count_work(self, seconds: StageSeconds, num_graph_replays: int) -> None:
+        for stage in STAGES:
+            self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + getattr(seconds, stage)
+        self.num_graph_replays += num_graph_replays
 
     def count_finished(self, reason: str) -> None:
         self.finished_by_reason[reason] = self.finished_by_reason.get(reason, 0) + 1

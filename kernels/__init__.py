@@ -24,6 +24,7 @@ from headway.kernels.rope_append import rope_append
 from headway.kernels.sample import gumbel_noise, sample
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear import skinny_gate_up, skinny_linear
+from headway.kernels.stamp import stamp
 from headway.kernels.stream_read import stream_read
 from headway.kernels.verify import verify_speculative_tokens
 
@@ -55,6 +56,7 @@ __all__ = [
     "silu_mul",
     "skinny_gate_up",
     "skinny_linear",
+    "stamp",
     "stream_read",
     "verify_speculative_tokens",
 ]

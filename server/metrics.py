@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from headway import __version__
-from headway.engine import MAX_DEPTH, EngineStats, FinishReason
+from headway.engine import MAX_DEPTH, STAGES, EngineStats, FinishReason
 from headway.server.engine_client import State
 from headway.server.history import Buckets, History
 
@@ -237,6 +237,14 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     )
     yield _counter("headway_spec_decode_num_draft_tokens", "Drafted tokens.", stats.num_draft_tokens)
     yield _counter("headway_spec_decode_num_accepted_tokens", "Accepted drafts.", stats.num_accepted_tokens)
+    yield _labelled(
+        "headway_stage_seconds",
+        "Seconds that the device worked on prefill, and in rounds on drafts, on the target's forward pass and on "
+        "the bookkeeping around them; by the device's own clock.",
+        "stage",
+        dict.fromkeys(STAGES, 0.0) | stats.stage_seconds,
+    )
+    yield _counter("headway_graph_replays", "Rounds replayed as CUDA graphs.", stats.num_graph_replays)
     yield _counter(
         "headway_preemptions", "Requests that gave their blocks back and start over.", stats.num_preemptions
     )
@@ -246,7 +254,7 @@ def _counter(name: str, documentation: str, value: int) -> Metric:
     return CounterMetricFamily(name, documentation, value)
 
 
-def _labelled(name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+def _labelled(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
     family = CounterMetricFamily(name, documentation, labels=[label])
     for key, value in sorted(values.items()):
         family.add_metric([key], value)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from headway.engine import EngineStats
 
 Key = TypeVar("Key")
+Number = TypeVar("Number", int, float)
 
 
 def no_gauges(stats: EngineStats) -> EngineStats:
@@ -38,6 +39,8 @@ def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
         row_rounds_by_emitted_tokens=_add_dicts(
             past.row_rounds_by_emitted_tokens, now.row_rounds_by_emitted_tokens
         ),
+        stage_seconds=_add_dicts(past.stage_seconds, now.stage_seconds),
+        num_graph_replays=past.num_graph_replays + now.num_graph_replays,
         num_preemptions=past.num_preemptions + now.num_preemptions,
         finished_by_reason=_add_dicts(past.finished_by_reason, now.finished_by_reason),
     )
@@ -47,5 +50,5 @@ def _add_lists(one: list[int], other: list[int]) -> list[int]:
     return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
 
 
-def _add_dicts(one: dict[Key, int], other: dict[Key, int]) -> dict[Key, int]:
+def _add_dicts(one: dict[Key, Number], other: dict[Key, Number]) -> dict[Key, Number]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}

@@ -106,6 +106,8 @@ def _capacity() -> list[timeseries.Panel]:
         _chart("HTTP answers", {"{{status}}": _sum("headway_http_responses_total", by="status", where='endpoint!="other"') + " > 0"}, "reqps"),
         _chart("Preemptions and restarts", {"preemptions": _sum("headway_preemptions_total"),
                "restarts": _sum("headway_engine_restarts_total")}, "ops"),
+        _chart("The device's time", {"{{stage}}": _sum("headway_stage_seconds_total", by="stage")}, "short", is_stacked=True)
+        .description("Seconds a second, by its own clock: prefill, drafts, the target's forward pass, bookkeeping."),
         _chart("The API process", {"CPU seconds a second": _sum("process_cpu_seconds_total")}, "short"),
         _chart("Memory of the API process", {"{{instance}}": f"process_resident_memory_bytes{{{WHERE}}}"}, "bytes"),
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from headway.kernels.reference.rope_append import rope_append
 from headway.kernels.reference.sample import gumbel_noise, sample
 from headway.kernels.reference.silu_mul import silu_mul
 from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
+from headway.kernels.reference.stamp import stamp
 from headway.kernels.reference.stream_read import stream_read
 from headway.kernels.reference.verify import verify_speculative_tokens
 
@@ -46,6 +47,7 @@ __all__ = [
     "silu_mul",
     "skinny_gate_up",
     "skinny_linear",
+    "stamp",
     "stream_read",
     "verify_speculative_tokens",
 ]

@@ -272,6 +272,7 @@ CASES = [
         )
     ),
     Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 512}),
+    Case("stamp", "_stamp_kernel", {"out_ptr": VECTOR}, {}, 1),
     Case(
         "stream_read",
         "_stream_read_kernel",

@@ -10,12 +10,19 @@ from headway.server.totals import add_counters, no_gauges
 GAUGES = {
     "num_requests_running", "num_requests_waiting", "num_kv_blocks", "num_kv_blocks_used", "num_kv_blocks_cached",
 }  # fmt: skip
-KINDS: dict[object, object] = {int: 5, list[int]: [1, 2], dict[int, int]: {3: 4}, dict[str, int]: {"stop": 6}}
+KINDS: dict[object, object] = {
+    int: 5,
+    list[int]: [1, 2],
+    dict[int, int]: {3: 4},
+    dict[str, int]: {"stop": 6},
+    dict[str, float]: {"draft": 0.5},
+}
 DOUBLED: dict[object, object] = {
     int: 10,
     list[int]: [2, 4],
     dict[int, int]: {3: 8},
     dict[str, int]: {"stop": 12},
+    dict[str, float]: {"draft": 1.0},
 }
 
 
