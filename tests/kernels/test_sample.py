@@ -212,7 +212,7 @@ def test_shares_over_100_000_draws(
     temperature: float, top_p: float, device: torch.device, is_interpreted: bool
 ) -> None:
     """Chi-square over consecutive seeds and positions at once."""
-    draws = 24 if is_interpreted else 100_000
+    draws = 8 if is_interpreted else 100_000
     logits = torch.tensor([1.2, -0.3, 0.4, 2.0, -4.0, 0.0, 1.1], device=device)
     window = 4
     rows = draws // window
