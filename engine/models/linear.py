@@ -3,8 +3,8 @@
 A GEMM over few rows may round differently from one over many; then a text would depend on what is served
 beside it. On the CPU this is ruled out in one of two ways: float32 weights are packed for oneDNN, whose
 sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
-get rows of zeros up to a multiple of 16. On a GPU up to 64 rows take one kernel whose sums are cut by the
-weight's shape alone; more are the library's.
+get rows of zeros up to a multiple of 16. On a GPU up to 32 rows take one kernel whose sums are cut by the
+weight's shape alone; more are mostly the library's, which was measured to be faster there.
 """
 
 from __future__ import annotations
