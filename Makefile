@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
 SERVE_ARGS ?=
 
-.PHONY: serve test test-container bench-cpu bench-kernels lint format docs clean
+.PHONY: serve test test-container bench-cpu bench-frontend bench-kernels lint format docs clean
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
@@ -48,6 +48,11 @@ clean:
 # Ratios on the CPU: speculation, batching, and transformers on the same weights.
 bench-cpu: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_cpu.py
+
+# The API process alone, before a fake engine; then beside 1,000 idle connections and 200 streams nobody reads.
+bench-frontend: $(VENV)/.ready-test
+	$(BIN)/python -P tests/benchmarks/bench_frontend.py
+	$(BIN)/python -P tests/benchmarks/bench_frontend.py --idle 1000 --stalled 200
 
 # Every operation on a GPU, beside ceilings measured in the same run.
 bench-kernels: $(VENV)/.ready-test
