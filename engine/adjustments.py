@@ -56,12 +56,12 @@ class AdjustmentTable:
 
     def set_up(self, row: int, sampling: SamplingParams, history: TokenHistory) -> None:
         """Everything in the row is new: nothing is left of who had it before."""
-        table, vocab_size = self._all(), self._shape[1]
+        table = self._all()
         output = self._ids(history.output_token_ids)
         table.penalties[row] = self._floats(
             [sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty]
         )
-        table.token_counts[row] = torch.bincount(output, minlength=vocab_size)
+        table.token_counts[row].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         table.is_in_prompt[row] = False
         table.is_in_prompt[row, self._ids(history.prompt_token_ids)] = True
         self._set_bias(table.logit_bias[row], sampling)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -22,70 +22,70 @@ _ROW_STEP = 64
 logger = logging.getLogger(__name__)
 
 
-class RunRound(Protocol):
-    """Launches a round over the first rows of the slot table, kernel by kernel."""
-
-    def __call__(self, num_rows: int, depth: int, *, is_adjusted: bool) -> Outcome: ...
-
-
 class Round(NamedTuple):
-    """What one graph is made for."""
+    """What one graph is made for. keeps_logits: the outcome has them, in memory that no other graph may use."""
 
     num_rows: int
     depth: int
-    is_adjusted: bool
+    is_adjusted: bool = False
+    keeps_logits: bool = False
 
 
 class RoundGraphs:
-    """Mutable: graphs are added by `capture`, and by `run` where one is missing. Used by one thread."""
+    """Mutable: graphs are added by `capture`, and by `run` where one is missing. Used by one thread.
 
-    def __init__(self, run_round: RunRound, *, max_rows: int) -> None:
-        self._run_round = run_round
+    launch: launches a round over the first rows of the slot table, kernel by kernel.
+    """
+
+    def __init__(self, launch: Callable[[Round], Outcome], *, max_rows: int) -> None:
+        self._launch = launch
         self._row_counts = row_counts(max_rows)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.Stream(device="cuda")
         self._graphs: dict[Round, tuple[torch.cuda.CUDAGraph, Outcome]] = {}
         self._is_warm: set[Round] = set()
-        self._num_replays = 0
-
-    @property
-    def row_counts(self) -> tuple[int, ...]:
-        return self._row_counts
+        self._is_too_large: set[Round] = set()
 
     def capture(self, depths: Iterable[int], progress: Callable[[float], None]) -> None:
-        """The rounds without adjustments, the largest first, so that the smaller ones fit into their memory.
+        """The plain rounds, the largest first, so that the smaller ones fit into their memory.
 
         Only while every row of the table is padding: each round is run once before it is captured, which
         compiles its kernels. progress: called with the share that is done.
         """
         started = time.monotonic()
-        rounds = [
-            Round(n, depth, False) for n in reversed(self._row_counts) for depth in sorted(depths)[::-1]
-        ]
+        deepest_first = sorted(depths, reverse=True)
+        rounds = [Round(n, depth) for n in reversed(self._row_counts) for depth in deepest_first]
         for done, wanted in enumerate(rounds, start=1):
-            self._run_round(wanted.num_rows, wanted.depth, is_adjusted=wanted.is_adjusted)
+            self._launch(wanted)
             self._capture(wanted)
             progress(done / len(rounds))
         logger.info("captured %d rounds in %.1f s", len(rounds), time.monotonic() - started)
 
-    def run(self, num_rows: int, depth: int, *, is_adjusted: bool) -> Outcome:
-        """Replays the round for at least that many rows. One that was never seen is run kernel by kernel,
-        captured the next time."""
-        wanted = Round(next(n for n in self._row_counts if n >= num_rows), depth, is_adjusted)
-        if wanted not in self._graphs and wanted not in self._is_warm:
+    def run(self, wanted: Round) -> tuple[Outcome, bool]:
+        """(what the round gives for at least so many rows, whether it was replayed).
+
+        One that was never seen is run kernel by kernel, and captured the next time.
+        """
+        wanted = wanted._replace(num_rows=next(n for n in self._row_counts if n >= wanted.num_rows))
+        if wanted not in self._graphs and not self._can_capture(wanted):
             self._is_warm.add(wanted)
-            return self._run_round(wanted.num_rows, depth, is_adjusted=is_adjusted)
-        if wanted not in self._graphs:
-            self._capture(wanted)
+            return self._launch(wanted), False
         graph, outcome = self._graphs[wanted]
         graph.replay()
-        self._num_replays += 1
-        return outcome
+        return outcome, True
 
-    def drain_replays(self) -> int:
-        """How many rounds were replayed since the last call."""
-        num_replays, self._num_replays = self._num_replays, 0
-        return num_replays
+    def _can_capture(self, wanted: Round) -> bool:
+        """Captures a round that was run before. One that does not fit stays as it is: slower, no worse."""
+        if wanted not in self._is_warm or wanted in self._is_too_large:
+            return False
+        torch.cuda.empty_cache()  # a capture cannot take back what the allocator keeps for other uses
+        try:
+            self._capture(wanted)
+        except torch.OutOfMemoryError:
+            logger.warning("%s is too large to be captured; it is launched kernel by kernel", wanted)
+            self._is_too_large.add(wanted)
+            return False
+        return True
 
     def _capture(self, wanted: Round) -> None:
         """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
@@ -94,7 +94,7 @@ class RoundGraphs:
         with self._stream:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                outcome = self._run_round(wanted.num_rows, wanted.depth, is_adjusted=wanted.is_adjusted)
+                outcome = self._launch(wanted)
             finally:
                 graph.capture_end()
         self._graphs[wanted] = graph, outcome

@@ -37,6 +37,7 @@ def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
     root: where /proc and /sys are found.
     """
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what PyTorch keeps of freed tensors can be taken again
         return torch.cuda.mem_get_info(device)[0]
     return min([_machine_bytes(root / "proc/meminfo"), *_group_bytes(root)])
 

@@ -57,7 +57,9 @@ def _receive_config(mailbox: Mailbox) -> EngineConfig | None:
 def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
     parent = os.getppid()
     engine = assemble(config, progress=lambda done: mailbox.send(Heartbeat("load", done)))
-    engine.runner.capture([engine.info.depth], progress=lambda done: mailbox.send(Heartbeat("capture", done)))
+    engine.runner.capture(
+        range(engine.info.depth + 1), progress=lambda done: mailbox.send(Heartbeat("capture", done))
+    )
     loop = EngineLoop(engine.scheduler, engine.runner, mailbox)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(engine.info))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
@@ -10,6 +12,7 @@ from headway.engine.batch import StageSeconds, StepResult
 from headway.engine.logprobs import TokenLogprobs, unpack
 from headway.engine.round import NUM_STAMPS, emitted_of
 
+Wanted = TypeVar("Wanted")
 # {index of the line: top tokens wanted} and, line for line, [lines, window, 2 + 2 * top] float32
 Scores = tuple[dict[int, int], torch.Tensor]
 
@@ -21,17 +24,13 @@ class DeviceResults:
     device: torch.device
     depth: int
     faults: tuple[tuple[int, str], ...] = ()
-    first_tokens: torch.Tensor = field(init=False)  # [last chunks] int64
-    round: torch.Tensor = field(init=False)  # [NUM_STAMPS + rows * (depth + 2)] int64, as Outcome packs it
+    first_tokens: torch.Tensor | None = None  # [last chunks] int64
+    round: torch.Tensor | None = None  # [NUM_STAMPS + rows * (depth + 2)] int64, as Outcome packs it
     prefill_stamps: torch.Tensor | None = None  # [2] int64: nanoseconds at begin and end
-    num_graph_replays: int = 0
+    is_replayed: bool = False
     first_logprobs: Scores | None = None  # lines are last chunks, window 1
     emitted_logprobs: Scores | None = None  # lines are rows, window depth + 1
     prompt_logprobs: list[tuple[int, torch.Tensor] | None] | None = None  # by chunk: top tokens, scores
-
-    def __post_init__(self) -> None:
-        self.first_tokens = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self.round = torch.zeros(NUM_STAMPS, dtype=torch.int64, device=self.device)
 
 
 class RoundHandle:
@@ -40,17 +39,13 @@ class RoundHandle:
     def __init__(self, results: DeviceResults) -> None:
         self._faults = results.faults
         self._depth = results.depth
-        self._num_graph_replays = results.num_graph_replays
+        self._is_replayed = results.is_replayed
         self._first_tokens = _to_host(results.first_tokens)
         self._round = _to_host(results.round)
-        stamps = results.prefill_stamps
-        self._prefill_stamps = None if stamps is None else _to_host(stamps)
+        self._prefill_stamps = _to_host(results.prefill_stamps)
         self._first_logprobs = _scores_to_host(results.first_logprobs)
         self._emitted_logprobs = _scores_to_host(results.emitted_logprobs)
-        self._prompt_logprobs = [
-            None if scored is None else (scored[0], _to_host(scored[1]))
-            for scored in results.prompt_logprobs or ()
-        ]
+        self._prompt_logprobs = [_scores_to_host(scored) for scored in results.prompt_logprobs or ()]
         self._event: torch.Event | None = None
         if results.device.type == "cuda":
             self._event = torch.Event(device="cuda")
@@ -63,8 +58,8 @@ class RoundHandle:
         """The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        lines = emitted_of(self._round, self._depth).tolist()
-        first_tokens = tuple(self._first_tokens.tolist())
+        lines = [] if self._round is None else emitted_of(self._round, self._depth).tolist()
+        first_tokens = () if self._first_tokens is None else tuple(self._first_tokens.tolist())
         return StepResult(
             first_token_ids=first_tokens,
             emitted=tuple(tuple(line[1 : 1 + line[0]]) for line in lines),
@@ -76,26 +71,27 @@ class RoundHandle:
             ),
             faults=self._faults,
             seconds=self._seconds(),
-            num_graph_replays=self._num_graph_replays,
+            num_graph_replays=int(self._is_replayed),
         )
 
     def _seconds(self) -> StageSeconds:
-        begin, drafted, forwarded, end = self._round[:NUM_STAMPS].tolist()
-        prefill = [0, 0] if self._prefill_stamps is None else self._prefill_stamps.tolist()
-        return StageSeconds(
-            draft=(drafted - begin) / 1e9,
-            target=(forwarded - drafted) / 1e9,
-            bookkeeping=(end - forwarded) / 1e9,
-            prefill=(prefill[1] - prefill[0]) / 1e9,
-        )
+        draft, target, bookkeeping = _differences(self._round, NUM_STAMPS)
+        (prefill,) = _differences(self._prefill_stamps, 2)
+        return StageSeconds(draft=draft, target=target, bookkeeping=bookkeeping, prefill=prefill)
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", non_blocking=True)
+def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to("cpu", non_blocking=True)
 
 
-def _scores_to_host(scores: Scores | None) -> Scores | None:
-    return None if scores is None else (scores[0], _to_host(scores[1]))
+def _scores_to_host(scores: tuple[Wanted, torch.Tensor] | None) -> tuple[Wanted, torch.Tensor] | None:
+    return None if scores is None else (scores[0], scores[1].to("cpu", non_blocking=True))
+
+
+def _differences(stamps: torch.Tensor | None, count: int) -> list[float]:
+    """Seconds between the first `count` times of a tensor of nanoseconds; 0 where nothing was measured."""
+    times = [0] * count if stamps is None else stamps[:count].tolist()
+    return [(after - before) / 1e9 for before, after in pairwise(times)]
 
 
 def _unpacked(scores: Scores | None, counts: list[int]) -> tuple[TokenLogprobs | None, ...]:

@@ -32,11 +32,12 @@ class Outcome:
     """
 
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
-    logits: torch.Tensor  # [rows, depth + 1, vocab], raw, of the picked tokens
+    depth: int
+    logits: torch.Tensor | None  # [rows, depth + 1, vocab], raw, of the picked tokens
 
     @property
     def emitted(self) -> torch.Tensor:  # [rows, depth + 2] int64
-        return emitted_of(self.packed, self.logits.shape[1] - 1)
+        return emitted_of(self.packed, self.depth)
 
 
 def emitted_of(packed: torch.Tensor, depth: int) -> torch.Tensor:
@@ -51,6 +52,8 @@ def decode_round(
     depth: int,
     drafter: Drafter,
     synthetic: SyntheticAcceptance | None = None,
+    *,
+    keeps_logits: bool = False,
 ) -> Outcome:
     """Runs one round over all given rows and moves their state on."""
     size = pool.block_size
@@ -74,7 +77,7 @@ def decode_round(
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
     stamp(packed[3:4])
-    return Outcome(packed, logits)
+    return Outcome(packed, depth, logits if keeps_logits else None)
 
 
 def _inputs(window: RoundWindow, rows: SlotTable) -> ForwardInputs:

@@ -14,7 +14,7 @@ from headway.engine.adjustments import AdjustmentTable
 from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.cache.pool import KVPool
 from headway.engine.errors import describe_fault
-from headway.engine.graphs import RoundGraphs
+from headway.engine.graphs import Round, RoundGraphs
 from headway.engine.models.registry import CausalLM
 from headway.engine.prefill import fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
@@ -25,6 +25,8 @@ from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
 from headway.kernels import stamp
+
+WARM_UP_TOKENS = 512
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +56,17 @@ class Runner:
         self._synthetic = synthetic
         self._views: dict[tuple[int, bool], SlotTable] = {}
         self._graphs = (
-            RoundGraphs(self._run_round, max_rows=len(slots.limits)) if self.device.type == "cuda" else None
+            RoundGraphs(self._launch_round, max_rows=len(slots.limits))
+            if self.device.type == "cuda"
+            else None
         )
 
     @torch.inference_mode()
     def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
-        """Makes the rounds of these depths ready before the first request comes; nothing to do on the CPU."""
+        """Makes prefills and the rounds of these depths ready before the first request comes; all rows are
+        padding. Nothing to do on the CPU."""
         if self._graphs is not None:
+            self._warm_up_prefill()
             self._graphs.capture(depths, progress)
 
     @torch.inference_mode()
@@ -78,27 +84,34 @@ class Runner:
     def _decode(self, num_rows: int, depth: int, results: DeviceResults) -> None:
         if num_rows == 0:
             return
-        run = self._run_round if self._graphs is None else self._graphs.run
-        outcome = run(num_rows, depth, is_adjusted=self.adjustments.is_used)
+        scored = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
+        wanted = Round(num_rows, depth, self.adjustments.is_used, keeps_logits=bool(scored))
+        if self._graphs is None:
+            outcome = self._launch_round(wanted)
+        else:
+            outcome, results.is_replayed = self._graphs.run(wanted)
         results.round = outcome.packed[: NUM_STAMPS + num_rows * (depth + 2)]
-        results.num_graph_replays = 0 if self._graphs is None else self._graphs.drain_replays()
-        wanted = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
-        if wanted:
-            index = self._to_device(list(wanted))
+        if outcome.logits is not None:
+            index = self._to_device(list(scored))
             picked = outcome.emitted[index, 1:]
             scores = score_tokens(outcome.logits[index].flatten(0, 1), picked.flatten())
-            results.emitted_logprobs = (wanted, scores.view(*picked.shape, -1))
+            results.emitted_logprobs = (scored, scores.view(*picked.shape, -1))
 
-    def _run_round(self, num_rows: int, depth: int, *, is_adjusted: bool) -> Outcome:
-        """A round over the first rows of the table, kernel by kernel.
-
-        With adjustments only while a row uses any, so that nothing is spent on them else.
-        """
-        key = (num_rows, is_adjusted)
+    def _launch_round(self, wanted: Round) -> Outcome:
+        """With adjustments only while a row uses any, so that nothing is spent on them else."""
+        key = (wanted.num_rows, wanted.is_adjusted)
         if key not in self._views:
-            adjustments = self.adjustments.first(num_rows) if is_adjusted else None
-            self._views[key] = self.slots.first(num_rows, adjustments)
-        return decode_round(self.model, self.pool, self._views[key], depth, self._drafter, self._synthetic)
+            adjustments = self.adjustments.first(wanted.num_rows) if wanted.is_adjusted else None
+            self._views[key] = self.slots.first(wanted.num_rows, adjustments)
+        return decode_round(
+            self.model,
+            self.pool,
+            self._views[key],
+            wanted.depth,
+            self._drafter,
+            self._synthetic,
+            keeps_logits=wanted.keeps_logits,
+        )
 
     def _release(self, rows: Sequence[int]) -> None:
         if not rows:
@@ -180,6 +193,17 @@ class Runner:
                 self._score_prompt(chunk, hidden[first:]) for chunk, first in zip(chunks, firsts, strict=True)
             ]
         stamp(results.prefill_stamps[1:])
+
+    def _warm_up_prefill(self) -> None:
+        """A prompt whose row has no blocks, so that it is written nowhere: its kernels are compiled."""
+        limit = self.slots.granted_block_ids.shape[1] * self.pool.block_size
+        tokens = (0,) * min(WARM_UP_TOKENS, limit)
+        chunk = PrefillChunk(0, 0, 0, tokens, hidden_block_id=None, is_last=False)
+        results = DeviceResults(self.device, 0)
+        self._prefill([chunk], results, fills_drafts=self.model.has_mtp)
+        index = torch.zeros(1, dtype=torch.int64, device=self.device)
+        logits = self.model.logits(self.slots.chunk_hidden[:1])
+        pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])
 
     def _score_prompt(self, chunk: PrefillChunk, hidden: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """hidden: [tokens, hidden], from the chunk's first. The vocabulary's logits exist for a few at a time."""

@@ -17,7 +17,7 @@ from headway_testing.local import LocalEngine
 from tokenizers import Tokenizer
 
 from headway.engine.config import EngineConfig
-from headway.engine.graphs import row_counts
+from headway.engine.graphs import Round, row_counts
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
@@ -47,9 +47,10 @@ class PaddedLaunches:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def run(self, num_rows: int, depth: int, *, is_adjusted: bool) -> Outcome:
-        padded = next(n for n in row_counts(len(self._runner.slots.limits)) if n >= num_rows)
-        return self._runner._run_round(padded, depth, is_adjusted=is_adjusted)
+    def run(self, wanted: Round) -> tuple[Outcome, bool]:
+        counts = row_counts(len(self._runner.slots.limits))
+        padded = wanted._replace(num_rows=next(n for n in counts if n >= wanted.num_rows))
+        return self._runner._launch_round(padded), False
 
 
 def count_flips(cases: list[Case], wanted: list[list[int]], got: list[list[int]]) -> int:
@@ -114,7 +115,10 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
         assert generate_with(engine, cases[:num_rows]) == wanted[:num_rows], num_rows
     ids = {}
     for _ in range(40):
-        ids |= {engine.submit(c.prompt, max_tokens=c.max_tokens): i for i, c in enumerate(cases[:40])}
+        ids |= {
+            engine.submit(c.prompt, max_tokens=c.max_tokens, max_draft_tokens=chance.choice((0, 1, None))): i
+            for i, c in enumerate(cases[: chance.choice((3, 40))])
+        }
         for _ in range(chance.randint(1, 9)):
             engine.step()
         aborted = [i for i in ids if engine.outputs[i].finish_reason is None and chance.random() < 0.2]
@@ -127,4 +131,24 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
         assert found == wanted[case][: len(found)]
         if engine.outputs[request_id].finish_reason is not FinishReason.ABORT:
             assert found == wanted[case]
-    assert engine.engine.scheduler.snapshot().num_kv_blocks_used == 0
+    stats = engine.engine.scheduler.snapshot()
+    assert stats.num_kv_blocks_used == 0
+    assert stats.rounds_by_depth.keys() == {0, 1, 3}
+    assert stats.num_graph_replays > 100
+
+
+@pytest.mark.timeout(120)
+def test_drafts_by_8_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "vocab_size": 256, "max_position_embeddings": 160}
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06, **sizes))
+    chance = random.Random(0)
+    cases = [Case(tuple(chance.randrange(256) for _ in range(9 + i)), 40, GREEDY) for i in range(20)]
+    engines = [
+        LocalEngine(EngineConfig(model_path=path, dtype="bfloat16", draft_lm_head=head))  # type: ignore[arg-type]
+        for head in ("full", "int8")
+    ]
+    for num_rows in (1, 16, 20):
+        full, quantized = (generate_with(engine, cases[:num_rows]) for engine in engines)
+        assert full == quantized
+    accepted = [engine.engine.scheduler.snapshot().num_accepted_tokens for engine in engines]
+    assert 0.9 * accepted[0] < accepted[1]

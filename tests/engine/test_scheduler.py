@@ -106,6 +106,14 @@ def test_a_request_takes_no_row_or_blocks_before_a_step_has_room_for_its_tokens(
     assert late.status is Status.RUNNING
 
 
+def test_chunks_are_longer_while_nobody_decodes() -> None:
+    device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=48)
+    device.add(90, max_tokens=20)
+    assert [len(device.step()[0].prefill[0].token_ids) for _ in range(2)] == [48, 42]
+    device.add(60)
+    assert len(device.step()[0].prefill[0].token_ids) == 16
+
+
 def test_a_chunk_carries_its_own_tokens() -> None:
     device = ScheduledDevice(prefill_chunk=16)
     request = device.add(40)
