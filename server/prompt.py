@@ -31,6 +31,10 @@ async def encode_prompts(
     keep_last: longer prompts lose their beginning.
     """
     entries = _entries(prompt)
+    if keep_last is None:
+        for entry in entries:
+            if isinstance(entry, str):
+                check_least_length(tokenizer.least_tokens(entry), info.max_model_len)
     if sum(len(entry) for entry in entries if isinstance(entry, str)) > THREAD_CHARACTERS:
         prompts = await asyncio.to_thread(_encode_all, entries, tokenizer)
     else:
@@ -47,6 +51,8 @@ async def encode_chat(
     chat: ChatPrompt, tokenizer: Tokenizer, info: EngineInfo, *, keep_last: int | None = None
 ) -> list[int]:
     """The ids of a rendered chat: the template wrote all control tokens itself."""
+    if keep_last is None and not chat.spelled:  # marks are longer than what they stand for
+        check_least_length(tokenizer.least_tokens(chat.text), info.max_model_len)
     if len(chat.text) > THREAD_CHARACTERS or chat.spelled:
         ids = await asyncio.to_thread(tokenizer.encode_chat, chat)
     else:
@@ -106,6 +112,17 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
     message = f"{field} has the token id {wrong}, it must be 0 to {vocab_size - 1} (the model's vocabulary)"
     raise ApiError(message, param=field, code="invalid_value")
+
+
+def check_least_length(num_tokens: int, max_model_len: int) -> None:
+    """Refuses a text that cannot fit, before it is encoded: that takes a second per 5 MB."""
+    if num_tokens >= max_model_len:
+        raise ApiError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {num_tokens} "
+            "or more. Please reduce it.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 def check_length(num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int) -> None:

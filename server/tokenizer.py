@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import models, normalizers
 
 from headway.engine import ModelError, SamplingParams
 from headway.server.control_text import ChatPrompt, control_pattern
 from headway.server.detokenizer import Vocabulary
 
 JsonObject = dict[str, object]
+MAX_NFC_SHRINKING = 3  # 9 bytes of Hangul letters become a syllable of 3, and no composition shrinks more
+KEEPING_BEHAVIORS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 
 
 class Speller:
@@ -39,11 +42,13 @@ class Tokenizer:
     """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one.
 
     full_vocabulary: the one that also shows special tokens. control_pattern: finds those in a text.
+    max_token_bytes: of a prompt's text that one token stands for; None where no such bound is known.
     """
 
     vocabulary: Vocabulary
     full_vocabulary: Vocabulary
     speller: Speller
+    max_token_bytes: int | None
     control_pattern: re.Pattern[str] | None
     start_token_id: int | None
     adds_start_token: bool | None
@@ -63,6 +68,10 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """The ids of a piece of text, with nothing put around it."""
         return list(self.vocabulary.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens at least has the text, known without encoding it."""
+        return -(-len(text.encode()) // self.max_token_bytes) if self.max_token_bytes else 0
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """The ids of a rendered chat, around which nothing is put: the template wrote all that belongs there."""
@@ -100,6 +109,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         vocabulary=Vocabulary(tokenizer),
         full_vocabulary=Vocabulary(tokenizer, shows_special=True),
         speller=Speller(tokenizer),
+        max_token_bytes=_max_token_bytes(tokenizer),
         control_pattern=control_pattern(
             token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
         ),
@@ -121,6 +131,33 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, it must be an object")
     return content
+
+
+def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:
+    """Only for byte-level tokenizers that lose nothing of a text: one character of a token is one byte of it."""
+    normalizer = tokenizer.normalizer
+    added = tokenizer.get_added_tokens_decoder().values()
+    plain = tokenizer.get_vocab(with_added_tokens=False)
+    is_lossless = (
+        isinstance(tokenizer.model, models.BPE)
+        and (normalizer is None or isinstance(normalizer, normalizers.NFC))
+        and not any(token.lstrip or token.rstrip for token in added)
+        and _keeps_all(json.loads(tokenizer.pre_tokenizer.__getstate__()) if tokenizer.pre_tokenizer else {})
+    )
+    if not is_lossless:
+        return None
+    longest = max([1, *(len(token.content.encode()) for token in added), *map(len, plain)])
+    return longest if normalizer is None else MAX_NFC_SHRINKING * longest
+
+
+def _keeps_all(pre_tokenizer: JsonObject) -> bool:
+    """It ends in the byte-level one, and nothing before that drops characters."""
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    assert isinstance(steps, list), pre_tokenizer
+    keeps = [
+        s["type"] in ("ByteLevel", "Digits") or s.get("behavior") in KEEPING_BEHAVIORS for s in steps if s
+    ]
+    return bool(keeps) and all(keeps) and steps[-1]["type"] == "ByteLevel"
 
 
 def _token_id(tokenizer: HFTokenizer, token: object) -> int | None:

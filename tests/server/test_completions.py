@@ -291,6 +291,26 @@ async def test_a_long_prompt_is_refused_without_choking(client: httpx.AsyncClien
     assert error["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("prompt", ["word " * 20_000, ["a", "word " * 20_000]], ids=["one", "second-of-two"])
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, prompt: str | list[str]
+) -> None:
+    def encode(*_: object) -> list[int]:
+        raise AssertionError("it was encoded")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    error = await refusal(client, prompt=prompt)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert "or more" in error["message"]
+
+
+async def test_a_prompt_that_is_to_be_cut_may_be_longer(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await complete(client, prompt="word " * 20_000, truncate_prompt_tokens=7, max_tokens=1)
+    assert len(engine.submitted[0].prompt_token_ids) == 7
+
+
 async def test_too_many_choices_are_refused(client: httpx.AsyncClient) -> None:
     error = await refusal(client, prompt=[[1]] * 65, n=8)
     assert "520" in error["message"]

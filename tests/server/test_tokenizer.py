@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import unicodedata
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from headway_testing import tiny_tokenizers
-from tokenizers import processors
+from headway_testing.tiny_tokenizers import END_OF_TEXT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
 from headway.engine import ModelError, SamplingParams
-from headway.server.tokenizer import load_tokenizer
+from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 
 def write(folder: Path, name: str, **content: object) -> None:
@@ -96,3 +102,45 @@ def test_broken_files_are_a_model_error_that_names_them(
     with pytest.raises(ModelError, match=complaint) as caught:
         load_tokenizer(folder)
     assert str(folder) in str(caught.value)
+
+
+class TestLeastTokens:
+    @settings(derandomize=True, deadline=None, max_examples=300)
+    @given(
+        text=st.text(max_size=60)
+        | st.lists(st.sampled_from(["각", "ᾂ", "ǖ", " ", "\n", "def ", "日本", END_OF_TEXT])).map("".join),
+        form=st.sampled_from(["NFC", "NFD"]),
+        has_nfc=st.booleans(),
+    )
+    def test_no_text_has_fewer(self, text: str, form: Literal["NFC", "NFD"], has_nfc: bool) -> None:
+        tokenizer = BOUNDED[has_nfc]
+        text = unicodedata.normalize(form, text)
+        assert 0 <= tokenizer.least_tokens(text) <= len(tokenizer.encode_plain(text))
+
+    @pytest.mark.parametrize("has_nfc", [False, True])
+    def test_a_long_text_has_some(self, has_nfc: bool) -> None:
+        tokenizer = BOUNDED[has_nfc]
+        assert tokenizer.least_tokens("the quick brown fox " * 1000) > (100 if has_nfc else 400)
+
+    def test_a_tokenizer_that_may_drop_text_tells_nothing(self, tmp_path: Path) -> None:
+        stripping = tiny_tokenizers.byte_level()
+        stripping.normalizer = normalizers.Strip()
+        splitting = tiny_tokenizers.byte_level()
+        splitting.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel()]
+        )
+        swallowing = tiny_tokenizers.byte_level()
+        swallowing.add_special_tokens([AddedToken("<x>", lstrip=True)])
+        for i, kind in enumerate((stripping, splitting, swallowing, tiny_tokenizers.byte_fallback())):
+            tokenizer = load_tokenizer(tiny_tokenizers.save(tmp_path / str(i), kind))
+            assert tokenizer.least_tokens("x" * 100_000) == 0
+
+
+def _bounded(*, has_nfc: bool) -> Tokenizer:
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.normalizer = normalizers.NFC() if has_nfc else None
+    with tempfile.TemporaryDirectory() as folder:
+        return load_tokenizer(tiny_tokenizers.save(Path(folder), tokenizer))
+
+
+BOUNDED = {has_nfc: _bounded(has_nfc=has_nfc) for has_nfc in (False, True)}
