@@ -130,7 +130,11 @@ class FakeRunner:
             self._rows[setup.row] = _Row(setup)
         for grant in plan.grants:
             self._grant(grant)
-        last = [token for chunk in plan.prefill if (token := self._prefill(chunk, fills_drafts=plan.fills_drafts)) is not None]
+        last = [
+            token
+            for chunk in plan.prefill
+            if (token := self._prefill(chunk, fills_drafts=plan.fills_drafts)) is not None
+        ]
         return FakeHandle(StepResult(tuple(last), self._decode(plan)), self._ready)
 
     def snapshot(self, block_id: int) -> tuple[object, ...]:
