@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
 SERVE_ARGS ?=
 
-.PHONY: serve test test-container bench-cpu bench-frontend bench-kernels lint format docs clean
+.PHONY: serve test test-long test-container bench-cpu bench-frontend bench-kernels lint format docs clean
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
@@ -21,7 +21,11 @@ serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
 
 test: $(VENV)/.ready-test
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container'
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long'
+
+# The text's exactness once more, in float64.
+test-long: $(VENV)/.ready-test
+	$(BIN)/pytest -q -n 2 --dist worksteal -m long
 
 # The image, built and run without a daemon: as root, with Debian's buildah, podman, runc and mmdebstrap.
 test-container: $(VENV)/.ready-test

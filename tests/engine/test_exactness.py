@@ -27,7 +27,7 @@ MODEL = str(DEMO)
 NUM_PROMPTS = 40
 MAX_TOKENS = 200
 SIZES = {"float32": 4, "float64": 8}  # bytes
-DTYPES = list(SIZES)
+DTYPES = ["float32", pytest.param("float64", marks=pytest.mark.long)]
 MODES: dict[str, Callable[[int], SamplingParams]] = {
     "greedy": lambda seed: SamplingParams(temperature=0.0, seed=seed),
     "sampled": lambda seed: SamplingParams(temperature=0.8, top_p=0.95, seed=seed),
