@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import ForwardInputs, Segment
+from headway.engine.models.inputs import inputs_of
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
-from headway.kernels import RoundWindow, commit_round, count_tokens, open_round, stamp
+from headway.kernels import commit_round, count_tokens, open_round, stamp
 
 NUM_STAMPS = 4
 
@@ -62,7 +62,7 @@ def decode_round(
     drafts = drafter(model, pool, rows, depth) if depth > 0 else rows.pending_tokens[:, :0]
     stamp(packed[1:2])
     window = open_round(rows.state(), drafts, size)
-    hidden = model.forward(_inputs(window, rows), pool)
+    hidden = model.forward(inputs_of(window, rows.granted_block_ids), pool)
     logits = model.logits(hidden).view(*window.token_ids.shape, -1)
     stamp(packed[2:3])
     picked = pick_tokens(logits, rows, window.start_positions + 1, window.token_ids[:, 1:])
@@ -78,16 +78,6 @@ def decode_round(
         count_tokens(picked, emitted[:, 0], rows.adjustments)
     stamp(packed[3:4])
     return Outcome(packed, depth, logits if keeps_logits else None)
-
-
-def _inputs(window: RoundWindow, rows: SlotTable) -> ForwardInputs:
-    num_rows, width = window.token_ids.shape
-    return ForwardInputs(
-        window.token_ids.flatten(),
-        window.positions.flatten(),
-        window.slot_mapping.flatten(),
-        (Segment(0, num_rows, width, rows.granted_block_ids, window.start_positions),),
-    )
 
 
 def _keep_pending_hidden(rows: SlotTable, states: torch.Tensor) -> None:

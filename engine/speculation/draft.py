@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import ForwardInputs, Segment
+from headway.engine.models.inputs import inputs_of
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
 from headway.engine.slots import SlotTable
-from headway.kernels import DraftWindow, open_drafts
+from headway.kernels import open_drafts
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
 Drafter = Callable[[CausalLM, KVPool, SlotTable, int], torch.Tensor]
@@ -30,24 +30,14 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> to
     drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
     # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
     window = open_drafts(state, rows.pending_tokens, rows.pending_counts, 0, size)
-    carry = model.draft(_inputs(window, rows), rows.pending_hidden.flatten(0, 1), pool)
+    carry = model.draft(inputs_of(window, rows.granted_block_ids), rows.pending_hidden.flatten(0, 1), pool)
     carry = carry.index_select(0, window.last_places)
     _pick(model, rows, carry, window.next_positions, drafts, 0)
     for step in range(1, depth):
         window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
-        carry = model.draft(_inputs(window, rows), carry, pool)
+        carry = model.draft(inputs_of(window, rows.granted_block_ids), carry, pool)
         _pick(model, rows, carry, window.next_positions, drafts, step)
     return drafts.T
-
-
-def _inputs(window: DraftWindow, rows: SlotTable) -> ForwardInputs:
-    num_rows, width = window.token_ids.shape
-    return ForwardInputs(
-        window.token_ids.flatten(),
-        window.positions.flatten(),
-        window.slot_mapping.flatten(),
-        (Segment(0, num_rows, width, rows.granted_block_ids, window.start_positions),),
-    )
 
 
 def _pick(

@@ -8,29 +8,15 @@ from itertools import count
 
 from headway.engine.assembly import Engine, assemble
 from headway.engine.batch import Plan, StepResult
+from headway.engine.bench.measure import Post
 from headway.engine.config import EngineConfig
 from headway.engine.logprobs import TokenLogprobs, join
 from headway.engine.loop import EngineLoop, Handle, Launcher
-from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
+from headway.engine.mailbox import RoundOutput, Submit, TokenEvent
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-class ListPost:
-    """A mailbox of two lists."""
-
-    def __init__(self) -> None:
-        self.inbox: list[ToEngine] = []
-        self.sent: list[FromEngine] = []
-
-    def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
-        messages, self.inbox = self.inbox, []
-        return messages
-
-    def send(self, message: FromEngine) -> None:
-        self.sent.append(message)
 
 
 class Late:
@@ -87,7 +73,7 @@ class LocalEngine:
         self, config: EngineConfig, *, drafter: Drafter = mtp_drafts, reads_late: bool = False
     ) -> None:
         self.engine: Engine = assemble(config, progress=lambda _: None, drafter=drafter)
-        self.post = ListPost()
+        self.post = Post()
         runner = self.engine.runner
         self.loop = EngineLoop(self.engine.scheduler, LateRunner(runner) if reads_late else runner, self.post)
         self.outputs: dict[int, Output] = {}
