@@ -8,7 +8,7 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.server.errors import ApiError, error_response
+from headway.server.errors import RETRY_AFTER, ApiError, error_response
 from headway.server.keys import Keys
 from headway.server.routes.dashboard import PAGE_PATHS
 
@@ -66,5 +66,10 @@ class Guard:
         if size > MAX_HEADER_BYTES:
             message = f"the headers have {size} bytes, the limit is {MAX_HEADER_BYTES}; send fewer"
             raise ApiError(message, status=431, code="headers_too_large")
-        if scope["path"] not in OPEN_PATHS:
-            self._keys.check(Headers(scope=scope).get("Authorization", ""))
+        if scope["path"] in OPEN_PATHS:
+            return
+        if scope["state"].get("is_crowded"):
+            message = "the server has as many connections as its file descriptors allow for; try again later"
+            headers = {**RETRY_AFTER, "Connection": "close"}
+            raise ApiError(message, status=503, code="too_many_connections", headers=headers)
+        self._keys.check(Headers(scope=scope).get("Authorization", ""))

@@ -6,6 +6,7 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headway.server.cli.listening import connection_limits
 from headway.server.guard import MAX_HEADER_BYTES
 
 HEAD_SECONDS = 60.0  # from the connection, or the first byte of a further request, to complete headers
@@ -15,15 +16,21 @@ STALLED_SECONDS = 60.0  # an answer waits so long for a client that has stopped 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Mutable as its base: one connection. The guard refuses too many headers politely once they are complete;
     this closes a connection whose headers never are. A connection that is aborted ends its request as any
-    disconnect does."""
+    disconnect does. Requests of connections beyond what descriptors allow for are marked, and the guard refuses
+    them; connections far beyond are closed at once."""
 
     _num_head_bytes = 0
     _has_head = False
+    _is_crowded = False
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        max_served, max_told = connection_limits()
+        self._is_crowded = len(self.connections) > max_served
+        if len(self.connections) > max_told:
+            transport.abort()
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -41,6 +48,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_head = False
         self._await_head()
         super().on_message_begin()
+        self._is_crowded = self._is_crowded and len(self.connections) > connection_limits()[0]
+        self.scope["state"]["is_crowded"] = self._is_crowded
 
     def on_headers_complete(self) -> None:
         self._has_head = True

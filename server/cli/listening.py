@@ -12,6 +12,7 @@ from headway.engine import ConfigError
 from headway.server.config import ServerConfig
 
 MAX_DESCRIPTORS = 1 << 16
+RESERVED_DESCRIPTORS = 128  # for the engine's socket and pipes, for files, a quarter for refusing politely
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -27,6 +28,17 @@ def allow_many_connections() -> None:
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connection_limits() -> tuple[int, int]:
+    """Up to how many open connections a new one is served, and up to how many it is told that it is not.
+
+    A process without descriptors could not start its engine again.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
+    reserved = min(RESERVED_DESCRIPTORS, limit // 2)
+    return limit - reserved, limit - reserved + reserved // 4
 
 
 def url_of(listener: socket.socket, config: ServerConfig) -> str:

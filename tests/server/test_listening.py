@@ -133,6 +133,60 @@ def test_more_descriptors_are_taken_than_the_soft_limit_gives() -> None:
     assert soft == (1 << 16 if hard == -1 else min(hard, 1 << 16))
 
 
+def test_some_descriptors_are_not_for_connections() -> None:
+    source = (
+        "import resource as r; from headway.server.cli.listening import connection_limits;"
+        "print(*(r.setrlimit(r.RLIMIT_NOFILE, (n, 4096)) or connection_limits() for n in (4096, 100)))"
+    )
+    command = [sys.executable, "-P", "-c", source]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert told.strip() == f"({4096 - 128}, {4096 - 96}) (50, 62)"
+
+
+class TestConnectionsBeyondTheLimit:
+    """Two may be open, and one more for as long as it takes to refuse it."""
+
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_protocol, "connection_limits", lambda: (2, 3))
+
+    async def test_one_too_many_is_503_and_closed(self, services: Services) -> None:
+        async with serving(services, ServerConfig(port=0)) as url:
+            kept = [await connect(url) for _ in range(2)]
+            reader, writer = await connect(url)
+            writer.write(request_of({"prompt": "a"}))
+            answer = await asyncio.wait_for(reader.read(), 5)
+            head, body = answer.split(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in head
+            assert msgspec.json.decode(body)["error"]["code"] == "too_many_connections"
+            for _, kept_writer in kept:
+                kept_writer.write(request_of({"prompt": "a"}))
+            for kept_reader, _ in kept:
+                assert (await kept_reader.readline()).startswith(b"HTTP/1.1 200")
+            for _, any_writer in [*kept, (reader, writer)]:
+                any_writer.close()
+
+    async def test_probes_are_answered_and_the_next_finds_room(self, services: Services) -> None:
+        async with serving(services, ServerConfig(port=0)) as url, httpx.AsyncClient() as client:
+            kept = [await connect(url) for _ in range(2)]
+            assert (await client.get(f"{url}/health")).status_code == 200
+            assert (await client.get(f"{url}/v1/models")).status_code == 503
+            kept[0][1].close()
+            await asyncio.sleep(0.05)
+            assert (await client.get(f"{url}/v1/models")).status_code == 200
+            kept[1][1].close()
+
+    async def test_many_too_many_are_closed_at_once(self, services: Services) -> None:
+        async with serving(services, ServerConfig(port=0)) as url:
+            kept = [await connect(url) for _ in range(3)]
+            reader, writer = await connect(url)
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            for _, any_writer in [*kept, (reader, writer)]:
+                any_writer.close()
+
+
 HALF_A_HEAD = b"GET /version HTTP/1.1\r\nX-Never: "
 
 
