@@ -33,6 +33,7 @@ from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+KEPT_SECONDS = 75  # an idle connection: longer than clients and balancers wait, so none sends into its end
 GRACE_SECONDS = 5.0  # for answers to be written after the engine has ended their requests
 
 logger = logging.getLogger("headway.server")
@@ -93,6 +94,7 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,  # access.py tells more
                 log_level=config.log_level,
                 lifespan="off",
+                timeout_keep_alive=KEPT_SECONDS,
                 timeout_graceful_shutdown=int(config.drain_seconds + GRACE_SECONDS),
             )
         )
