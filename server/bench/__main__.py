@@ -16,13 +16,15 @@ import httpx
 
 from headway.server.bench.client import Prompts, Target
 from headway.server.bench.figures import Figures, Level, References
+from headway.server.bench.interference import Interference, LongPrompts, compare
 from headway.server.bench.plot import CAN_PLOT, plot
-from headway.server.bench.report import engine_rates, plain_milliseconds, show, write
+from headway.server.bench.report import engine_rates, plain_milliseconds, show, show_interference, write
 from headway.server.bench.run import Run
 from headway.server.bench.server_side import read_engine
 from headway.server.bench.workers import Workers
 
 STREAMS_PER_WORKER = 16
+INTERFERENCE_SECONDS = 10.0
 
 
 class UsageError(Exception):
@@ -33,47 +35,75 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 1 for what cannot be done, and where nothing of a level was answered."""
     arguments = _parser().parse_args(argv)
     try:
-        levels = run(arguments)
+        levels, interferences = run(arguments)
     except (UsageError, httpx.HTTPError) as error:
         print(f"headway: {error or type(error).__name__}", file=sys.stderr)
         return 1
     show(levels)
+    show_interference(interferences)
     if arguments.json is not None:
         head = {
             "command": shlex.join(["headway", "bench", "serve", *argv]),
             "client": f"{platform.platform()}, {os.cpu_count()} cores",
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        write(arguments.json, head, levels)
+        write(arguments.json, head, levels, interferences)
     if arguments.plot is not None:
         plot(levels, arguments.plot, _title(arguments))
     return int(any(sum(level.errors.values()) == level.num_requests for level in levels))
 
 
-def run(arguments: argparse.Namespace) -> list[Figures]:
+def run(arguments: argparse.Namespace) -> tuple[list[Figures], list[Interference]]:
     """Raises UsageError, httpx.HTTPError."""
     if arguments.plot is not None and not CAN_PLOT:
         raise UsageError("--plot needs matplotlib: pip install 'headway[bench]'")
+    long_prompts = _long_prompts(arguments)
     texts, plain = _texts(arguments.prompts), _plain_milliseconds(arguments.baseline)
     levels = _levels(arguments)
     headers = {} if arguments.api_key is None else {"Authorization": f"Bearer {arguments.api_key}"}
     num_workers = arguments.workers or _num_workers(levels)
     with httpx.Client(base_url=arguments.base_url, headers=headers, timeout=30) as client:
         engine = read_engine(client)
-        prompts = Prompts(arguments.input_len, 0 if texts else _vocab_size(arguments, engine), texts)
+        needs_ids = not texts or long_prompts is not None
+        vocab_size = _vocab_size(arguments, engine) if needs_ids else 0
+        prompts = Prompts(arguments.input_len, vocab_size, texts)
         rates = _engine_rates(arguments, engine)
         target = Target(arguments.base_url, headers, _body(arguments))
-        with Workers(num_workers) as workers:
+        with Workers(num_workers + (long_prompts is not None)) as workers:
             whole = Run(
                 workers, num_workers, client, target, prompts,
-                arguments.num_requests, arguments.duration, arguments.seed,
+                arguments.num_requests, _seconds(arguments), arguments.seed,
             )  # fmt: skip
             figures: list[Figures] = []
+            interferences: list[Interference] = []
             for level in levels:
                 print(f"{level}", file=sys.stderr, flush=True)
                 references = References(plain.get(str(level)), rates.get(str(level)))
-                figures.append(whole.measure(level, references))
-            return figures
+                if long_prompts is None:
+                    figures.append(whole.measure(level, references))
+                else:
+                    compared = compare(whole, level, long_prompts, references)
+                    figures += [compared.undisturbed, compared.beside]
+                    interferences.append(compared.interference)
+            return figures, interferences
+
+
+def _long_prompts(arguments: argparse.Namespace) -> LongPrompts | None:
+    if arguments.prompt_every is None:
+        return None
+    if arguments.num_requests is not None:
+        raise UsageError(
+            f"--num-requests is {arguments.num_requests}, it does not go with --prompt-every; give --duration"
+        )
+    return LongPrompts(arguments.prompt_len, arguments.prompt_every)
+
+
+def _seconds(arguments: argparse.Namespace) -> float | None:
+    """Streams are disturbed for a time, not for a number of requests."""
+    if arguments.prompt_every is None or arguments.duration is not None:
+        seconds: float | None = arguments.duration
+        return seconds
+    return INTERFERENCE_SECONDS
 
 
 def _levels(arguments: argparse.Namespace) -> list[Level]:
@@ -176,6 +206,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--num-requests", type=_count, metavar="N", help="of a level (default: 4 a stream, 8 at least)")
     add("--duration", type=_positive, metavar="S", help="seconds of a level; then no more requests are sent")
+    add("--prompt-every", type=_positive, metavar="S",
+        help="measure each level once more with a long prompt sent every so many seconds, and tell how these "
+        f"disturb each other; --duration is {INTERFERENCE_SECONDS:g} unless given")  # fmt: skip
+    add(
+        "--prompt-len", type=_count, default=8192, metavar="N", help="tokens of a long prompt (default: 8192)"
+    )
     add("--input-len", type=_count, default=128, metavar="N", help="random tokens of a prompt (default: 128)")
     add(
         "--output-len",

@@ -47,7 +47,8 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One worker's part of a level. request_rate: arrivals a second, as a Poisson process; None for a closed loop.
+    """One worker's part of a level. request_rate: arrivals a second, as a Poisson process or, if has_even_arrivals,
+    one after as long as the other; None for a closed loop.
 
     num_streams: of a closed loop, requests on their way at any time. num_requests: None for no limit but the
     time's. seconds: after which none is sent any more; None for no limit but the number's. start_seconds: by
@@ -62,6 +63,7 @@ class Share:
     num_requests: int | None
     seconds: float | None
     start_seconds: float
+    has_even_arrivals: bool = False
 
 
 @dataclass(slots=True)
@@ -139,14 +141,20 @@ async def _closed_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator
 
 async def _open_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator[bytes]) -> list[Outcome]:
     """Requests come when they come, whether those before have ended or not."""
-    assert share.request_rate is not None
-    gaps, due = random.Random(f"{share.seed}, arrivals"), share.start_seconds
     tasks: list[asyncio.Task[Outcome]] = []
-    for body in bodies:
-        due += gaps.expovariate(share.request_rate)
+    for body, due in zip(bodies, _arrivals(share), strict=False):
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         tasks.append(asyncio.create_task(send(client, body)))
     return list(await asyncio.gather(*tasks))
+
+
+def _arrivals(share: Share) -> Iterator[float]:
+    """When the requests are due, without end, by the machine's monotonic clock."""
+    assert share.request_rate is not None
+    gaps, due = random.Random(f"{share.seed}, arrivals"), share.start_seconds
+    while True:
+        due += 1 / share.request_rate if share.has_even_arrivals else gaps.expovariate(share.request_rate)
+        yield due
 
 
 async def send(client: httpx.AsyncClient, body: bytes) -> Outcome:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.server.bench.figures import Figures, Level
+from headway.server.bench.interference import Interference
 
 TABLE_WIDTH = 200
 BUSY_SHARE = 0.8
@@ -61,8 +62,25 @@ def show(levels: Sequence[Figures]) -> None:
         )
 
 
-def write(file: Path, head: dict[str, Any], levels: Sequence[Figures]) -> None:
+def show_interference(interferences: Sequence[Interference]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for line in interferences:
+        rates = (line.tokens_per_second_alone, line.tokens_per_second)
+        alone, beside = ("none" if rate is None else f"{rate:,.0f} tokens/s" for rate in rates)
+        errors = "".join(f", {count} x {kind}" for kind, count in line.errors.items())
+        console.print(
+            f"{line.level} and {line.num_prompts} prompts of {line.prompt_len:,} tokens, one every "
+            f"{line.every_seconds:g} s: p99 chunk gap {_ratio(line.chunk_gap_ratio)} times the undisturbed one; "
+            f"prefill {alone} alone, {beside} beside the streams, a share of {_ratio(line.prefill_share)}{errors}"
+        )
+
+
+def write(
+    file: Path, head: dict[str, Any], levels: Sequence[Figures], interferences: Sequence[Interference] = ()
+) -> None:
     content = head | {"levels": [asdict(level) for level in levels]}
+    if interferences:
+        content["interference"] = [asdict(line) for line in interferences]
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -77,6 +95,10 @@ def engine_rates(text: str, wanted: Mapping[str, object]) -> dict[str, float]:
     are as wanted. Raises ValueError, KeyError, TypeError."""
     lines = [line for line in json.loads(text)["closed_loop"] if wanted.items() <= line.items()]
     return {str(Level(line["num_streams"], None)): line["tokens_per_second"] for line in lines}
+
+
+def _ratio(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
 
 
 def _joined(values: dict[str, float], digits: int) -> str:

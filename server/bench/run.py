@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -33,12 +34,22 @@ class Run:
 
     def measure(self, level: Level, references: References) -> Figures:
         """After a warm-up. Raises httpx.HTTPError when the server says nothing of itself any more."""
+        return self.measure_beside(level, references, [])[0]
+
+    def measure_beside(
+        self, level: Level, references: References, others: Sequence[Share]
+    ) -> tuple[Figures, list[ShareResult]]:
+        """While other shares are sent, each by a worker of its own: (the level's figures, what they found)."""
         self._warm_up(level)
         before = read_metrics(self.client)
-        results = self._spread(self._load(level))
-        return figures_of(level, results, before, read_metrics(self.client), references)
+        load = self.load(level)
+        shares = self._cut(load)
+        others = [dataclasses.replace(other, start_seconds=load.start_seconds) for other in others]
+        results = self.workers.run([*shares, *others])
+        own = results[: len(shares)]
+        return figures_of(level, own, before, read_metrics(self.client), references), results[len(shares) :]
 
-    def _load(self, level: Level) -> Share:
+    def load(self, level: Level) -> Share:
         requests = self.num_requests
         if requests is None and self.seconds is None:
             requests = max(LEAST_REQUESTS, REQUESTS_PER_STREAM * level.num_streams)
@@ -56,9 +67,9 @@ class Run:
     def _warm_up(self, level: Level) -> None:
         """One short request a stream: connections are open, and whatever is compiled late has been."""
         body = self.target.body | {"max_tokens": WARM_TOKENS}
-        self._spread(
+        self.spread(
             dataclasses.replace(
-                self._load(level),
+                self.load(level),
                 target=dataclasses.replace(self.target, body=body),
                 seed=f"{self.seed}, {level}, warm-up",
                 request_rate=None,
@@ -67,9 +78,12 @@ class Run:
             )
         )
 
-    def _spread(self, whole: Share) -> list[ShareResult]:
+    def spread(self, whole: Share) -> list[ShareResult]:
+        return self.workers.run(self._cut(whole))
+
+    def _cut(self, whole: Share) -> list[Share]:
         """A closed loop takes no more workers than it has streams."""
         num_workers = self.num_workers
         if whole.request_rate is None:
             num_workers = min(num_workers, whole.num_streams)
-        return self.workers.run(shares_of(whole, num_workers))
+        return shares_of(whole, num_workers)

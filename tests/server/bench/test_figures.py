@@ -11,7 +11,8 @@ from headway.server.bench import __main__ as bench
 from headway.server.bench import plot
 from headway.server.bench.client import Outcome, ShareResult
 from headway.server.bench.figures import Figures, Level, References, figures_of, percentiles
-from headway.server.bench.report import engine_rates, plain_milliseconds, show, write
+from headway.server.bench.interference import LongPrompts, interference_of
+from headway.server.bench.report import engine_rates, plain_milliseconds, show, show_interference, write
 
 GOOD = Outcome(
     start=10.0,
@@ -25,6 +26,8 @@ GOOD = Outcome(
 QUICK = Outcome(
     start=11.0, first=11.1, end=11.9, num_chunks=3, gaps=[0.4, 0.4], completion_tokens=9, accepted_tokens=6
 )
+SLOW = Outcome(start=10.0, first=10.5, end=14.5, num_chunks=3, gaps=[2.0, 2.0], completion_tokens=9)
+NONE = References()
 REFUSED = Outcome(start=11.0, end=14.0, error="status 429")
 AFTER = {
     "headway_tokens_per_round_sum": 116.0,
@@ -94,6 +97,31 @@ def test_nothing_answered_is_no_figure() -> None:
     show([found])
 
 
+def test_long_prompts_and_streams_are_compared_with_what_each_does_alone() -> None:
+    prompts = LongPrompts(num_tokens=600, every_seconds=2.0)
+    quiet, late = figures({}, {}), figures_of(Level(2, None), [ShareResult([SLOW], 1.0, 4.0)], {}, {}, NONE)
+    alone, arrived = [prompt(0.1), prompt(0.2), prompt(0.9)], [prompt(0.5), prompt(0.4), prompt(0.3), REFUSED]
+    found = interference_of(prompts, quiet, late, alone=alone, arrived=arrived)
+    assert (found.level, found.num_prompts, found.errors) == ("2 streams", 4, {"status 429": 1})
+    assert found.chunk_gap_ratio == pytest.approx(late.chunk_gap["p99"] / quiet.chunk_gap["p99"])
+    assert found.chunk_gap_ratio > 1.5
+    assert found.tokens_per_second_alone == pytest.approx(600 / 0.2)
+    assert found.tokens_per_second == pytest.approx(600 / 0.4)
+    assert found.prefill_share == pytest.approx(0.5)
+    show_interference([found])
+
+
+def test_prompts_that_nobody_answered_are_no_ratio() -> None:
+    nothing = figures_of(Level(1, None), [], {}, {}, NONE)
+    found = interference_of(LongPrompts(600, 2.0), nothing, nothing, alone=[REFUSED], arrived=[])
+    assert (found.chunk_gap_ratio, found.tokens_per_second_alone, found.prefill_share) == (None, None, None)
+    show_interference([found])
+
+
+def prompt(first_token_seconds: float) -> Outcome:
+    return Outcome(10.0, 10.0 + first_token_seconds, 10.0 + first_token_seconds, num_chunks=1)
+
+
 def test_percentiles_lie_between_the_values() -> None:
     assert percentiles([]) == {}
     assert percentiles([2.0]) == {"p50": 2000, "p90": 2000, "p99": 2000}
@@ -120,9 +148,10 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (["--baseline", "/none"], "/none cannot be read"),
         (["--baseline", __file__], "it must be a file that headway bench serve"),
         (["--base-url", "http://127.0.0.1:9"], "refused"),
+        (["--prompt-every", "1", "--num-requests", "9"], "--num-requests is 9, it does not go with"),
         (["--prompts", "/dev/null"], "--prompts is /dev/null, which has no line"),
     ],
-    ids=["no-matplotlib", "no-baseline", "wrong-baseline", "no-server", "no-prompts"],
+    ids=["no-matplotlib", "no-baseline", "wrong-baseline", "no-server", "number-of-requests", "no-prompts"],
 )
 def test_what_cannot_be_done_is_one_line_and_status_1(
     arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
