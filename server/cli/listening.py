@@ -12,6 +12,7 @@ from headway.engine import ConfigError
 from headway.server.config import ServerConfig
 
 MAX_DESCRIPTORS = 1 << 16
+SEND_BUFFER_BYTES = 1 << 16  # of a connection; else it grows to megabytes for a client that stops reading
 RESERVED_DESCRIPTORS = 128  # for the engine's socket and pipes, for files, a quarter for refusing politely
 
 
@@ -59,7 +60,7 @@ def _listen_at(path: Path) -> socket.socket:
             if stat.S_ISSOCK(path.stat().st_mode):
                 path.unlink()
         listener.bind(str(path))
-        listener.listen(1024)
+        _listen(listener)
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -80,10 +81,16 @@ def _listen_on(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        _listen(listener)
     except OSError as error:
         listener.close()
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port or --host"
         ) from None
     return listener
+
+
+def _listen(listener: socket.socket) -> None:
+    """Its connections inherit the size of their send buffers."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    listener.listen(1024)

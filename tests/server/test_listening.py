@@ -190,6 +190,24 @@ class TestConnectionsBeyondTheLimit:
 HALF_A_HEAD = b"GET /version HTTP/1.1\r\nX-Never: "
 
 
+@pytest.mark.parametrize("is_at_a_path", [False, True], ids=["port", "path"])
+def test_little_is_buffered_for_a_client_that_does_not_read(tmp_path: Path, is_at_a_path: bool) -> None:
+    path = str(tmp_path / "socket") if is_at_a_path else None
+    with (
+        listen(ServerConfig(port=0, unix_socket=path)) as listener,
+        socket.socket(listener.family) as client,
+    ):
+        client.connect(listener.getsockname())
+        connection, _ = listener.accept()
+        with connection:
+            connection.setblocking(False)
+            num_bytes = 0
+            with suppress(BlockingIOError):
+                while num_bytes < 1 << 24:
+                    num_bytes += connection.send(b"x" * 1024)
+    assert 1 << 14 < num_bytes < 1 << 19
+
+
 class TestClientsThatStall:
     @pytest.fixture(autouse=True)
     def hurried(self, monkeypatch: pytest.MonkeyPatch) -> None:
