@@ -8,6 +8,7 @@ from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
 from headway.kernels.commit_round import commit_round
+from headway.kernels.fixed_linear import fixed_linear
 from headway.kernels.force_acceptance import force_acceptance
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
@@ -38,6 +39,7 @@ __all__ = [
     "advance",
     "commit_round",
     "count_tokens",
+    "fixed_linear",
     "force_acceptance",
     "gumbel_noise",
     "kv_append",

@@ -3,6 +3,7 @@
 from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.reference.advance import advance
 from headway.kernels.reference.commit_round import commit_round
+from headway.kernels.reference.fixed_linear import fixed_linear
 from headway.kernels.reference.force_acceptance import force_acceptance
 from headway.kernels.reference.kv_append import kv_append
 from headway.kernels.reference.mamba import mamba_state_selective_copy
@@ -29,6 +30,7 @@ __all__ = [
     "advance",
     "commit_round",
     "count_tokens",
+    "fixed_linear",
     "force_acceptance",
     "gumbel_noise",
     "kv_append",

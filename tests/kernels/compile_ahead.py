@@ -127,6 +127,25 @@ CASES = [
         )
         for rows in (16, 64)
     ),
+    *(
+        Case(
+            "fixed_linear",
+            "_fixed_kernel",
+            pointers("x weight bias out", kind),
+            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "IS_WHOLE": is_whole}
+            | {"HAS_BIAS": True, "OVERLAPS": True},
+            num_warps,
+            num_stages,
+            STRIDES if is_whole else (),
+        )
+        for kind, rows, outputs, inputs, is_whole, num_warps, num_stages in (
+            ("*bf16", 256, 128, 64, True, 8, 4),
+            ("*bf16", 128, 64, 64, True, 4, 4),
+            ("*bf16", 64, 128, 128, True, 4, 4),
+            ("*bf16", 16, 64, 64, False, 4, 5),
+            ("*fp32", 32, 64, 32, False, 4, 3),
+        )
+    ),
     Case(
         "quantized_linear",
         "_quantized_kernel",

@@ -29,6 +29,7 @@ GROUPS = {
     "attention": ("paged_attention_pieces", "prefill_attention"),
     "layers": (
         "skinny_linear",
+        "fixed_linear",
         "quantized_linear",
         "rms_norm",
         "rope",
