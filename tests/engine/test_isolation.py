@@ -1,21 +1,26 @@
-"""A step touches the memory of its own rows only: 2,000 random rounds, every other bit compared.
+"""A step touches the memory of its own rows only: thousands of random rounds, every other bit compared.
 
-Real model, kernels, scheduler and runner; acceptance between 0 and 1, prefix hits, aborts, preemption.
+Real model, kernels, scheduler and runner; acceptance between 0 and 1, prefix hits, aborts, preemption; rubbish in
+all rows and blocks that belong to nobody. On a GPU the rounds are replayed from graphs.
 """
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import Late, LocalEngine
+from headway_testing.poison import PoisoningRunner
 
+from headway.engine.assembly import Engine
 from headway.engine.batch import Plan
 from headway.engine.cache.pool import KVPool
+from headway.engine.checkpoint import DtypeName
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop
 from headway.engine.memory import kv_block_bytes
@@ -23,7 +28,7 @@ from headway.engine.model_config import read_model_config
 from headway.engine.request import SamplingParams
 from headway.engine.runner import Runner
 
-ROUNDS = 2000
+ROUNDS, GPU_ROUNDS = 2000, 10_000
 GUARD_BLOCKS = 3
 GUARD = 12345.0
 BLOCK = 16
@@ -34,7 +39,8 @@ SCRATCH = {"prefill_status"}
 class Watch:
     """Launches steps and compares all that they must not change, bit by bit."""
 
-    def __init__(self, runner: Runner, num_blocks: int) -> None:
+    def __init__(self, engine: Engine) -> None:
+        runner, num_blocks = engine.runner, engine.info.num_blocks
         model, old = runner.model, runner.pool
         pool = KVPool(
             num_layers=model.num_kv_layers,
@@ -48,17 +54,21 @@ class Watch:
         )
         assert old.block_size == BLOCK
         pool.keys[:, num_blocks:] = pool.values[:, num_blocks:] = GUARD
+        self.engine = engine
         self.runner = Runner(model, pool, runner.slots)
+        self.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
+        self.poison = PoisoningRunner(self.runner, engine.scheduler)
         self.num_blocks = num_blocks
         self.chance = random.Random(1)
         self.rounds = 0
         self.bystanders = 0
 
     def launch(self, plan: Plan) -> Late:
+        self.poison.poison()
         blocks = self.blocks()
         rows = {name: t.clone() for name, t in self.row_tensors().items()}
         live = self.live_rows(plan)
-        handle = self.runner.launch(plan)
+        handle = self.poison.launch(plan)
         self.rounds += len(plan.decode_request_ids) > 0
         mine = self.blocks_of(plan, live)
         others = [block for block in range(self.num_blocks + GUARD_BLOCKS) if block not in mine]
@@ -76,7 +86,8 @@ class Watch:
     def row_tensors(self) -> dict[str, torch.Tensor]:
         """Everything that is stored by row."""
         slots = {name: t for name, t in self.runner.slots.tensors().items() if name not in SCRATCH}
-        return slots | self.runner.adjustments.first(len(slots["limits"])).tensors()
+        tensors = slots | self.runner.adjustments.first(len(slots["limits"])).tensors()
+        return {name: bits(tensor) for name, tensor in tensors.items()}
 
     def live_rows(self, plan: Plan) -> dict[int, int]:
         """Rows that the round may move on, with their lengths: those the device knows to be below their limits.
@@ -99,7 +110,7 @@ class Watch:
         pool = self.runner.pool
         assert pool.block_hidden is not None
         parts = [t.transpose(0, 1).flatten(1) for t in (pool.keys, pool.values)]
-        return torch.cat([*parts, pool.block_hidden[:-1]], 1)
+        return bits(torch.cat([*parts, pool.block_hidden[:-1]], 1))
 
     def blocks_of(self, plan: Plan, live: dict[int, int]) -> set[int]:
         """Blocks that the step may write: of chunks their span, of rows what lies behind the pending pairs."""
@@ -122,18 +133,40 @@ def touched_rows(plan: Plan) -> set[int]:
     return rows | {chunk.row for chunk in plan.prefill}
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: NaN equals itself only as bits."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(integers[tensor.itemsize]) if tensor.is_floating_point() else tensor
+
+
 @pytest.mark.timeout(240)
 def test_a_step_writes_to_its_own_rows_and_blocks_only(tmp_path: Path) -> None:
-    path = constructed_mimo(tmp_path / "model", noise=0.06, max_position_embeddings=160)
-    config = EngineConfig(model_path=str(path), max_running=9, prefill_chunk=64, depth=3)
+    run_watched(tmp_path, device="cpu", num_rounds=ROUNDS)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_replayed_step_writes_to_its_own_rows_and_blocks_only(tmp_path: Path, dtype: DtypeName) -> None:
+    watch = run_watched(tmp_path, device="cuda", dtype=dtype, num_rounds=GPU_ROUNDS // 2)
+    stats = watch.engine.scheduler.snapshot()
+    assert stats.num_graph_replays > 0.9 * watch.rounds
+
+
+def run_watched(
+    folder: Path, *, device: Literal["cpu", "cuda"], num_rounds: int, dtype: DtypeName = "float32"
+) -> Watch:
+    path = constructed_mimo(folder / "model", noise=0.06, max_position_embeddings=160)
+    config = EngineConfig(
+        model_path=str(path), device=device, dtype=dtype, max_running=9, prefill_chunk=64, depth=3
+    )
     engine = LocalEngine(sized(config, num_blocks=30))
-    num_blocks = engine.engine.info.num_blocks
-    watch = Watch(engine.engine.runner, num_blocks)
+    watch = Watch(engine.engine)
     engine.loop = EngineLoop(engine.engine.scheduler, watch, engine.post)
     chance = random.Random(0)
     stems = [[chance.randrange(128) for _ in range(100)] for _ in range(3)]
     active: list[int] = []
-    while watch.rounds < ROUNDS:
+    while watch.rounds < num_rounds:
         if len(active) < 14 and chance.random() < 0.5:
             active.append(submit_random(engine, chance, stems))
         if active and chance.random() < 0.02:
@@ -145,6 +178,7 @@ def test_a_step_writes_to_its_own_rows_and_blocks_only(tmp_path: Path) -> None:
     assert stats.num_preemptions > 10
     assert stats.num_cached_prompt_tokens > 1000
     assert watch.bystanders > 100
+    return watch
 
 
 def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[int]]) -> int:
@@ -168,6 +202,10 @@ def sized(config: EngineConfig, *, num_blocks: int) -> EngineConfig:
     """With memory for that many blocks."""
     model = read_model_config(config.model_path)
     block_bytes = kv_block_bytes(
-        model, num_kv_layers=model.num_layers + 1, has_mtp=True, block_size=BLOCK, dtype=torch.float32
+        model,
+        num_kv_layers=model.num_layers + 1,
+        has_mtp=True,
+        block_size=BLOCK,
+        dtype=getattr(torch, config.dtype),
     )
     return msgspec.structs.replace(config, kv_cache_memory_bytes=num_blocks * block_bytes)

@@ -1,0 +1,71 @@
+"""Fills all that belongs to nobody with rubbish before each step, so that whoever reads it shows it."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.batch import Plan
+from headway.engine.loop import Handle
+from headway.engine.runner import Runner
+from headway.engine.scheduler import Scheduler
+
+# On the CPU attention multiplies what it does not see by 0, which cannot be NaN unless a model overflows.
+FINITE_RUBBISH = 12345.0
+# Say that a row is free, and that it has no blocks.
+KEPT = {"limits", "granted_block_ids", "kv_block_ids", "is_used"}
+
+
+class PoisoningRunner:
+    """A runner whose free rows hold NaN and huge integers, and whose free blocks hold NaN.
+
+    Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+        self._runner = runner
+        self._blocks = scheduler._blocks
+        self._taken: set[int] = set()
+        self._poisoned: set[int] = set()
+
+    def launch(self, plan: Plan) -> Handle:
+        self.poison()
+        self._taken -= set(plan.released_rows) | {move.source for move in plan.moves}
+        self._taken |= {move.target for move in plan.moves} | {setup.row for setup in plan.setups}
+        return self._runner.launch(plan)
+
+    def poison(self) -> None:
+        """As the next launch does; what it is given afterwards it fills again with the same."""
+        self._poison_blocks()
+        self._poison_rows()
+
+    def _poison_rows(self) -> None:
+        slots = self._runner.slots
+        num_rows = len(slots.limits)
+        tensors = slots.tensors() | self._runner.adjustments.first(num_rows).tensors()
+        index = [row for row in range(num_rows) if row not in self._taken]
+        places = torch.tensor(index, dtype=torch.int64, device=slots.limits.device)
+        for name, tensor in tensors.items():
+            if name not in KEPT:
+                tensor.index_fill_(0, places, rubbish_of(tensor))
+
+    def _poison_blocks(self) -> None:
+        """Those that have become free since the last step, which at first are all."""
+        pool = self._runner.pool
+        free = set(self._blocks._free)
+        new = sorted(free - self._poisoned)
+        self._poisoned = free
+        if not new:
+            return
+        rubbish = float("nan") if pool.keys.device.type == "cuda" else FINITE_RUBBISH
+        places = torch.tensor(new, dtype=torch.int64, device=pool.keys.device)
+        for tensor in (pool.keys, pool.values):
+            tensor.index_fill_(1, places, rubbish)
+        if pool.block_hidden is not None:
+            pool.block_hidden.index_fill_(0, places, rubbish)
+
+
+def rubbish_of(tensor: torch.Tensor) -> float:
+    """NaN, a huge integer, or True."""
+    if tensor.is_floating_point():
+        return float("nan")
+    return True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max // 3
