@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
 SERVE_ARGS ?=
 
-.PHONY: serve test test-long test-container bench-cpu bench-frontend bench-kernels lint format docs clean
+.PHONY: serve test test-long test-container bench-cpu bench-frontend bench-kernels soak lint format docs clean
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
@@ -61,3 +61,7 @@ bench-frontend: $(VENV)/.ready-test
 # Every operation on a GPU, beside ceilings measured in the same run.
 bench-kernels: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_kernels.py
+
+# 20,000 short requests, a fifth of them left: minutes on a GPU. SOAK_ARGS="--requests 1000 --concurrency 16"
+soak: $(VENV)/.ready-test
+	$(BIN)/python -P tests/benchmarks/soak.py $(SOAK_ARGS)

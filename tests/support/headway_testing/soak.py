@@ -1,0 +1,264 @@
+"""Many short requests of every kind, some left by their clients, and what they leave behind in a server.
+
+The same requests are sent in each of several stretches: what differs between two of them is the server. After each
+stretch the server is to be idle, with all blocks and rows free; then memory is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib.resources import files
+from multiprocessing import get_context
+from pathlib import Path
+
+import httpx
+
+from headway.server.bench.server_side import read_engine, read_metrics
+from headway_testing.daemon import Server
+
+NUM_STRETCHES = 8
+SHARE_LEFT = 0.2
+# What a server forgets to free of a request is more than this: its prompt's ids alone take as much.
+GROWTH_BYTES_PER_REQUEST = 1024
+# Allocators take memory from the system by the megabyte, whenever requests come in a new order.
+LEAST_GROWTH_BYTES = 4 << 20
+# On a CPU the library of the linear layers keeps what it compiled for each number of rows: less and less is added,
+# 58 MiB by the second half of 960 requests.
+CPU_GROWTH_BYTES = 128 << 20
+# Rounds of rare kinds are captured when they come a second time, and the allocator takes segments of 20 MiB.
+DEVICE_GROWTH_BYTES = 64 << 20
+MAX_DRIFT = 0.01
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A body, and when its client hangs up: after so many seconds, or pieces of the stream; None: never."""
+
+    body: dict[str, object]
+    leaves_after_seconds: float | None = None
+    leaves_after_pieces: int | None = None
+
+    @property
+    def is_left(self) -> bool:
+        return self.leaves_after_seconds is not None or self.leaves_after_pieces is not None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One pass over all requests, and the idle server behind it. Counters are this stretch's own.
+
+    outcomes: how many ended how, by "200", "left", another status or the kind of an error.
+    device_bytes: memory in use on the GPU; None without one.
+    """
+
+    outcomes: dict[str, int]
+    num_tokens: float
+    num_row_rounds: float
+    num_aborted: float
+    num_server_errors: float
+    num_blocks_used: float
+    num_rows_used: float
+    api_bytes: int
+    engine_bytes: int
+    device_bytes: int | None
+    is_cpu: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found beside the most that it may be."""
+
+    name: str
+    found: float
+    limit: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.found <= self.limit
+
+
+def soak(server: Server, *, num_requests: int, concurrency: int, num_processes: int) -> Iterator[Stretch]:
+    """One stretch after the other, as they end. The server serves the embedded model."""
+    asks = list(random_asks(num_requests // NUM_STRETCHES))
+    context = get_context("spawn")
+    with (
+        ProcessPoolExecutor(num_processes, mp_context=context) as pool,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        is_cpu = read_engine(client)["device"] == "cpu"
+        before = read_metrics(client)
+        for number in range(NUM_STRETCHES):
+            parts = [asks[i::num_processes] for i in range(num_processes)]
+            streams = -(-concurrency // num_processes)
+            args = ([server.url] * num_processes, parts, [streams] * num_processes, [number] * num_processes)
+            outcomes = sum(pool.map(send_all, *args), Counter[str]())
+            server.wait_until_idle()
+            after = read_metrics(client)
+            yield _stretch(server, outcomes, before, after, is_cpu=is_cpu)
+            before = after
+
+
+def checks_of(stretches: Sequence[Stretch], max_drift: float = MAX_DRIFT) -> list[Check]:
+    """What must hold after a soak; growth over the last half, drift from the first quarter to the last."""
+    half, quarter = len(stretches) // 2, len(stretches) // 4
+    per_stretch = sum(stretches[0].outcomes.values())
+    num_left = sum(s.outcomes.get("left", 0) for s in stretches)
+    num_odd = sum(n for s in stretches for kind, n in s.outcomes.items() if kind not in ("200", "left"))
+    first, last = (acceptance_length(part) for part in (stretches[:quarter], stretches[-quarter:]))
+    growth = max(LEAST_GROWTH_BYTES, GROWTH_BYTES_PER_REQUEST * per_stretch * half)
+    middle, end = stretches[half - 1], stretches[-1]
+    engine_growth = CPU_GROWTH_BYTES if end.is_cpu else growth
+    checks = [
+        Check("answers that are not 200", num_odd, 0),
+        Check("5xx, as the server counts", sum(s.num_server_errors for s in stretches), 0),
+        Check("blocks in use at the end of a stretch", max(s.num_blocks_used for s in stretches), 0),
+        Check("rows in use at the end of a stretch", max(s.num_rows_used for s in stretches), 0),
+        Check("share of left requests that ended otherwise",
+              1 - min(1.0, sum(s.num_aborted for s in stretches) / max(num_left, 1)), 0.5),
+        Check("growth of the API process, bytes", end.api_bytes - middle.api_bytes, growth),
+        Check("growth of the engine process, bytes", end.engine_bytes - middle.engine_bytes, engine_growth),
+        Check("drift of the acceptance length", abs(last / first - 1), max_drift),
+    ]  # fmt: skip
+    if end.device_bytes is not None and middle.device_bytes is not None:
+        grown = end.device_bytes - middle.device_bytes
+        checks.append(Check("growth of the GPU's memory, bytes", grown, DEVICE_GROWTH_BYTES))
+    return checks
+
+
+def acceptance_length(stretches: Sequence[Stretch]) -> float:
+    return sum(s.num_tokens for s in stretches) / sum(s.num_row_rounds for s in stretches)
+
+
+def random_asks(number: int, seed: int = 0) -> Iterator[Ask]:
+    """Every field that changes how is sampled or answered, depths from 0 to all, a fifth left."""
+    chance = random.Random(seed)
+    text = files("headway.engine.demo").joinpath("heldout_prompts.json").read_text()
+    texts = [entry["text"] for entry in json.loads(text)]
+    for _ in range(number):
+        body = _random_body(chance, chance.choice(texts))
+        if chance.random() >= SHARE_LEFT:
+            yield Ask(body)
+            continue
+        body |= {"max_tokens": 120, "ignore_eos": True}  # not over before its client leaves
+        body.pop("stop", None)
+        if body["stream"] and chance.random() < 0.8:
+            yield Ask(body, leaves_after_pieces=chance.randint(0, 12))
+        else:
+            yield Ask(body, leaves_after_seconds=chance.uniform(0.0, 0.05))
+
+
+def _random_body(chance: random.Random, text: str) -> dict[str, object]:
+    max_tokens = chance.randint(1, 40)
+    body: dict[str, object] = {
+        "prompt": text[: chance.randint(1, 500)],
+        "max_tokens": max_tokens,
+        "seed": chance.getrandbits(63),
+        "temperature": chance.choice([0.0, 0.0, 0.7, 1.0]),
+        "stream": chance.random() < 0.7,
+        "speculation": {"max_draft_tokens": chance.choice([0, 1, 2, 8, 8])},
+    }
+    fields: dict[str, object] = {
+        "top_p": 0.9, "top_k": 20, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1, "logit_bias": {"17": 2.0, "300": -100.0}, "bad_words": ["self", "None"],
+        "allowed_token_ids": list(range(1, 2000)), "min_tokens": min(4, max_tokens), "stop": ["\n\n"],
+        "stop_token_ids": [200], "logprobs": 3, "n": 2, "echo": True, "ignore_eos": True, "priority": 1,
+        "return_token_ids": True,
+    }  # fmt: skip
+    return body | {name: value for name, value in fields.items() if chance.random() < 0.1}
+
+
+def send_all(url: str, asks: Sequence[Ask], num_streams: int, stretch: int) -> Counter[str]:
+    """In a process of its own. Half the prompts may share blocks with those of other stretches."""
+    return asyncio.run(_send_all(url, asks, num_streams, stretch))
+
+
+async def _send_all(url: str, asks: Sequence[Ask], num_streams: int, stretch: int) -> Counter[str]:
+    outcomes = Counter[str]()
+    waiting = iter(enumerate(asks))
+
+    async def stream(client: httpx.AsyncClient) -> None:
+        for number, ask in waiting:
+            salt = {"cache_salt": f"{stretch}"} if number % 2 else {}
+            outcomes[await send(client, ask, salt)] += 1
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+        await asyncio.gather(*(stream(client) for _ in range(num_streams)))
+    return outcomes
+
+
+async def send(client: httpx.AsyncClient, ask: Ask, salt: dict[str, str]) -> str:
+    try:
+        async with asyncio.timeout(ask.leaves_after_seconds):
+            return await _read_answer(client, ask, ask.body | salt)
+    except TimeoutError:
+        return "left"
+    except httpx.HTTPError as error:
+        return type(error).__name__
+
+
+async def _read_answer(client: httpx.AsyncClient, ask: Ask, body: dict[str, object]) -> str:
+    num_pieces = 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            return f"status {response.status_code}"
+        if ask.leaves_after_pieces == 0:
+            return "left"
+        content = b""
+        async for piece in response.aiter_raw():
+            content += piece
+            num_pieces += piece.count(b"\n\n")
+            if ask.leaves_after_pieces is not None and num_pieces >= ask.leaves_after_pieces:
+                return "left"
+    if b'"error":' in content and b'data: {"error"' in content:
+        return "error event"
+    is_whole = content.endswith(b"data: [DONE]\n\n") if body["stream"] else content.startswith(b"{")
+    return "200" if is_whole else "cut off"
+
+
+def _stretch(
+    server: Server,
+    outcomes: dict[str, int],
+    before: dict[str, float],
+    after: dict[str, float],
+    *,
+    is_cpu: bool,
+) -> Stretch:
+    changes = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    return Stretch(
+        outcomes=dict(outcomes),
+        num_tokens=changes["headway_tokens_per_round_sum"],
+        num_row_rounds=changes["headway_tokens_per_round_count"],
+        num_aborted=changes.get('headway_requests_finished_total{reason="abort"}', 0.0),
+        num_server_errors=sum(
+            value
+            for name, value in changes.items()
+            if name.startswith("headway_http_responses_total{") and 'status="5' in name
+        ),
+        num_blocks_used=after['headway_kv_cache_blocks{state="used"}'],
+        num_rows_used=after["headway_num_requests_running"],
+        api_bytes=resident_bytes(server.process.pid),
+        engine_bytes=resident_bytes(server.engine_pid()),
+        device_bytes=None if is_cpu else _device_bytes(),
+        is_cpu=is_cpu,
+    )
+
+
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmRSS:"))
+    return 1024 * int(line.split()[1])
+
+
+def _device_bytes() -> int:
+    """Of the whole first GPU: nobody else is to use it."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(done.stdout) << 20
