@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.exactness import Case, generate, generate_with, logits_of
-from headway_testing.local import LocalEngine
+from headway_testing.local import LateRunner, LocalEngine
+from headway_testing.poison import PoisoningRunner
 from tokenizers import Tokenizer
 
 from headway.engine.config import EngineConfig
 from headway.engine.graphs import Round, row_counts
+from headway.engine.loop import EngineLoop
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
@@ -99,7 +101,8 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
 
 @pytest.mark.timeout(500)
 def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
-    """1 to 130 at once on graphs of few sizes, then waves that shrink to one, aborts and block boundaries."""
+    """1 to 130 at once on graphs of few sizes, then waves that shrink to one, aborts and block boundaries; rows and
+    blocks that belong to nobody hold NaN."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06, max_position_embeddings=160))
     chance = random.Random(0)
     cases = [
@@ -110,7 +113,9 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
     )
     wanted = generate_with(plain, cases)
     config = EngineConfig(model_path=path, dtype="float32", depth=3, max_running=130)
-    engine = LocalEngine(config, reads_late=True)
+    engine = LocalEngine(config)
+    poisoned = PoisoningRunner(engine.engine.runner, engine.engine.scheduler)
+    engine.loop = EngineLoop(engine.engine.scheduler, LateRunner(poisoned), engine.post)
     for num_rows in range(1, 131):
         assert generate_with(engine, cases[:num_rows]) == wanted[:num_rows], num_rows
     ids = {}
