@@ -25,7 +25,8 @@ from headway.engine.bench.floor import Ceilings, Costs, costs_of, measured_ceili
 from headway.engine.bench.measure import Driver, Rounds
 from headway.engine.bench.report import DecodeFigures, LoopFigures, PrefillFigures, Report, show
 from headway.engine.bench.settings import Settings, read_settings
-from headway.engine.errors import HeadwayError
+from headway.engine.demo.heldout import heldout_prompts
+from headway.engine.errors import ConfigError, HeadwayError
 from headway.engine.model_config import read_model_config
 
 LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4  # of a closed loop
@@ -49,9 +50,10 @@ def main(argv: Sequence[str]) -> int:
 
 def run(settings: Settings, command: str, import_seconds: float) -> Report:
     """Raises HeadwayError."""
+    prompts = _prompts(settings)
     engine, phases = _start(settings)
     startup = {"imports": import_seconds, **phases, "ready": import_seconds + sum(phases.values())}
-    driver = Driver(engine)
+    driver = Driver(engine, prompts=prompts)
     engine.runner.capture(set(_depths(settings, driver)) - {engine.info.depth}, progress=lambda _: None)
     left_out: list[str] = []
     costs = costs_of(
@@ -69,6 +71,18 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         peak,
         left_out,
     )  # fmt: skip
+
+
+def _prompts(settings: Settings) -> list[list[int]]:
+    """None for random tokens. Raises ConfigError."""
+    if not settings.has_heldout_prompts:
+        return []
+    prompts, longest = heldout_prompts(), max(settings.contexts)
+    fitting = [prompt for prompt in prompts if len(prompt) >= longest]
+    if not fitting:
+        limit = max(map(len, prompts))
+        raise ConfigError(f"--input-len is {longest}, no held-out prompt has more than {limit} tokens")
+    return fitting
 
 
 def _start(settings: Settings) -> tuple[Engine, dict[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -43,20 +43,26 @@ class Post:
 
 
 class Driver:
-    """Mutable: owns the loop; every measurement starts and ends with an idle engine."""
+    """Mutable: owns the loop; every measurement starts and ends with an idle engine.
 
-    def __init__(self, engine: Engine, *, seed: int = 0) -> None:
+    prompts: for rounds, taken in turn, their first tokens, the same ones after each warm-up; none: random tokens.
+    """
+
+    def __init__(self, engine: Engine, *, prompts: Sequence[Sequence[int]] = (), seed: int = 0) -> None:
         self.engine = engine
         self._post = Post()
         self._loop = EngineLoop(engine.scheduler, engine.runner, self._post)
         self._ids = count()
         self._random = random.Random(seed)
+        self._prompts = prompts
+        self._num_taken = 0
 
     def warm_up(self, *, batch: int, depth: int, input_len: int) -> None:
         """A few rounds like those to be measured: kernels are compiled, rounds captured."""
         self.engine.scheduler.set_depth(depth)
         self._submit(batch, input_len, NUM_WARM_ROUNDS * (depth + 1))
         self._drain()
+        self._num_taken = 0
 
     def decode(self, *, batch: int, depth: int, input_len: int, output_len: int) -> Rounds:
         """Rounds from the moment when all rows decode to the moment when the first has all its tokens."""
@@ -83,17 +89,17 @@ class Driver:
         )
 
     def can_hold(self, *, batch: int, input_len: int, output_len: int) -> bool:
-        """Whether so many requests fit into the engine at once, those of the rounds in flight included."""
+        """Whether so many requests fit into the engine at once."""
         info = self.engine.info
-        num_tokens = input_len + output_len + 2 * (info.depth + 1)
-        is_short = input_len + output_len <= info.max_model_len
+        num_tokens = input_len + output_len
+        is_short = num_tokens <= info.max_model_len
         return is_short and batch * -(-num_tokens // info.block_size) <= info.num_blocks
 
     def prefill_seconds(self, *, num_prompts: int, length: int, depth: int) -> float:
         """From the prompts' arrival to the last one's first token."""
         self.engine.scheduler.set_depth(depth)
         started = time.perf_counter()
-        self._submit(num_prompts, length, 1)
+        self._send([self._random_prompt(length) for _ in range(num_prompts)], 1)
         self._drain()
         return time.perf_counter() - started
 
@@ -113,18 +119,31 @@ class Driver:
         return num_requests * output_len / (time.perf_counter() - started)
 
     def _submit(self, batch: int, input_len: int, output_len: int) -> list[int]:
-        ids = [next(self._ids) for _ in range(batch)]
-        vocab_size = self.engine.info.vocab_size
+        return self._send([self._next_prompt(input_len) for _ in range(batch)], output_len)
+
+    def _send(self, prompts: Sequence[list[int]], output_len: int) -> list[int]:
+        ids = [next(self._ids) for _ in prompts]
         self._post.inbox += [
             Submit(
                 request_id=request_id,
-                prompt_token_ids=self._random.choices(range(vocab_size), k=input_len),
+                prompt_token_ids=prompt,
                 sampling=SamplingParams(temperature=0.0, seed=self._random.getrandbits(64)),
                 max_tokens=output_len,
             )
-            for request_id in ids
+            for request_id, prompt in zip(ids, prompts, strict=True)
         ]
         return ids
+
+    def _next_prompt(self, length: int) -> list[int]:
+        if not self._prompts:
+            return self._random_prompt(length)
+        prompt = self._prompts[self._num_taken % len(self._prompts)]
+        self._num_taken += 1
+        assert len(prompt) >= length, (len(prompt), length)
+        return list(prompt[:length])
+
+    def _random_prompt(self, length: int) -> list[int]:
+        return self._random.choices(range(self.engine.info.vocab_size), k=length)
 
     def _steps(self) -> Iterator[list[TokenEvent]]:
         """What each step brought, if anything, until no request is left."""

@@ -21,7 +21,7 @@ EMBEDDED = Path(str(files("headway.engine.demo")))
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Lengths in tokens. prefill: (prompts at once, tokens each). closed_loop: streams. num_runs: of each
-    measurement; the median counts."""
+    measurement; the median counts. has_heldout_prompts: the embedded model's instead of random tokens."""
 
     model: Path
     is_dummy: bool
@@ -29,6 +29,7 @@ class Settings:
     depths: tuple[int, ...]
     contexts: tuple[int, ...]
     output_len: int
+    has_heldout_prompts: bool
     prefill: tuple[tuple[int, int], ...]
     closed_loop: tuple[int, ...]
     num_runs: int
@@ -67,6 +68,9 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     given = _parser().parse_args(argv)
     is_cpu = given.device == "cpu" or not has_gpu
     model, is_shape = _find(given.model)
+    if given.prompts == "heldout" and model != EMBEDDED:
+        raise ConfigError(f"--prompts is heldout, which are the embedded model's; leave {given.model} out")
+    usual_prefill = ((1, 1024),) if is_cpu else ((1, 1024), (1, 8192), (16, 2048))
     return Settings(
         model=model,
         is_dummy=is_shape or given.load_format == "dummy",
@@ -74,7 +78,8 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         depths=given.depth,
         contexts=given.input_len,
         output_len=given.output_len or (64 if is_cpu else 256),
-        prefill=given.prefill or (((1, 1024),) if is_cpu else ((1, 1024), (1, 8192), (16, 2048))),
+        has_heldout_prompts=given.prompts == "heldout",
+        prefill=usual_prefill if given.prefill is None else given.prefill,
         closed_loop=given.closed_loop,
         num_runs=given.runs or (1 if is_cpu else 3),
         synthetic_acceptance=given.synthetic_acceptance,
@@ -102,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headway bench engine",
         description="Measures the engine alone, without HTTP: decode rounds, prefill, start-up, each beside its "
-        "floor. Prompts are random tokens, and no token ends a request.",
+        "floor. No token ends a request.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -116,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--depth", type=_numbers(0), default=(0, 1, 3), metavar="K,K", help="drafts a round (default: 0,1,3)")
     add("--input-len", "--context", type=_numbers(1), default=(128,), metavar="N,N",
         help="tokens of each prompt: the context of the first round (default: 128)")  # fmt: skip
+    add("--prompts", choices=("random", "heldout"), default="random", help="of decode rounds: random tokens, or the "
+        "beginnings of the embedded model's held-out prompts, for its real acceptance (default: random)")  # fmt: skip
     add("--output-len", type=_number, metavar="N", help="new tokens (default: 256; on a CPU 64)")
     add("--prefill", type=_prompts, metavar="NxT,NxT",
         help="prompts at once x their tokens (default: 1x1024,1x8192,16x2048; on a CPU 1x1024; none to skip)")  # fmt: skip

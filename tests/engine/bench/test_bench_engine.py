@@ -149,9 +149,33 @@ def test_a_closed_loop_has_as_many_rows_as_streams_until_the_end(tmp_path: Path)
     assert 27 <= stats.rounds_by_depth[0] <= 33
 
 
+def test_held_out_prompts_are_the_same_for_each_depth(tmp_path: Path) -> None:
+    """Greedy text is the same whatever the depth, so that drafts of a smaller one are right as often."""
+    options = ["--prompts", "heldout", "--input-len", "100", "--depth", "1,2", "--batch", "2", "--runs", "2"]
+    first, again = (run(tmp_path, *SMALL, *options)["decode"] for _ in range(2))
+    assert [line["tokens_per_round"] for line in first] == [line["tokens_per_round"] for line in again]
+    one, two = (line["tokens_per_round"] for line in first)
+    assert 1.3 < one < two < 3
+
+
+def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: Path) -> None:
+    config = EngineConfig(model_path=str(random_mimo(tmp_path)), depth=0, prefix_caching=False)
+    engine = LocalEngine(config).engine
+    driver = Driver(engine, prompts=[[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    for _ in range(2):
+        driver.warm_up(batch=2, depth=0, input_len=3)
+        assert [driver._next_prompt(2) for _ in range(4)] == [[1, 2], [4, 5], [7, 8], [1, 2]]
+    driver.prefill_seconds(num_prompts=1, length=20, depth=0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["mimo-7b", "--prompts", "heldout"], "--prompts is heldout, which are the embedded model's"),
+        (
+            ["--prompts", "heldout", "--input-len", "128,300"],
+            "--input-len is 300, no held-out prompt has more",
+        ),
         (["no-such-shape"], "MODEL is 'no-such-shape', it must be a folder or one of mimo-0.5b, mimo-7b"),
         (
             ["--depth", "0,2", "--synthetic-acceptance", "0.9"],
@@ -159,7 +183,7 @@ def test_a_closed_loop_has_as_many_rows_as_streams_until_the_end(tmp_path: Path)
         ),
         (["--depth", "9"], "--depth is 9, it must be 0 to 8"),
     ],
-    ids=["model", "rates", "depth"],
+    ids=["heldout-of-another", "longer-than-heldout", "model", "rates", "depth"],
 )
 def test_what_cannot_be_measured_is_one_line_and_status_1(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
@@ -185,3 +209,4 @@ def test_the_command_runs_with_the_embedded_model() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "tokens a round" in done.stdout
+    assert "1 x 1,024" not in done.stdout
