@@ -37,6 +37,8 @@ from headway.engine.speculation.synthetic import SyntheticAcceptance
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
+# Queries that share keys: so many at most take attention's kernel for decode rounds, of whose tiles this is one.
+MAX_WINDOW_QUERIES, WINDOW_TILE_QUERIES = 128, 32
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ def assemble(
     )
     if _quantizes_draft_lm_head(config, model):
         model.quantize_draft_lm_head()
+    prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
     config = msgspec.structs.replace(
@@ -100,7 +103,15 @@ def assemble(
         kv_dtype=str(model.dtype),
     )
     synthetic = _synthetic(config, model)
-    runner = Runner(model, pool, slots, adjustments=adjustments, drafter=drafter, synthetic=synthetic)
+    runner = Runner(
+        model,
+        pool,
+        slots,
+        adjustments=adjustments,
+        drafter=drafter,
+        synthetic=synthetic,
+        prefill_window=prefill_window,
+    )
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
 
@@ -135,6 +146,31 @@ def _quantizes_draft_lm_head(config: EngineConfig, model: CausalLM) -> bool:
     if config.draft_lm_head != "auto":
         return config.draft_lm_head == "int8"
     return is_possible and hidden * vocab_size >= MIN_QUANTIZED_WEIGHTS
+
+
+def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
+    """Tokens of a prompt that attention takes as one window, None: all of a chunk.
+
+    Norms, activations and sampling compute each row for itself. On CUDA linear layers are told to, and prompts take
+    attention's kernel for decode rounds, so that it does not matter how they are cut, nor which part of them was
+    generated. On a CPU all this is so already.
+    """
+    if not config.deterministic or model.device.type != "cuda":
+        return None
+    if model.dtype == torch.float64:
+        raise ConfigError(
+            "--deterministic has no kernels for float64 on cuda; use another --dtype or --device cpu"
+        )
+    sharing = model.config.num_attention_heads // model.config.num_kv_heads
+    most = MAX_WINDOW_QUERIES // sharing - 1
+    if model.has_mtp and config.depth > most:
+        raise ConfigError(
+            f"--depth is {config.depth}, with --deterministic it must be {most} or less for this model, whose "
+            f"{sharing} query heads share their keys: a round attends in windows of {MAX_WINDOW_QUERIES} queries"
+        )
+    for linear in model.linears():
+        linear.fix_order_of_sums()
+    return max(WINDOW_TILE_QUERIES // sharing, 1)
 
 
 def _prefill_chunk(config: EngineConfig, device: torch.device, num_parameters: int) -> int:
@@ -234,4 +270,5 @@ def _info(
         has_mtp=model.has_mtp,
         has_dummy_weights=config.load_format == "dummy",
         synthetic_acceptance=config.synthetic_acceptance,
+        is_deterministic=config.deterministic,
     )

@@ -25,7 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     a step beside a decode round; idle_prefill_chunk: while nobody decodes, who would have to wait for it. load_format: "dummy" draws the
     weights at random instead of reading them, for measurements. synthetic_acceptance: how often the draft at each
     position is taken, whatever the model picks there, for measurements. draft_lm_head: the weights by which drafts
-    are picked; the target's are always full. log_level, log_format: of this process.
+    are picked; the target's are always full. deterministic: no row's result depends, in its last bit, on how many are
+    computed with it or on how its prompt was cut. log_level, log_format: of this process.
     """
 
     model_path: str
@@ -44,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     threads: int | None = None
     synthetic_acceptance: tuple[float, ...] | None = None
+    deterministic: bool = False
     log_level: str = "info"
     log_format: LogFormat = "human"
 

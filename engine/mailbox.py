@@ -71,7 +71,8 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine found out while starting. Sizes in bytes, lengths in tokens.
 
-    has_dummy_weights, synthetic_acceptance: as the configuration says; with either the text means nothing.
+    has_dummy_weights, synthetic_acceptance, is_deterministic: as the configuration says; with either of the first
+    two the text means nothing.
     """
 
     architecture: str
@@ -89,6 +90,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_mtp: bool
     has_dummy_weights: bool = False
     synthetic_acceptance: tuple[float, ...] | None = None
+    is_deterministic: bool = False
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):

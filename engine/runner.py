@@ -15,6 +15,7 @@ from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSet
 from headway.engine.cache.pool import KVPool
 from headway.engine.errors import describe_fault
 from headway.engine.graphs import Round, RoundGraphs
+from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
 from headway.engine.prefill import fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
@@ -43,7 +44,9 @@ class Runner:
         adjustments: AdjustmentTable | None = None,
         drafter: Drafter = mtp_drafts,
         synthetic: SyntheticAcceptance | None = None,
+        prefill_window: int | None = None,
     ) -> None:
+        """prefill_window: prompts are attended in windows of so many tokens; None: in whole chunks."""
         self.model = model
         self.pool = pool
         self.slots = slots
@@ -54,6 +57,7 @@ class Runner:
         self._num_logprobs: dict[int, int] = {}  # by row, for those that want any
         self._drafter = drafter
         self._synthetic = synthetic
+        self._prefill_window = prefill_window
         self._views: dict[tuple[int, bool], SlotTable] = {}
         self._graphs = (
             RoundGraphs(self._launch_round, max_rows=len(slots.limits))
@@ -177,6 +181,8 @@ class Runner:
         results.prefill_stamps = torch.empty(2, dtype=torch.int64, device=self.device)
         stamp(results.prefill_stamps[:1])
         inputs = prefill_inputs(chunks, self.slots, self.pool.block_size)
+        if self._prefill_window is not None:
+            inputs = cut_to_windows(inputs, self._prefill_window)
         hidden = self.model.forward(inputs, self.pool)
         if fills_drafts:
             states = self.model.draft_hidden(hidden)

@@ -124,9 +124,11 @@ def fixed_linear(
 def _tile(num_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int) -> _Tile:
     """The one with which the device is done first, by its rounds of programs and what a program takes."""
     if num_rows <= _FEW_ROWS:
+        rows = max(power_of_two(num_rows), 16)
         outputs = 128 if blocks_of(num_outputs, 64) > 2 * num_multiprocessors else 64
-        inputs = 128 if num_inputs % 128 == 0 else 64
-        return _Tile(outputs, max(power_of_two(num_rows), 16), inputs, 4, 5)
+        # Of 128 inputs five tiles must fit in Hopper's shared memory.
+        inputs = 128 if num_inputs % 128 == 0 and outputs + rows < 192 else 64
+        return _Tile(outputs, rows, inputs, 4, 5)
 
     def duration(tile: _Tile) -> float:
         programs = blocks_of(num_outputs, tile.outputs) * blocks_of(num_rows, tile.rows)

@@ -40,6 +40,7 @@ class Settings:
     threads: int | None
     prefill_chunk: int | None
     kv_cache_memory_bytes: int | None
+    deterministic: bool
 
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
@@ -60,6 +61,7 @@ class Settings:
             prefix_caching=False,
             threads=self.threads,
             synthetic_acceptance=self.synthetic_acceptance,
+            deterministic=self.deterministic,
         )
 
 
@@ -89,6 +91,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         threads=given.threads,
         prefill_chunk=given.prefill_chunk,
         kv_cache_memory_bytes=given.kv_cache_memory,
+        deterministic=given.deterministic,
     )
 
 
@@ -139,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_number, metavar="N", help="CPU threads (default: all cores)")
     add("--prefill-chunk", type=_number, metavar="N", help="as of headway serve")
     add("--kv-cache-memory", type=_number, metavar="BYTES", help="as of headway serve")
+    add("--deterministic", action="store_true", help="as of headway serve")
     return parser
 
 

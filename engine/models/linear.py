@@ -5,7 +5,7 @@ beside it. On the CPU this is ruled out in one of two ways: float32 weights are 
 sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
 get rows of zeros up to a multiple of 16. On a GPU up to 32 rows in 16-bit types
 take one kernel whose sums are cut by the weight's shape alone; the library, which is faster beyond, promises
-no such thing.
+no such thing. `fix_order_of_sums` does without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 
-from headway.kernels import quantized_linear, silu_mul, skinny_gate_up, skinny_linear
+from headway.kernels import fixed_linear, quantized_linear, silu_mul, skinny_gate_up, skinny_linear
 
 ROW_MULTIPLE = 16
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
@@ -27,7 +27,8 @@ TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256)
 
 
 class Linear:
-    """x W^T + b. Mutable: `pack_all` may take the weight, once it is loaded, and give a packed form of it."""
+    """x W^T + b. Mutable: `pack_all` may take the weight, once it is loaded, and give a packed form of it;
+    `fix_order_of_sums` chooses the kernel on a GPU."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Linear:
         self._weight: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
         self._least_rows = 1
+        self._has_fixed_order = False
 
     @property
     def weight(self) -> torch.Tensor:  # [out, in]
@@ -46,7 +48,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
         if x.is_cuda:
-            return skinny_linear(x, self.weight, self.bias)
+            multiply = fixed_linear if self._has_fixed_order else skinny_linear
+            return multiply(x, self.weight, self.bias)
         num_rows = x.shape[0]
         if self._packed is not None:
             if num_rows >= self._least_rows:
@@ -59,7 +62,12 @@ class Linear:
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out / 2]
         """silu of the first half of the outputs times the second half; without a bias."""
-        return skinny_gate_up(x, self.weight) if x.is_cuda else silu_mul(self(x))
+        is_fused = x.is_cuda and not self._has_fixed_order
+        return skinny_gate_up(x, self.weight) if is_fused else silu_mul(self(x))
+
+    def fix_order_of_sums(self) -> None:
+        """On a GPU, from now on, a row's result is the same beside any number of others. Not in float64."""
+        self._has_fixed_order = True
 
     @property
     def can_be_packed(self) -> bool:

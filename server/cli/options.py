@@ -131,6 +131,8 @@ MODEL = [
            "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
     Option("load-format", one_of("safetensors", "dummy"), "safetensors",
            "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME"),
+    Option("deterministic", parse_switch, False, "on a GPU, too, the same text beside any other requests and at any depth, "
+           "to the last bit, for some of the speed; on a CPU this is always so"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: all cores)"),
 ]  # fmt: skip

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from headway.engine.assembly import _idle_prefill_chunk, _quantizes_draft_lm_head
+from headway.engine.assembly import (
+    MAX_WINDOW_QUERIES,
+    _idle_prefill_chunk,
+    _make_deterministic,
+    _quantizes_draft_lm_head,
+)
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
+from headway.engine.models.linear import Linear
 
 
 def model(**changes: object) -> SimpleNamespace:
@@ -20,11 +27,16 @@ def model(**changes: object) -> SimpleNamespace:
         "dtype": torch.bfloat16,
         "device": "cuda",
         "has_mtp": True,
+        "sharing": 4,
     }
     values |= changes
-    shape = SimpleNamespace(hidden_size=values["hidden"], vocab_size=values["vocab_size"])
+    heads = {"num_attention_heads": 8 * int(str(values["sharing"])), "num_kv_heads": 8}
+    shape = SimpleNamespace(hidden_size=values["hidden"], vocab_size=values["vocab_size"], **heads)
     device = torch.device(str(values["device"]))
-    return SimpleNamespace(config=shape, dtype=values["dtype"], device=device, has_mtp=values["has_mtp"])
+    linears = (Linear(torch.empty(0, 0)), Linear(torch.empty(0, 0)))
+    return SimpleNamespace(
+        config=shape, dtype=values["dtype"], device=device, has_mtp=values["has_mtp"], linears=lambda: linears
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,3 +77,39 @@ def test_only_a_gpu_of_its_own_choice_takes_longer_chunks_while_idle() -> None:
     assert _idle_prefill_chunk(EngineConfig(model_path=""), gpu) == 2048
     assert _idle_prefill_chunk(EngineConfig(model_path=""), cpu) is None
     assert _idle_prefill_chunk(EngineConfig(model_path="", prefill_chunk=256), gpu) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({}, 8),
+        ({"sharing": 7}, 4),
+        ({"sharing": 16}, 2),
+        ({"dtype": torch.float32}, 8),
+        ({"device": "cpu"}, None),
+    ],
+    ids=str,
+)
+def test_deterministic_prompts_take_the_windows_of_rounds(
+    changes: dict[str, object], window: int | None
+) -> None:
+    """And all linear layers one kernel; on a CPU nothing needs to change."""
+    shape = model(**changes)
+    assert _make_deterministic(EngineConfig(model_path="", deterministic=True), shape) == window  # type: ignore[arg-type]
+    assert {linear._has_fixed_order for linear in shape.linears()} == {window is not None}
+    shape = model(**changes)
+    assert _make_deterministic(EngineConfig(model_path=""), shape) is None  # type: ignore[arg-type]
+    assert not any(linear._has_fixed_order for linear in shape.linears())
+
+
+def test_what_cannot_be_deterministic_is_refused() -> None:
+    config = EngineConfig(model_path="", deterministic=True, depth=8)
+    with pytest.raises(ConfigError, match="no kernels for float64 on cuda"):
+        _make_deterministic(config, model(dtype=torch.float64))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--depth is 8, with --deterministic it must be 7 or less"):
+        _make_deterministic(config, model(sharing=16))  # type: ignore[arg-type]
+    assert _make_deterministic(config, model(sharing=14)) == 2  # type: ignore[arg-type]
+
+
+def test_attention_takes_windows_of_that_many_queries() -> None:
+    assert sys.modules["headway.kernels.paged_attention"]._WINDOW_LIMIT == MAX_WINDOW_QUERIES

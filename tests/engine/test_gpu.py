@@ -157,3 +157,21 @@ def test_drafts_by_8_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
         assert full == quantized
     accepted = [engine.engine.scheduler.snapshot().num_accepted_tokens for engine in engines]
     assert 0.9 * accepted[0] < accepted[1]
+
+
+@pytest.mark.timeout(300)
+def test_nothing_changes_deterministic_bfloat16_text(prompts: list[tuple[int, ...]]) -> None:
+    """Neither depth nor batch, nor how a prompt is cut, found in the cache or computed anew; drawn tokens too."""
+    drawn = [Case(p, 100, SamplingParams(temperature=0.8, seed=i)) for i, p in enumerate(prompts[:16])]
+    cases = [Case(prompt, 100, GREEDY) for prompt in prompts] + drawn
+    alone = LocalEngine(config_of(depth=0, prefix_caching=False, deterministic=True))
+    wanted = [generate_with(alone, [case])[0] for case in cases]
+    few_blocks = {"prefill_chunk": 48, "max_model_len": 512, "kv_cache_memory_bytes": 16 << 20}
+    for changes in ({"depth": 0}, {"depth": 1}, {"depth": 2}, {"depth": 3}, {"depth": 4}, few_blocks):
+        engine = LocalEngine(config_of(**changes, deterministic=True))
+        for prefixes in ("computed", "found"):
+            got = generate_with(engine, cases)
+            num_differing = sum(a != b for a, b in zip(wanted, got, strict=True))
+            print(f"{changes}, prefixes {prefixes}: {num_differing} of {len(cases)} texts differ")
+            assert num_differing == 0
+    assert engine.engine.scheduler.snapshot().num_preemptions > 0

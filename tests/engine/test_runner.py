@@ -24,3 +24,14 @@ def test_warming_up_a_prefill_leaves_nothing_behind(make: Callable[[Path], Path]
         assert not bool(tensor.any())
     prompt = list(range(1, 40))
     assert warmed.generate(prompt, max_tokens=20) == fresh.generate(prompt, max_tokens=20)
+
+
+def test_prompts_attended_in_windows_give_the_same_text(tmp_path: Path) -> None:
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    engines = [LocalEngine(EngineConfig(model_path=path, prefill_chunk=100)) for _ in range(2)]
+    engines[1].engine.runner._prefill_window = 8
+    prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33)]
+    ids = [[engine.submit(prompt, max_tokens=30) for prompt in prompts] for engine in engines]
+    outputs = [engine.run() for engine in engines]
+    assert ids[0] == ids[1]
+    assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]

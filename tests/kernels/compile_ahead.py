@@ -141,7 +141,7 @@ CASES = [
         for kind, rows, outputs, inputs, is_whole, num_warps, num_stages in (
             ("*bf16", 256, 128, 64, True, 8, 4),
             ("*bf16", 128, 64, 64, True, 4, 4),
-            ("*bf16", 64, 128, 128, True, 4, 4),
+            ("*bf16", 64, 128, 64, True, 4, 5),
             ("*bf16", 16, 64, 64, False, 4, 5),
             ("*fp32", 32, 64, 32, False, 4, 3),
         )
