@@ -68,8 +68,8 @@ def _cut(segment: Segment, width: int) -> Iterator[Segment]:
     for index in range(segment.rows):
         row = _rows_of(segment, index, index + 1)
         yield from _in_pieces(_in_windows(replace(row, window=whole), width))
-        behind = row.first_token + whole, 1, rest, row.block_table, row.start_positions + whole
-        yield Segment(*behind)
+        starts = row.start_positions + whole
+        yield Segment(row.first_token + whole, 1, rest, row.block_table, starts)
 
 
 def _in_windows(segment: Segment, width: int) -> Segment:
