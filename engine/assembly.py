@@ -13,14 +13,18 @@ from headway.engine.adjustments import AdjustmentTable, table_bytes
 from headway.engine.cache.pool import KVPool
 from headway.engine.checkpoint import load_model, make_dummy_model, parameter_counts
 from headway.engine.config import (
+    CPU_MAX_RUNNING,
+    CUDA_MAX_RUNNING,
     DEFAULT_IDLE_PREFILL_CHUNK,
     DEFAULT_PREFILL_CHUNK,
     MIN_PREFILL_CHUNK,
     EngineConfig,
 )
 from headway.engine.errors import ConfigError
+from headway.engine.graphs import ROW_STEP
 from headway.engine.mailbox import EngineInfo
 from headway.engine.memory import (
+    CUDA_KV_CACHE_SHARE,
     available_bytes,
     format_bytes,
     keep_freed_memory,
@@ -76,6 +80,7 @@ def assemble(
         config,
         device=device.type,
         depth=depth,
+        max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=_prefill_chunk(config, model.device, num_parameters),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model.device),
     )
@@ -84,7 +89,7 @@ def assemble(
     pool = _take_pool(config, model, max_model_len)
     max_blocks = -(-max_model_len // config.block_size)
     slots = SlotTable.allocate(
-        config.max_running,
+        config.num_rows,
         max_blocks=max_blocks,
         max_depth=depth,
         hidden_size=model.config.hidden_size,
@@ -173,6 +178,16 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
     return max(WINDOW_TILE_QUERIES // sharing, 1)
 
 
+def _max_running(model: CausalLM, depth: int) -> int:
+    """On CUDA as many rows as can have logits for a whole window, within half of what the KV cache leaves free, but
+    no fewer than on a CPU."""
+    if model.device.type == "cpu":
+        return CPU_MAX_RUNNING
+    row_bytes = (depth + 1) * model.config.vocab_size * torch.float32.itemsize
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
+    return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
+
+
 def _prefill_chunk(config: EngineConfig, device: torch.device, num_parameters: int) -> int:
     """A step must not take so long that streams stall, or that the engine seems stuck: on the CPU a large
     model computes fewer tokens a step."""
@@ -202,16 +217,16 @@ def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
     vocab_size, available = model.config.vocab_size, available_bytes(model.device)
-    needed = table_bytes(config.max_running, vocab_size)
+    needed = table_bytes(config.num_rows, vocab_size)
     limit = MAX_ADJUSTMENTS_SHARE * available
     if needed > limit:
         most = int(limit / table_bytes(1, vocab_size))
         raise ConfigError(
-            f"penalties and biases of {config.max_running} requests over {vocab_size:,} tokens take "
+            f"penalties and biases of {config.num_rows} requests over {vocab_size:,} tokens take "
             f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
             f"is available on {config.device}); lower --max-running to {most}"
         )
-    return AdjustmentTable(config.max_running, vocab_size, model.device)
+    return AdjustmentTable(config.num_rows, vocab_size, model.device)
 
 
 def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | None:
@@ -264,7 +279,7 @@ def _info(
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
         max_model_len=max_model_len,
-        max_running=config.max_running,
+        max_running=config.num_rows,
         vocab_size=model.config.vocab_size,
         depth=config.depth,
         has_mtp=model.has_mtp,

@@ -15,6 +15,7 @@ from headway.engine.logs import LogFormat
 
 MAX_DEPTH = 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
+CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK, DEFAULT_IDLE_PREFILL_CHUNK = 16, 512, 2048
 
 
@@ -36,7 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 3
     draft_lm_head: Literal["auto", "full", "int8"] = "auto"
     max_model_len: int | None = None
-    max_running: int = 64
+    max_running: int | None = None
     max_waiting: int = 1024
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
@@ -57,7 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.max_model_len,
             "2 or more",
         )
-        _require(1 <= self.max_running <= 4096, "max_running", self.max_running, "1 to 4096")
+        is_allowed = self.max_running is None or 1 <= self.max_running <= 4096
+        _require(is_allowed, "max_running", self.max_running, "1 to 4096")
         _require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
         is_power_of_two = self.block_size & (self.block_size - 1) == 0
         _require(
@@ -69,6 +71,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         if self.synthetic_acceptance is not None:
             _check_rates(self.synthetic_acceptance, self.depth)
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that can run at once: max_running; the smaller default while nobody has decided."""
+        return self.max_running or CPU_MAX_RUNNING
 
 
 def _check_rates(rates: tuple[float, ...], depth: int) -> None:

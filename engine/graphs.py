@@ -17,7 +17,7 @@ from headway.engine.round import Outcome
 
 # Beyond these every 64: the rows that a larger graph computes in vain stay few.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48)
-_ROW_STEP = 64
+ROW_STEP = 64
 
 logger = logging.getLogger(__name__)
 
@@ -102,5 +102,5 @@ class RoundGraphs:
 
 def row_counts(max_rows: int) -> tuple[int, ...]:
     """1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 192, ... and max_rows."""
-    steps = range(_ROW_STEP, max_rows, _ROW_STEP)
+    steps = range(ROW_STEP, max_rows, ROW_STEP)
     return (*(n for n in (*_ROW_COUNTS, *steps) if n < max_rows), max_rows)

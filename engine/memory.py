@@ -70,7 +70,7 @@ def num_kv_blocks(config: EngineConfig, *, max_model_len: int, block_bytes: int,
             f"--kv-cache-memory is {budget} ({format_bytes(budget)}), but {format_bytes(available)} "
             f"are available on {config.device}; set at most {most}"
         )
-    return min(budget // block_bytes, config.max_running * blocks_per_request + 1)
+    return min(budget // block_bytes, config.num_rows * blocks_per_request + 1)
 
 
 def _default_budget(config: EngineConfig, *, least: int, available: int) -> int:

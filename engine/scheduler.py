@@ -73,7 +73,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._num_taken_in = 0
         self._running: list[Request] = []
-        self._rows = RowTable(config.max_running)
+        self._rows = RowTable(config.num_rows)
         self._blocks = BlockAllocator(num_blocks)
         self._prefixes = PrefixCache(
             self._blocks,

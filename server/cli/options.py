@@ -145,7 +145,7 @@ SPECULATION = [
            "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES"),
 ]  # fmt: skip
 SCHEDULING = [
-    Option("max-running", parse_int, 64, "requests that generate at once"),
+    Option("max-running", parse_int, None, "requests that generate at once (default: 256 on a GPU with room for them, 64 on a CPU)"),
     Option("max-waiting", parse_int, 1024, "requests that may wait; more get status 429"),
     Option("block-size", parse_int, 16, "tokens a KV cache block"),
     Option("kv-cache-memory", parse_size, None, "size of the KV cache, such as 2GiB (default: what fits)", "SIZE"),

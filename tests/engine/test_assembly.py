@@ -12,6 +12,7 @@ from headway.engine.assembly import (
     MAX_WINDOW_QUERIES,
     _idle_prefill_chunk,
     _make_deterministic,
+    _max_running,
     _quantizes_draft_lm_head,
 )
 from headway.engine.config import EngineConfig
@@ -77,6 +78,20 @@ def test_only_a_gpu_of_its_own_choice_takes_longer_chunks_while_idle() -> None:
     assert _idle_prefill_chunk(EngineConfig(model_path=""), gpu) == 2048
     assert _idle_prefill_chunk(EngineConfig(model_path=""), cpu) is None
     assert _idle_prefill_chunk(EngineConfig(model_path="", prefill_chunk=256), gpu) is None
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "depth", "vocab_size", "rows"),
+    [(120, 3, 151_680, 256), (24, 3, 151_680, 256), (7, 3, 151_680, 192), (7, 0, 151_680, 256), (2, 3, 151_680, 64)],
+    ids=["large", "enough", "small", "no-drafts", "tiny"],
+)  # fmt: skip
+def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
+    available_gib: int, depth: int, vocab_size: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the 15 % beside the KV cache, in float32: of 7 GiB 0.5, for 232 rows of 2.3 MiB, in steps of 64."""
+    monkeypatch.setattr("headway.engine.assembly.available_bytes", lambda device: available_gib << 30)
+    assert _max_running(model(vocab_size=vocab_size), depth) == rows  # type: ignore[arg-type]
+    assert _max_running(model(device="cpu"), depth) == 64  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
