@@ -1,9 +1,8 @@
 """Causal attention of windows of queries over the paged cache.
 
-A context is cut at fixed positions: tiles of _TILE keys, folded in order within spans of _SPAN keys, spans in
-order within groups of _GROUP keys, groups summed in one fixed order. Whether a program takes a span or a group
-depends on the load, the arithmetic never does: a query's result is the same in any window, beside any rows.
-The grid does not depend on lengths.
+A context is cut at fixed positions: tiles of keys, folded in order within groups of _TILES tiles, groups summed in
+one fixed order. Whether a program takes a tile or a group depends on the load, the arithmetic never does: a query's
+result is the same in any window, beside any rows. The grid does not depend on lengths.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from headway.kernels.reference.paged_attention import paged_attention as paged_a
 # Wider windows (queries x heads that share keys) have work enough for the kernel of the prefill.
 _WINDOW_LIMIT = 128
 _QUERIES = 16, 32
-_TILE, _SPAN, _GROUP = 32, 256, 1024
-_WARPS, _STAGES = 2, 5
+# Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones, others.
+_TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
+_TILES, _STAGES = 4, 2
 _PROGRAMS_PER_MULTIPROCESSOR = 4
-# Below so many items of a whole group, work is handed out by the span; None: two a multiprocessor.
+# Below so many items of a whole group, work is handed out by the tile; None: one a multiprocessor.
 _FINE_ITEMS: int | None = None
 _LOG2_E = 1.4426950408889634
 # Numbers of rows to compile for; beyond so many programs the second kernel takes heads together.
@@ -39,7 +39,7 @@ def _fold(
     next_total: tl.tensor,
     next_mixed: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds the keys of a tile or span to those before it. Explicit fma: both kernels must round alike."""
+    """Adds the keys of a tile to those before it. Explicit fma: both kernels must round alike."""
     highest = tl.maximum(top, next_top)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     old = tl.exp2(top - base)
@@ -58,17 +58,17 @@ def _units_of_rows(
     window: tl.tensor,
     fine_below: tl.tensor,
     ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
+    TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(row, start, units of work; whether a unit is a span, because so few groups would leave SMs idle)."""
+    """(row, start, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
     row = tl.arange(0, ROWS)
     start = tl.load(start_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
     end = tl.where(end > first_position, end, 0)
     groups = (end + GROUP - 1) // GROUP
     is_fine = tl.sum(groups, 0) < fine_below
-    return row, start, tl.where(is_fine, (end + SPAN - 1) // SPAN, groups), is_fine
+    return row, start, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
 
 
 @jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position", "table_stride")
@@ -106,22 +106,26 @@ def _window_kernel(
     QUERIES: tl.constexpr,
     PARTS: tl.constexpr,
     TILE: tl.constexpr,
-    SPAN: tl.constexpr,
     GROUP: tl.constexpr,
     IS_WIDE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program takes every n-th item: (unit of some row's keys, kv head, part of the window's queries)."""
+    """Each program takes every n-th item: (unit of some row's keys, kv head, part of the window's queries).
+
+    The kernels behind may start as soon as all programs run: what they do before they wait is hidden here.
+    """
     if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     limit = max_blocks * BLOCK_SIZE
     rows, starts, units, is_fine = _units_of_rows(
-        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, SPAN, GROUP
+        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
     )
     units_through = tl.cumsum(units, 0)
-    unit_keys = tl.where(is_fine, SPAN, GROUP)
+    unit_keys = tl.where(is_fine, TILE, GROUP)
     column = tl.arange(0, HEAD_DIM)
     num_items = tl.sum(units, 0) * KV_HEADS * PARTS
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         unit = item // (KV_HEADS * PARTS)
         kv_head = (item // PARTS) % KV_HEADS
@@ -143,7 +147,6 @@ def _window_kernel(
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
-        span_top, span_total, span_mixed = top, total, mixed
         for tile in range(begin, end, TILE):
             token = tile + tl.arange(0, TILE)
             entry_ptr = table_ptr + row64 * table_stride + token // BLOCK_SIZE
@@ -164,14 +167,7 @@ def _window_kernel(
             ones = tl.full((TILE, 16), 1.0, v.dtype)
             tile_total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
             tile_mixed = tl.dot(weights, v, input_precision="ieee")
-            span_top, span_total, span_mixed = _fold(
-                span_top, span_total, span_mixed, tile_top, tile_total, tile_mixed
-            )
-            if ((tile + TILE) % SPAN == 0) | (tile + TILE >= end):
-                top, total, mixed = _fold(top, total, mixed, span_top, span_total, span_mixed)
-                span_top = tl.full((QUERIES,), -float("inf"), tl.float32)
-                span_total = tl.zeros((QUERIES,), tl.float32)
-                span_mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+            top, total, mixed = _fold(top, total, mixed, tile_top, tile_total, tile_mixed)
 
         # A query whose keys all lie in one unit is done; the others leave a partial result.
         is_partial = is_query & (tl.minimum(position + 1, limit) > unit_keys)
@@ -184,8 +180,56 @@ def _window_kernel(
         tl.store(top_ptr + partial, top, mask=is_partial)
         tl.store(total_ptr + partial, total, mask=is_partial)
         tl.store(mixed_ptr + partial[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_partial[:, None])
-    if OVERLAPS:
-        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def _groups_of_tiles(
+    mixed_ptr: tl.tensor,
+    top_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    first_partial: tl.tensor,
+    tile_stride: tl.tensor,
+    first_group: tl.tensor,
+    num_tiles: tl.tensor,
+    TILES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(top, total, mixed) of GROUPS groups, each of which folds its tiles in order."""
+    column = tl.arange(0, HEAD_DIM)
+    group = first_group + tl.arange(0, GROUPS)
+    tops = tl.full((GROUPS,), -float("inf"), tl.float32)
+    totals = tl.zeros((GROUPS,), tl.float32)
+    mixes = tl.zeros((GROUPS, HEAD_DIM), tl.float32)
+    for place in tl.static_range(TILES):
+        tile = group * TILES + place
+        partial = first_partial + tile * tile_stride
+        exists = tile < num_tiles
+        tile_top = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
+        tile_total = tl.load(total_ptr + partial, mask=exists, other=0.0)
+        cells = partial[:, None] * HEAD_DIM + column[None, :]
+        tile_mixed = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
+        tops, totals, mixes = _fold(tops, totals, mixes, tile_top, tile_total, tile_mixed)
+    return tops, totals, mixes
+
+
+@jit
+def _add_groups(
+    top: tl.tensor,
+    total: tl.tensor,
+    mixed: tl.tensor,
+    tops: tl.tensor,  # [groups]
+    totals: tl.tensor,  # [groups]
+    mixes: tl.tensor,  # [groups, head_dim]
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """One query's sums with those of more groups; groups that do not exist change no bit."""
+    highest = tl.maximum(top, tl.max(tops, 0))
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    shrink = tl.exp2(top - base)
+    weights = tl.exp2(tops - base)
+    total = total * shrink + tl.sum(totals * weights, 0)
+    mixed = mixed * shrink + tl.sum(mixes * weights[:, None], 0)
+    return highest, total, mixed
 
 
 @jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position")
@@ -208,68 +252,71 @@ def _combine_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
+    TILE: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a query and some heads: sums the partial results, GROUPS groups at a time."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) // window
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
     rows, starts, units, is_fine = _units_of_rows(
-        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, SPAN, GROUP
+        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
     )
     position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
     first_unit = tl.sum(tl.where(rows < row, units, 0), 0)
     end = tl.minimum(position + 1, limit)
     num_groups = tl.where(position >= first_position, (end + GROUP - 1) // GROUP, 0)
-    num_spans = (end + SPAN - 1) // SPAN
-    num_units = tl.where(is_fine & (position >= first_position), num_spans, num_groups)
+    num_tiles = (end + TILE - 1) // TILE
+    num_units = tl.where(is_fine & (position >= first_position), num_tiles, num_groups)
     column = tl.arange(0, HEAD_DIM)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     first_head = tl.program_id(1) * HEADS_PER_PROGRAM
     last_head = tl.where(num_units != 1, first_head + HEADS_PER_PROGRAM, first_head)
+    tile_stride = window * HEADS
     for head in range(first_head, last_head):
         first_partial = (first_unit * window + place).to(tl.int64) * HEADS + head
         top = -float("inf")
         total = 0.0
         mixed = tl.zeros((HEAD_DIM,), tl.float32)
-        for first_group in range(0, num_groups, GROUPS):
-            group = first_group + tl.arange(0, GROUPS)
-            if is_fine:
-                tops = tl.full((GROUPS,), -float("inf"), tl.float32)
-                totals = tl.zeros((GROUPS,), tl.float32)
-                mixes = tl.zeros((GROUPS, HEAD_DIM), tl.float32)
-                for place_in_group in tl.static_range(GROUP // SPAN):
-                    span = group * (GROUP // SPAN) + place_in_group
-                    partial = first_partial + span * (window * HEADS)
-                    exists = span < num_spans
-                    span_top = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
-                    span_total = tl.load(total_ptr + partial, mask=exists, other=0.0)
-                    cells = partial[:, None] * HEAD_DIM + column[None, :]
-                    span_mixed = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
-                    tops, totals, mixes = _fold(tops, totals, mixes, span_top, span_total, span_mixed)
-            else:
-                partial = first_partial + group * (window * HEADS)
+        if is_fine & (num_groups == 1):
+            tops, totals, mixes = _groups_of_tiles(
+                mixed_ptr,
+                top_ptr,
+                total_ptr,
+                first_partial,
+                tile_stride,
+                0,
+                num_tiles,
+                GROUP // TILE,
+                1,
+                HEAD_DIM,
+            )
+            top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
+        elif is_fine:
+            for first_group in range(0, num_groups, GROUPS):
+                tops, totals, mixes = _groups_of_tiles(
+                    mixed_ptr, top_ptr, total_ptr, first_partial, tile_stride, first_group, num_tiles,
+                    GROUP // TILE, GROUPS, HEAD_DIM,
+                )  # fmt: skip
+                top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
+        else:
+            for first_group in range(0, num_groups, GROUPS):
+                group = first_group + tl.arange(0, GROUPS)
+                partial = first_partial + group * tile_stride
                 exists = group < num_groups
                 tops = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
                 totals = tl.load(total_ptr + partial, mask=exists, other=0.0)
                 cells = partial[:, None] * HEAD_DIM + column[None, :]
                 mixes = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
-            highest = tl.maximum(top, tl.max(tops, 0))
-            base = tl.where(highest == -float("inf"), 0.0, highest)
-            shrink = tl.exp2(top - base)
-            weights = tl.exp2(tops - base)
-            total = total * shrink + tl.sum(totals * weights, 0)
-            mixed = mixed * shrink + tl.sum(mixes * weights[:, None], 0)
-            top = highest
+                top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
         result = mixed / tl.where(total == 0.0, 1.0, total)
         out_offset = row.to(tl.int64) * out_row_stride + place * out_place_stride + head * out_head_stride
         tl.store(out_ptr + out_offset + column, result.to(out_ptr.dtype.element_ty))
-    if OVERLAPS:
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 def paged_attention(
@@ -315,11 +362,11 @@ def paged_attention(
     return result
 
 
-def _warps(queries: int, head_dim: int) -> int:
-    """As few as hold a tile in registers; no part in the result's rounding."""
-    if head_dim > 128:
-        return 4 * _WARPS
-    return 2 * _WARPS if queries > _QUERIES[0] else _WARPS
+def _tile(query: torch.Tensor) -> int:
+    """Part of the result's rounding: it may depend on the model alone."""
+    if query.element_size() > 2:
+        return _WIDE_TYPE_TILE
+    return _WIDE_HEAD_TILE if query.shape[3] > 128 else _TILE
 
 
 def _attend(
@@ -340,10 +387,12 @@ def _attend(
     queries = _QUERIES[0] if window * sharing <= _QUERIES[0] else _QUERIES[1]
     parts = blocks_of(window * sharing, queries)
     num_multiprocessors = multiprocessors(query.device)
-    fine_items = 2 * num_multiprocessors if _FINE_ITEMS is None else _FINE_ITEMS
+    fine_items = num_multiprocessors if _FINE_ITEMS is None else _FINE_ITEMS
     fine_below = blocks_of(fine_items, kv_heads * parts)
-    max_groups = rows * blocks_of(max_blocks * block_size, _GROUP)
-    num_partials = max(max_groups, fine_below * (_GROUP // _SPAN)) * window * q_heads
+    tile = _tile(query)
+    group = _TILES * tile
+    max_groups = rows * blocks_of(max_blocks * block_size, group)
+    num_partials = max(max_groups, fine_below * _TILES) * window * q_heads
     mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     heads_per_program = sharing if rows * window * q_heads > _COMBINE_PROGRAMS else 1
@@ -352,17 +401,17 @@ def _attend(
     visible = first_position, window, fine_below
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": next(n for n in _SCANNED_ROWS if n >= rows),
-        "SPAN": _SPAN, "GROUP": _GROUP, "OVERLAPS": overlaps,
+        "TILE": tile, "GROUP": group, "OVERLAPS": overlaps,
     }  # fmt: skip
     launch = {"launch_pdl": True} if overlaps else {}
     _window_kernel[(num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR,)](
         query, key_cache, value_cache, block_table, start_positions, out, mixed, tops, totals,
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
-        TILE=_TILE, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_warps(queries, head_dim),
+        IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=8 if queries > _QUERIES[0] or head_dim > 128 else 4,
         num_stages=_STAGES, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, q_heads // heads_per_program)](
         mixed, tops, totals, start_positions, out, *extent, *visible, *out.stride()[:3],
-        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=16, **shape, num_warps=2, **launch,
+        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=8, **shape, num_warps=2, **launch,
     )  # fmt: skip

@@ -22,7 +22,8 @@ ROW_MULTIPLE = 16
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
 MAX_INT8 = 127.0
 QUANTIZED_AT_ONCE = 4096
-MAX_QUANTIZED_ROWS = 16  # beyond, bfloat16 is faster
+# Beyond so many rows bfloat16 is as fast; sums shorter than LONG_SUM cost less than what their rows bring in.
+MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
 TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256)
 
 
@@ -89,9 +90,11 @@ class QuantizedLinear:
         assert linear.bias is None, "no bias is foreseen"
         self._linear = linear
         self._weight, self._scales = quantize_rows(linear.weight)
+        is_long = linear.weight.shape[1] >= LONG_SUM
+        self._most_rows = MAX_QUANTIZED_ROWS if is_long else MAX_QUANTIZED_ROWS_OF_SHORT_SUMS
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
-        if x.shape[0] > MAX_QUANTIZED_ROWS:
+        if x.shape[0] > self._most_rows:
             return self._linear(x)
         return quantized_linear(x, self._weight, self._scales)
 

@@ -47,7 +47,7 @@ STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
 )
 STRIDES += ("num_inputs",)
-PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "SPAN": 256, "GROUP": 1024}
+PIECES = {"BLOCK_SIZE": 16, "ROWS": 64}
 LINEAR = pointers("x weight bias residual out", "*bf16") | {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
@@ -58,24 +58,26 @@ CASES = [
             ATTENTION,
             PIECES
             | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1, "HEAD_DIM": head_dim, "QUERIES": queries}
-            | {"TILE": 32, "IS_WIDE": is_wide, "OVERLAPS": True},
+            | {"TILE": tile, "GROUP": 4 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
             num_warps,
-            5,
+            2,
             STRIDES,
         )
-        for head_dim, queries, is_wide, num_warps in (
-            (64, 16, False, 2),
-            (128, 16, False, 2),
-            (128, 32, True, 4),
-            (256, 16, False, 8),
-            (256, 32, True, 8),
+        for head_dim, queries, tile, is_wide, num_warps in (
+            (64, 16, 128, False, 4),
+            (128, 16, 128, False, 4),
+            (128, 32, 128, True, 8),
+            (256, 16, 64, False, 8),
+            (256, 32, 64, True, 8),
         )
     ),
     Case(
         "paged_attention",
         "_combine_kernel",
         ATTENTION,
-        PIECES | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "GROUPS": 16, "OVERLAPS": True},
+        PIECES
+        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "TILE": 128, "GROUP": 512}
+        | {"GROUPS": 8, "OVERLAPS": True},
         2,
         divisible=STRIDES,
     ),
@@ -148,12 +150,23 @@ CASES = [
     ),
     Case(
         "quantized_linear",
-        "_quantized_kernel",
-        pointers("x out", "*bf16") | {"weight_ptr": "*i8", "scale_ptr": "*fp32"},
-        {"ROWS": 16, "OUTPUTS": 64, "INPUTS": 128, "OVERLAPS": True},
-        4,
+        "_split_kernel",
+        pointers("x", "*bf16") | pointers("part", "*i8") | pointers("step", "*fp32"),
+        {"COARSE": 127.0, "FINE": 254.0, "BLOCK": 4096, "OVERLAPS": True},
         8,
-        STRIDES,
+        divisible=STRIDES,
+    ),
+    *(
+        Case(
+            "quantized_linear",
+            "_quantized_kernel",
+            pointers("out", "*bf16") | pointers("part weight", "*i8") | pointers("step scale", "*fp32"),
+            {"ROWS": rows, "OUTPUTS": 128, "INPUTS": 128, "FINE": 254.0, "OVERLAPS": True},
+            num_warps,
+            7,
+            STRIDES,
+        )
+        for rows, num_warps in ((16, 4), (32, 4), (64, 8))
     ),
     *(
         case

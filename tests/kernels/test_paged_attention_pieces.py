@@ -1,4 +1,4 @@
-"""The kernel of paged_attention where contexts reach over tiles, spans and groups, made small for the interpreter."""
+"""The kernel of paged_attention where contexts reach over tiles and groups, made small for the interpreter."""
 
 import sys
 
@@ -13,12 +13,11 @@ BLOCK_SIZE = 16
 TOLERANCE = 3e-6
 
 
-@pytest.fixture(params=[0, 1000], ids=["groups", "spans"])
+@pytest.fixture(params=[0, 1000], ids=["groups", "tiles"])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16 keys, spans of 32, groups of 64; work handed out by the group or by the span."""
-    monkeypatch.setattr(KERNEL, "_TILE", 16)
-    monkeypatch.setattr(KERNEL, "_SPAN", 32)
-    monkeypatch.setattr(KERNEL, "_GROUP", 64)
+    """Tiles of 16 keys, groups of 32; work handed out by the group or by the tile."""
+    monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
+    monkeypatch.setattr(KERNEL, "_TILES", 2)
     monkeypatch.setattr(KERNEL, "_FINE_ITEMS", request.param)
 
 

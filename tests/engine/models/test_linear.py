@@ -117,12 +117,15 @@ def test_a_quantized_weight_is_off_by_half_a_step_at_most() -> None:
     assert bool((integers[7] == 0).all())
 
 
-@pytest.mark.parametrize("count", [1, 16, 17])
-def test_many_rows_take_the_full_weight(count: int) -> None:
-    full = Linear(random_linear(300, 128).weight)
-    x = random_rows(count, 128)
+@pytest.mark.parametrize(
+    ("inputs", "count", "is_full"),
+    [(128, 1, False), (128, 32, False), (128, 33, True), (2048, 64, False), (2048, 65, True)],
+)
+def test_many_rows_take_the_full_weight(inputs: int, count: int, is_full: bool) -> None:
+    full = Linear(random_linear(300, inputs).weight)
+    x = random_rows(count, inputs)
     quantized = QuantizedLinear(full)(x)
-    if count > 16:
+    if is_full:
         assert torch.equal(quantized, full(x))
     else:
         torch.testing.assert_close(quantized, full(x), rtol=0, atol=0.06)
