@@ -36,6 +36,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_stall_timer()
+        self._unset_keepalive_if_required()  # the base forgets it when a client resets: it would keep all this alive
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +24,7 @@ from headway.engine import ConfigError
 from headway.server import cli
 from headway.server.app import create_app
 from headway.server.cli import http_protocol
+from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.listening import listen, url_of
 from headway.server.cli.serve import DrainingServer
 from headway.server.config import ServerConfig
@@ -206,6 +209,23 @@ def test_little_is_buffered_for_a_client_that_does_not_read(tmp_path: Path, is_a
                 while num_bytes < 1 << 24:
                     num_bytes += connection.send(b"x" * 1024)
     assert 1 << 14 < num_bytes < 1 << 19
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
+async def test_nothing_is_kept_of_a_connection_that_is_gone(services: Services, resets: bool) -> None:
+    async with serving(services, ServerConfig(port=0)) as url:
+        client = post(url, {"prompt": "a"})
+        assert await asyncio.to_thread(client.recv, 1 << 16)
+        assert len(protocols()) == 1
+        if resets:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        await until(lambda: not protocols())
+
+
+def protocols() -> list[BoundedHttpProtocol]:
+    gc.collect()
+    return [kept for kept in gc.get_objects() if type(kept) is BoundedHttpProtocol]
 
 
 class TestClientsThatStall:
