@@ -9,7 +9,7 @@ import torch
 
 from headway.kernels import DraftWindow, RoundWindow
 
-# Attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 1,024 keys.
+# Attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 512 keys.
 QUERIES_OF_A_SEGMENT = 256
 
 
