@@ -53,10 +53,10 @@ clean:
 bench-cpu: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_cpu.py
 
-# The API process alone, before a fake engine; then beside 1,000 idle connections and 200 streams nobody reads.
+# The API process alone, before a fake engine; then with 1,000 idle connections and 200 streams nobody reads.
 bench-frontend: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_frontend.py
-	$(BIN)/python -P tests/benchmarks/bench_frontend.py --idle 1000 --stalled 200
+	$(BIN)/python -P tests/benchmarks/bench_company.py
 
 # Every operation on a GPU, beside ceilings measured in the same run.
 bench-kernels: $(VENV)/.ready-test
