@@ -1,7 +1,8 @@
 """How much speculation and batching gain on the CPU: ratios within one run, the embedded model, greedy, fp32.
 
-Every contender decodes the same held-out prompts in turn, several times over, so that a machine whose speed
-drifts slows them alike; the median run counts. Tokens are timed from the first to the last, prefill included.
+Every contender decodes the same held-out prompts in turn, several times over, forth and back; then those that
+the bars compare do so again, some times more. Ratios are of neighbours in one turn, so that a machine whose speed
+drifts slows both alike; their median counts. Tokens are timed from the first to the last, prefill included.
 
     make bench-cpu
 """
@@ -32,6 +33,8 @@ DEPTHS = (0, 1, 2, 3, 4, 5)
 STREAMS = 16
 BARS = {"best depth / depth 0": 1.4, "best depth / transformers": 2.0, "16 streams / 1 stream": 4.0}
 
+TRANSFORMERS, BASE = "transformers generate", "depth 0, 1 stream"
+
 Contender = Callable[[], float]  # runs once; returns tokens per second
 
 
@@ -40,28 +43,41 @@ def main() -> int:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     prompts = read_prompts()
-    contenders: dict[str, Contender] = {
-        "transformers generate": transformers_contender(prompts, arguments.tokens)
-    }
-    for depth in DEPTHS:
+    contenders: dict[str, Contender] = {TRANSFORMERS: transformers_contender(prompts, arguments.tokens)}
+    for depth in arguments.depths:
         for streams in (1, STREAMS):
             engine = LocalEngine(config_of(depth))
             contenders[label(depth, streams)] = headway_contender(engine, prompts, streams, arguments.tokens)
+    for run in contenders.values():
+        run()  # warms up
     rates = measure(contenders, arguments.runs)
-    best = {n: max(DEPTHS, key=lambda d, n=n: rates[label(d, n)]) for n in (1, STREAMS)}
-    single = rates[label(best[1], 1)]
-    ratios = {
-        "best depth / depth 0": single / rates[label(0, 1)],
-        "best depth / transformers": single / rates["transformers generate"],
-        "16 streams / 1 stream": rates[label(best[STREAMS], STREAMS)] / single,
+    best = {
+        streams: max(arguments.depths, key=lambda depth, n=streams: statistics.median(rates[label(depth, n)]))
+        for streams in (1, STREAMS)
     }
+    single, many = (label(best[streams], streams) for streams in (1, STREAMS))
+    pairs = {
+        "best depth / depth 0": (single, BASE),
+        "best depth / transformers": (single, TRANSFORMERS),
+        "16 streams / 1 stream": (many, single),
+    }
+    finalists = {
+        name: run for name, run in contenders.items() if any(name in pair for pair in pairs.values())
+    }
+    finals = measure(finalists, arguments.final_runs)
     print(f"torch {torch.__version__}, {arguments.threads} threads, {arguments.tokens} tokens a request")
-    for name, rate in rates.items():
-        print(f"  {name:24} {rate:8.1f} tokens/s   {rate / rates[label(0, 1)]:5.2f} x depth 0")
-    print(f"best depth: {best[1]} for 1 stream, {best[STREAMS]} for {STREAMS}")
-    for name, ratio in ratios.items():
-        print(f"  {name:28} {ratio:5.2f}   bar {BARS[name]}")
-    return int(any(ratios[name] < bar for name, bar in BARS.items()))
+    for name in contenders:
+        rate, ratio = statistics.median(rates[name]), statistics.median(ratios(rates, name, BASE))
+        print(f"  {name:24} {rate:8.1f} tokens/s   {ratio:5.2f} x depth 0")
+    print(
+        f"best depth: {best[1]} for 1 stream, {best[STREAMS]} for {STREAMS}; {arguments.final_runs} turns of these:"
+    )
+    for name, pair in pairs.items():
+        found = sorted(ratios(finals, *pair))
+        print(
+            f"  {name:28} {statistics.median(found):5.2f} ({found[0]:.2f} to {found[-1]:.2f})   bar {BARS[name]}"
+        )
+    return int(any(statistics.median(ratios(finals, *pairs[name])) < bar for name, bar in BARS.items()))
 
 
 def config_of(depth: int) -> EngineConfig:
@@ -81,8 +97,10 @@ def label(depth: int, streams: int) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS, help="0 among them")
     parser.add_argument("--tokens", type=int, default=160, help="new tokens of each request")
-    parser.add_argument("--runs", type=int, default=5, help="turns of all contenders; the median counts")
+    parser.add_argument("--runs", type=int, default=3, help="turns of all contenders")
+    parser.add_argument("--final-runs", type=int, default=9, help="turns of those that the bars compare")
     return parser.parse_args()
 
 
@@ -135,14 +153,19 @@ def transformers_contender(prompts: list[list[int]], tokens: int) -> Contender:
     return run
 
 
-def measure(contenders: dict[str, Contender], runs: int) -> dict[str, float]:
+def measure(contenders: dict[str, Contender], turns: int) -> dict[str, list[float]]:
+    """Tokens per second of each in each turn; every second turn goes backwards."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
-        run()  # warms up
-    for _ in range(runs):
-        for name, run in contenders.items():
+    for turn in range(turns):
+        order = list(contenders.items())
+        for name, run in order if turn % 2 == 0 else reversed(order):
             rates[name].append(run())
-    return {name: statistics.median(values) for name, values in rates.items()}
+    return rates
+
+
+def ratios(rates: dict[str, list[float]], one: str, other: str) -> list[float]:
+    """Turn by turn."""
+    return [a / b for a, b in zip(rates[one], rates[other], strict=True)]
 
 
 if __name__ == "__main__":
