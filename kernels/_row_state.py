@@ -37,6 +37,7 @@ class RoundWindow:
     slot_mapping: torch.Tensor  # [N, S + 1] int64: block id * block size + offset; -1: not written
     is_valid: torch.Tensor  # [N, S + 1] bool: within the row's limit and depth cap
     start_positions: torch.Tensor  # [N] int64: L, 0 for padding rows
+    end_positions: torch.Tensor  # [N] int64: what is valid ends before it, 0 for padding rows
 
     @classmethod
     def empty(cls, num_rows: int, num_speculative_tokens: int, device: torch.device) -> RoundWindow:
@@ -45,8 +46,8 @@ class RoundWindow:
             (3, *shape), dtype=torch.int64, device=device
         ).unbind()
         is_valid = torch.empty(shape, dtype=torch.bool, device=device)
-        start_positions = torch.empty(num_rows, dtype=torch.int64, device=device)
-        return cls(token_ids, positions, slot_mapping, is_valid, start_positions)
+        ends = torch.empty((2, num_rows), dtype=torch.int64, device=device).unbind()
+        return cls(token_ids, positions, slot_mapping, is_valid, *ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,11 @@ class DraftWindow:
     positions: torch.Tensor  # [N, W] int64
     slot_mapping: torch.Tensor  # [N, W] int64: block id * block size + offset; -1: not written
     start_positions: torch.Tensor  # [N] int64: of the first pair, 0 for padding rows
+    end_positions: torch.Tensor  # [N] int64: what is valid ends before it, 0 for padding rows
     last_places: torch.Tensor  # [N] int64: of each row's last pair in the flat window
     next_positions: torch.Tensor  # [N] int64: where the draft that follows stands, 1 for padding rows
 
     @classmethod
     def empty(cls, num_rows: int, width: int, device: torch.device) -> DraftWindow:
         cells = torch.empty((3, num_rows, width), dtype=torch.int64, device=device).unbind()
-        return cls(*cells, *torch.empty((3, num_rows), dtype=torch.int64, device=device).unbind())
+        return cls(*cells, *torch.empty((4, num_rows), dtype=torch.int64, device=device).unbind())

@@ -22,6 +22,7 @@ def _open_drafts_kernel(
     position_ptr: tl.tensor,
     slot_ptr: tl.tensor,
     start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
     last_place_ptr: tl.tensor,
     next_position_ptr: tl.tensor,
     num_rows: tl.tensor,
@@ -60,6 +61,7 @@ def _open_drafts_kernel(
         slot = block * BLOCK_SIZE + position % BLOCK_SIZE
         tl.store(slot_ptr + cell, tl.where(is_valid, slot, -1), mask=is_row)
     tl.store(start_ptr + row, start, mask=is_row)
+    tl.store(end_ptr + row, tl.where(is_live, tl.minimum(end + 1, limit), 0), mask=is_row)
     tl.store(last_place_ptr + row, row * WIDTH + tl.maximum(count - 1, 0), mask=is_row)
     tl.store(next_position_ptr + row, end + 1, mask=is_row)
 

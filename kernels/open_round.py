@@ -30,6 +30,7 @@ def _open_kernel(
     slot_ptr: tl.tensor,
     valid_ptr: tl.tensor,
     start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
     num_rows: tl.tensor,
     max_blocks: tl.tensor,
     table_stride: tl.tensor,
@@ -49,6 +50,7 @@ def _open_kernel(
     room = tl.minimum(limit - length, tl.load(cap_ptr + row, mask=is_row, other=0) + 1)
     tl.store(prefill_ptr + row, tl.where(is_live, 0, 1), mask=is_row)
     tl.store(start_ptr + row, tl.where(is_live, length, 0), mask=is_row)
+    tl.store(end_ptr + row, tl.where(is_live, length + tl.minimum(room, DEPTH + 1), 0), mask=is_row)
 
     # A window reaches over at most one boundary, because DEPTH < BLOCK_SIZE: two blocks hold all of it.
     first_column = length // BLOCK_SIZE
@@ -98,7 +100,7 @@ def open_round(
     window = RoundWindow.empty(num_rows, depth, drafts.device) if out is None else out
     vectors = rows.last_tokens, rows.kv_lengths, rows.limits, rows.depth_caps
     places = rows.last_block_offsets, rows.block_counts, rows.last_block_ids
-    opened = window.token_ids, window.positions, window.slot_mapping, window.is_valid, window.start_positions
+    opened = tuple(getattr(window, name) for name in RoundWindow.__slots__)
     check_dense(*vectors, *places, rows.prefill_status, *opened)
     tables = rows.kv_block_ids, rows.granted_block_ids
     assert all(table.stride(1) == 1 for table in tables), "block ids of a row stand side by side"

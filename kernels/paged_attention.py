@@ -20,10 +20,12 @@ _WINDOW_LIMIT = 128
 _QUERIES = 16, 32
 # Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones, others.
 _TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
-_TILES, _STAGES = 4, 2
+_TILES, _STAGES = 16, 2
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 # Below so many items of a whole group, work is handed out by the tile; None: one a multiprocessor.
 _FINE_ITEMS: int | None = None
+# Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
+_OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
 # Numbers of rows to compile for; beyond so many programs the second kernel takes heads together.
 _SCANNED_ROWS = 16, 64, 256, 1024, 4096
@@ -39,7 +41,7 @@ def _fold(
     next_total: tl.tensor,
     next_mixed: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds the keys of a tile to those before it. Explicit fma: both kernels must round alike."""
+    """Adds the keys of a tile to those before it."""
     highest = tl.maximum(top, next_top)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     old = tl.exp2(top - base)
@@ -52,6 +54,7 @@ def _fold(
 @jit
 def _units_of_rows(
     start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
     num_rows: tl.tensor,
     limit: tl.tensor,
     first_position: tl.tensor,
@@ -60,15 +63,18 @@ def _units_of_rows(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(row, start, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
+    HAS_ENDS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """(row, start, end of the keys, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
     row = tl.arange(0, ROWS)
     start = tl.load(start_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
+    if HAS_ENDS:
+        end = tl.minimum(end, tl.load(end_ptr + row, mask=row < num_rows, other=0).to(tl.int32))
     end = tl.where(end > first_position, end, 0)
     groups = (end + GROUP - 1) // GROUP
     is_fine = tl.sum(groups, 0) < fine_below
-    return row, start, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
+    return row, start, end, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
 
 
 @jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position", "table_stride")
@@ -78,6 +84,7 @@ def _window_kernel(
     value_ptr: tl.tensor,
     table_ptr: tl.tensor,
     start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
     out_ptr: tl.tensor,
     mixed_ptr: tl.tensor,
     top_ptr: tl.tensor,
@@ -108,6 +115,7 @@ def _window_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     IS_WIDE: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """Each program takes every n-th item: (unit of some row's keys, kv head, part of the window's queries).
@@ -117,8 +125,8 @@ def _window_kernel(
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     limit = max_blocks * BLOCK_SIZE
-    rows, starts, units, is_fine = _units_of_rows(
-        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
+    rows, starts, ends, units, is_fine = _units_of_rows(
+        start_ptr, end_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP, HAS_ENDS
     )
     units_through = tl.cumsum(units, 0)
     unit_keys = tl.where(is_fine, TILE, GROUP)
@@ -132,7 +140,8 @@ def _window_kernel(
         row = tl.sum((units_through <= unit).to(tl.int32), 0)
         start = tl.sum(tl.where(rows == row, starts, 0), 0)
         begin = (unit - tl.sum(tl.where(rows == row, units_through - units, 0), 0)) * unit_keys
-        end = tl.minimum(tl.minimum(start + window, limit), begin + unit_keys)
+        row_end = tl.sum(tl.where(rows == row, ends, 0), 0)
+        end = tl.minimum(row_end, begin + unit_keys)
         row64 = row.to(tl.int64)
 
         # Queries of a tile: places of the window, for each the heads that share the keys.
@@ -157,12 +166,15 @@ def _window_kernel(
             cells = cell[:, None] + column[None, :]
             k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
             v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
             is_visible = (exists & (token >= first_position))[None, :] & (token[None, :] <= position[:, None])
             scores = tl.where(is_visible, scores, -float("inf"))
-            tile_top = tl.max(scores, 1)
+            tile_top = tl.max(scores, 1) * scale
             base = tl.where(tile_top == -float("inf"), 0.0, tile_top)
-            weights = tl.exp2(scores - base[:, None]).to(v.dtype)
+            below = tl.broadcast_to(-base[:, None], scores.shape)
+            weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, 1.0, tl.float32) * scale, below)).to(
+                v.dtype
+            )
             # Summed by the tensor cores, in one order whatever the shape of the tile.
             ones = tl.full((TILE, 16), 1.0, v.dtype)
             tile_total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
@@ -170,7 +182,7 @@ def _window_kernel(
             top, total, mixed = _fold(top, total, mixed, tile_top, tile_total, tile_mixed)
 
         # A query whose keys all lie in one unit is done; the others leave a partial result.
-        is_partial = is_query & (tl.minimum(position + 1, limit) > unit_keys)
+        is_partial = is_query & (tl.minimum(position + 1, row_end) > unit_keys)
         is_done = is_query & (is_partial == 0) & (begin == 0)
         result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
         out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
@@ -238,6 +250,7 @@ def _combine_kernel(
     top_ptr: tl.tensor,
     total_ptr: tl.tensor,
     start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
     out_ptr: tl.tensor,
     num_rows: tl.tensor,
     max_blocks: tl.tensor,
@@ -255,6 +268,7 @@ def _combine_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a query and some heads: sums the partial results, GROUPS groups at a time."""
@@ -263,12 +277,12 @@ def _combine_kernel(
     row = tl.program_id(0) // window
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
-    rows, starts, units, is_fine = _units_of_rows(
-        start_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP
+    rows, starts, ends, units, is_fine = _units_of_rows(
+        start_ptr, end_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP, HAS_ENDS
     )
     position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
     first_unit = tl.sum(tl.where(rows < row, units, 0), 0)
-    end = tl.minimum(position + 1, limit)
+    end = tl.minimum(position + 1, tl.sum(tl.where(rows == row, ends, 0), 0))
     num_groups = tl.where(position >= first_position, (end + GROUP - 1) // GROUP, 0)
     num_tiles = (end + TILE - 1) // TILE
     num_units = tl.where(is_fine & (position >= first_position), num_tiles, num_groups)
@@ -297,22 +311,22 @@ def _combine_kernel(
                 HEAD_DIM,
             )
             top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
-        elif is_fine:
-            for first_group in range(0, num_groups, GROUPS):
-                tops, totals, mixes = _groups_of_tiles(
-                    mixed_ptr, top_ptr, total_ptr, first_partial, tile_stride, first_group, num_tiles,
-                    GROUP // TILE, GROUPS, HEAD_DIM,
-                )  # fmt: skip
-                top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
         else:
+            # One piece of code for both, so that they round alike.
             for first_group in range(0, num_groups, GROUPS):
-                group = first_group + tl.arange(0, GROUPS)
-                partial = first_partial + group * tile_stride
-                exists = group < num_groups
-                tops = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
-                totals = tl.load(total_ptr + partial, mask=exists, other=0.0)
-                cells = partial[:, None] * HEAD_DIM + column[None, :]
-                mixes = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
+                if is_fine:
+                    tops, totals, mixes = _groups_of_tiles(
+                        mixed_ptr, top_ptr, total_ptr, first_partial, tile_stride, first_group, num_tiles,
+                        GROUP // TILE, GROUPS, HEAD_DIM,
+                    )  # fmt: skip
+                else:
+                    group = first_group + tl.arange(0, GROUPS)
+                    partial = first_partial + group * tile_stride
+                    exists = group < num_groups
+                    tops = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
+                    totals = tl.load(total_ptr + partial, mask=exists, other=0.0)
+                    cells = partial[:, None] * HEAD_DIM + column[None, :]
+                    mixes = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
                 top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
         result = mixed / tl.where(total == 0.0, 1.0, total)
         out_offset = row.to(tl.int64) * out_row_stride + place * out_place_stride + head * out_head_stride
@@ -328,11 +342,13 @@ def paged_attention(
     scale: float,
     *,
     first_position: int = 0,
+    end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
 
-    A query that sees no key gets zeros.
+    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
+    there changes no query before it.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return paged_attention_twin(
@@ -343,6 +359,7 @@ def paged_attention(
             start_positions,
             scale,
             first_position=first_position,
+            end_positions=end_positions,
             out=out,
         )
     if query.shape[1] * (query.shape[2] // key_cache.shape[2]) > _WINDOW_LIMIT:
@@ -354,11 +371,22 @@ def paged_attention(
             start_positions,
             scale,
             first_position=first_position,
+            end_positions=end_positions,
             out=out,
         )
     result = torch.empty_like(query) if out is None else out
     if query.shape[0] > 0:
-        _attend(query, key_cache, value_cache, block_table, start_positions, scale, first_position, result)
+        _attend(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            start_positions,
+            scale,
+            first_position,
+            end_positions,
+            result,
+        )
     return result
 
 
@@ -377,6 +405,7 @@ def _attend(
     start_positions: torch.Tensor,
     scale: float,
     first_position: int,
+    end_positions: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     check_attention(query, key_cache, value_cache, out)
@@ -401,17 +430,18 @@ def _attend(
     visible = first_position, window, fine_below
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": next(n for n in _SCANNED_ROWS if n >= rows),
-        "TILE": tile, "GROUP": group, "OVERLAPS": overlaps,
+        "TILE": tile, "GROUP": group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,
     }  # fmt: skip
-    launch = {"launch_pdl": True} if overlaps else {}
+    ends = start_positions if end_positions is None else end_positions
+    launch = _OPTIONS | ({"launch_pdl": True} if overlaps else {})
     _window_kernel[(num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR,)](
-        query, key_cache, value_cache, block_table, start_positions, out, mixed, tops, totals,
+        query, key_cache, value_cache, block_table, start_positions, ends, out, mixed, tops, totals,
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
         IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=8 if queries > _QUERIES[0] or head_dim > 128 else 4,
         num_stages=_STAGES, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, q_heads // heads_per_program)](
-        mixed, tops, totals, start_positions, out, *extent, *visible, *out.stride()[:3],
-        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=8, **shape, num_warps=2, **launch,
+        mixed, tops, totals, start_positions, ends, out, *extent, *visible, *out.stride()[:3],
+        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=4, **shape, num_warps=2, **launch,
     )  # fmt: skip

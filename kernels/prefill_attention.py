@@ -84,6 +84,7 @@ def _prefill_kernel(
     value_ptr: tl.tensor,
     table_ptr: tl.tensor,
     start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
     out_ptr: tl.tensor,
     window: tl.tensor,
     max_blocks: tl.tensor,
@@ -105,6 +106,7 @@ def _prefill_kernel(
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
     SKIPS_FIRST: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
 ) -> None:
     """One program a head and QUERIES queries; the last queries, which see most keys, start first."""
     head = tl.program_id(0)
@@ -121,6 +123,8 @@ def _prefill_kernel(
 
     limit = max_blocks * BLOCK_SIZE
     end = tl.minimum(start + tl.minimum(window, first_place + QUERIES), limit)
+    if HAS_ENDS:
+        end = tl.minimum(end, tl.load(end_ptr + row).to(tl.int32))
     whole_end = tl.maximum(tl.minimum(start + first_place + 1, end), 0) // TILE * TILE
     keys_ptr = key_ptr + (head // SHARING) * head_stride
     values_ptr = value_ptr + (head // SHARING) * head_stride
@@ -153,11 +157,13 @@ def prefill_attention(
     scale: float,
     *,
     first_position: int = 0,
+    end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
 
-    A query that sees no key gets zeros.
+    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
+    there changes no query before it.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return prefill_attention_twin(
@@ -168,6 +174,7 @@ def prefill_attention(
             start_positions,
             scale,
             first_position=first_position,
+            end_positions=end_positions,
             out=out,
         )
     result = torch.empty_like(query) if out is None else out
@@ -179,11 +186,12 @@ def prefill_attention(
     has_memory = shared_memory_bytes(query.device) >= _STAGES_BYTES
     if rows > 0 and window > 0:
         _prefill_kernel[(q_heads, blocks_of(window, queries), rows)](
-            query, key_cache, value_cache, block_table, start_positions, result,
+            query, key_cache, value_cache, block_table, start_positions,
+            start_positions if end_positions is None else end_positions, result,
             window, block_table.shape[1], scale * _LOG2_E, first_position,
             *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
             SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
-            QUERIES=queries, TILE=tile, SKIPS_FIRST=first_position > 0,
+            QUERIES=queries, TILE=tile, SKIPS_FIRST=first_position > 0, HAS_ENDS=end_positions is not None,
             num_warps=4 if is_small else 8, num_stages=_STAGES if has_memory and not is_small else _FEW_STAGES,
         )  # fmt: skip
     return result

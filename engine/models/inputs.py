@@ -27,6 +27,9 @@ class Segment:
     window: int
     block_table: torch.Tensor  # [rows, max_blocks] int64, -1 where no block is granted
     start_positions: torch.Tensor  # [rows] int64
+    end_positions: torch.Tensor | None = (
+        None  # [rows] int64: no keys stand from there on; None: behind the window
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def inputs_of(
         window.token_ids.flatten(),
         window.positions.flatten(),
         window.slot_mapping.flatten(),
-        (Segment(0, num_rows, width, block_table, window.start_positions),),
+        (Segment(0, num_rows, width, block_table, window.start_positions, window.end_positions),),
     )
 
 

@@ -137,6 +137,7 @@ class DecoderLayer:
                 segment.start_positions,
                 self._scale,
                 first_position=cache.first_position,
+                end_positions=segment.end_positions,
                 out=out[tokens].view(shape),
             )
         return out.flatten(1)

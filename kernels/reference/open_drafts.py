@@ -39,6 +39,7 @@ def open_drafts(
         positions=positions,
         slot_mapping=torch.where(is_valid, slots, -1),
         start_positions=start_positions,
+        end_positions=torch.minimum(ends + 1, rows.limits) * is_live,
         last_places=torch.arange(num_rows, device=places.device) * width + (there - 1).clamp(min=0),
         next_positions=ends + 1,
     )

@@ -35,6 +35,7 @@ def open_round(
         slot_mapping=torch.where(is_valid, slots, -1),
         is_valid=is_valid,
         start_positions=start_positions,
+        end_positions=start_positions + is_valid.sum(1),
     )
     advance(
         rows.kv_lengths,
@@ -50,9 +51,6 @@ def open_round(
     )
     if out is None:
         return window
-    out.token_ids.copy_(window.token_ids)
-    out.positions.copy_(window.positions)
-    out.slot_mapping.copy_(window.slot_mapping)
-    out.is_valid.copy_(window.is_valid)
-    out.start_positions.copy_(window.start_positions)
+    for name in RoundWindow.__slots__:
+        getattr(out, name).copy_(getattr(window, name))
     return out

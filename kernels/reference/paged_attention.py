@@ -29,11 +29,13 @@ def paged_attention(
     scale: float,
     *,
     first_position: int = 0,
+    end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
 
-    A query that sees no key gets zeros.
+    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
+    there changes no query before it (in float16; wider types do not overflow to NaN, and are not masked).
     """
     rows, window, q_heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
@@ -64,7 +66,8 @@ def paged_attention(
         keys, values = (_gathered(cache, used[some]) for cache in (key_cache, value_cache))
         if query.dtype == torch.float16:
             # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is NaN.
-            is_foreign = (places > ends[some, -1:])[:, None, :, None]
+            last = ends[some, -1:] if end_positions is None else end_positions[some, None] - 1
+            is_foreign = (places > last)[:, None, :, None]
             keys, values = keys.masked_fill(is_foreign, 0), values.masked_fill(is_foreign, 0)
         heads = torch.nn.functional.scaled_dot_product_attention(
             folded[some], keys, values, mask[some], scale=scale

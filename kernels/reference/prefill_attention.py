@@ -16,11 +16,13 @@ def prefill_attention(
     scale: float,
     *,
     first_position: int = 0,
+    end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
 
-    A query that sees no key gets zeros.
+    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
+    there changes no query before it.
     """
     return paged_attention(
         query,
@@ -30,5 +32,6 @@ def prefill_attention(
         start_positions,
         scale,
         first_position=first_position,
+        end_positions=end_positions,
         out=out,
     )

@@ -84,13 +84,17 @@ def test_depth_and_batch_change_bfloat16_text_at_ties_only(prompts: list[tuple[i
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: str) -> None:
-    """The same kernels over the same rows: equal to the last bit, penalties and log-probabilities included."""
+    """The same kernels over the same rows: equal to the last bit, penalties and log-probabilities included.
+
+    Results are read late by both, or the faster would see its rows end sooner, and other rows round otherwise.
+    """
     changes = [{}, {"temperature": 0.8, "top_p": 0.95}, {"frequency_penalty": 0.5}, {"num_logprobs": 3}]
     cases = [
         Case(prompt, 60, SamplingParams(**({"temperature": 0.0, "seed": i} | changes[i % 4])))  # type: ignore[arg-type]
         for i, prompt in enumerate(prompts[:24])
     ]
-    engines = [LocalEngine(config_of(dtype=dtype, prefix_caching=False)) for _ in range(2)]
+    config = config_of(dtype=dtype, prefix_caching=False)
+    engines = [LocalEngine(config, reads_late=True) for _ in range(2)]
     engines[0].engine.runner.capture([3], progress=lambda _: None)
     launching = engines[1].engine.runner
     launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]

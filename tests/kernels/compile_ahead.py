@@ -41,13 +41,13 @@ LOGITS = ("vocab_size",)
 SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
 PICK = SEARCH | {"CHUNKS": 128, "PAIRED": 128, "LISTED": 32, "FEW": 8192, "WIDENINGS": 3, "BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
-ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "scale": "fp32"}
+ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR, "scale": "fp32"}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
 STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
 )
 STRIDES += ("num_inputs",)
-PIECES = {"BLOCK_SIZE": 16, "ROWS": 64}
+PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "HAS_ENDS": True}
 LINEAR = pointers("x weight bias residual out", "*bf16") | {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
@@ -58,7 +58,7 @@ CASES = [
             ATTENTION,
             PIECES
             | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1, "HEAD_DIM": head_dim, "QUERIES": queries}
-            | {"TILE": tile, "GROUP": 4 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
+            | {"TILE": tile, "GROUP": 12 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
             num_warps,
             2,
             STRIDES,
@@ -76,8 +76,8 @@ CASES = [
         "_combine_kernel",
         ATTENTION,
         PIECES
-        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "TILE": 128, "GROUP": 512}
-        | {"GROUPS": 8, "OVERLAPS": True},
+        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "TILE": 128, "GROUP": 1536}
+        | {"GROUPS": 4, "OVERLAPS": True},
         2,
         divisible=STRIDES,
     ),
@@ -87,7 +87,7 @@ CASES = [
             "_prefill_kernel",
             ATTENTION,
             {"SHARING": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "QUERIES": queries, "TILE": tile}
-            | {"SKIPS_FIRST": skips_first},
+            | {"SKIPS_FIRST": skips_first, "HAS_ENDS": False},
             num_warps,
             num_stages,
             STRIDES,
@@ -196,7 +196,7 @@ CASES = [
                 "open_round",
                 "_open_kernel",
                 pointers("last_token length limit cap offset count last_id table granted prefill draft")
-                | pointers("token position slot start")
+                | pointers("token position slot start end")
                 | {"valid_ptr": "*i1"},
                 {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth},
                 num_warps=1,
@@ -204,7 +204,7 @@ CASES = [
             Case(
                 "open_drafts",
                 "_open_drafts_kernel",
-                pointers("length limit granted given given_count token position slot start")
+                pointers("length limit granted given given_count token position slot start end")
                 | pointers("last_place next_position"),
                 {"BLOCK_SIZE": 16, "ROWS": 32, "AHEAD": 0, "WIDTH": depth + 1, "HAS_COUNTS": True},
                 num_warps=1,
@@ -317,7 +317,8 @@ CASES = [
 
 
 def compiled(case: Case, capability: int) -> Any:
-    kernel = getattr(importlib.import_module(f"headway.kernels.{case.op}"), case.kernel)
+    module = importlib.import_module(f"headway.kernels.{case.op}")
+    kernel = getattr(module, case.kernel)
     signature, constants, attributes = {}, {}, {}
     for place, name in enumerate(kernel.arg_names):
         if name in case.constants:
@@ -331,9 +332,13 @@ def compiled(case: Case, capability: int) -> Any:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
-    return triton.compile(
-        source, target=target, options={"num_warps": case.num_warps, "num_stages": case.num_stages}
-    )
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages} | getattr(module, "_OPTIONS", {})
+    return triton.compile(source, target=target, options=options)
+
+
+def may_be_fused(binary: Any) -> bool:
+    """Whether a product or a sum stands there whose rounding the assembler may leave out."""
+    return re.search(r"\b(mul|add|sub)\.f32\b", binary.asm["ptx"]) is not None
 
 
 def registers_and_spills(binary: Any, capability: int) -> tuple[int, int]:
@@ -354,11 +359,15 @@ def registers_and_spills(binary: Any, capability: int) -> tuple[int, int]:
 def main(capability: int) -> int:
     failures = 0
     for case in CASES:
-        registers, spilled = registers_and_spills(compiled(case, capability), capability)
+        binary = compiled(case, capability)
+        registers, spilled = registers_and_spills(binary, capability)
         failures += spilled > 0
+        if case.op == "paged_attention" and may_be_fused(binary):
+            print(f"{case.op} {case.kernel}: rounding is left to the compiler")
+            failures += 1
         kinds = "/".join(sorted(set(case.types.values())))
         print(f"{case.op} {case.kernel} {kinds} {case.constants}: {registers} registers, {spilled} B spilled")
-    print(f"sm_{capability}: {len(CASES)} kernels, {failures} spill registers")
+    print(f"sm_{capability}: {len(CASES)} kernels, {failures} spill registers or round as they are compiled")
     return min(failures, 1)
 
 

@@ -7,7 +7,7 @@ from headway_testing.round_rows import listed, random_rows
 from headway.kernels import DraftWindow, open_drafts
 
 RUBBISH = -77
-NAMES = ("token_ids", "positions", "slot_mapping", "start_positions", "last_places", "next_positions")
+NAMES = DraftWindow.__slots__
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 40, 70])
@@ -34,7 +34,8 @@ def test_pending_tokens_end_at_their_place(
                 cell = (state["pending_tokens"][place], position, slot)
             found = tuple(int(getattr(window, name)[row, place]) for name in NAMES[:3])
             assert found == cell, (row, place)
-        ends = (start, row * width + max(count - 1, 0), length + ahead + 1 if is_live else 1)
+        end = min(length + ahead + 1, limit) if is_live else 0
+        ends = (start, end, row * width + max(count - 1, 0), length + ahead + 1 if is_live else 1)
         assert tuple(int(getattr(window, name)[row]) for name in NAMES[3:]) == ends
 
 

@@ -52,7 +52,8 @@ def test_every_row_opens_its_window_and_advances(
                 int(window.slot_mapping[row, place]),
             )
             assert found == ((True, token, position, slot) if is_valid else (False, 0, 0, -1))
-        assert int(window.start_positions[row]) == (length if length < limit else 0)
+        ends = (length, length + min(room, len(tokens))) if length < limit else (0, 0)
+        assert (int(window.start_positions[row]), int(window.end_positions[row])) == ends
 
 
 def test_given_buffers_are_filled_and_returned(device: torch.device) -> None:
@@ -60,11 +61,11 @@ def test_given_buffers_are_filled_and_returned(device: torch.device) -> None:
     drafts = torch.arange(40, device=device).view(5, 8)[:, ::2][:, :3]
     again = copied(rows)
     out = RoundWindow.empty(5, 3, device)
-    for tensor in (out.token_ids, out.positions, out.slot_mapping, out.start_positions):
-        tensor.fill_(RUBBISH)
+    for name in set(RoundWindow.__slots__) - {"is_valid"}:
+        getattr(out, name).fill_(RUBBISH)
     assert open_round(rows, drafts, 16, out=out) is out
     fresh = open_round(again, drafts, 16)
-    for name in ("token_ids", "positions", "slot_mapping", "is_valid", "start_positions"):
+    for name in RoundWindow.__slots__:
         assert torch.equal(getattr(out, name), getattr(fresh, name)), name
 
 

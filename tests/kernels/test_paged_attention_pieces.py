@@ -65,6 +65,34 @@ def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device)
     assert bool((result[2] == 0).all())
 
 
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("first_position", [0, 1])
+@pytest.mark.parametrize("heads", [(2, 1), (64, 1)], ids=["window", "prefill"])
+def test_what_stands_behind_the_end_does_not_matter(
+    heads: tuple[int, int], first_position: int, device: torch.device, is_interpreted: bool
+) -> None:
+    """A window of which three places, one place and none are there; other memory is not a number."""
+    starts = [61, 130, 1]
+    query, keys, values, table, positions = arguments(starts, 4, heads, device)
+    ends = torch.tensor([64, 131, 0], device=device)
+    expected = twin(query, keys, values, table, positions, 0.3, first_position=first_position)
+    for cache in (keys, values):
+        for row, end in enumerate(ends.tolist()):
+            blocks = table[row].clamp(min=0).long()
+            places = torch.arange(len(blocks) * BLOCK_SIZE, device=device)[end:]
+            is_granted = table[row, places // BLOCK_SIZE] >= 0
+            places = places[is_granted]
+            cache[blocks[places // BLOCK_SIZE], places % BLOCK_SIZE] = torch.nan
+    if query.device.type == "cpu" and not is_interpreted:
+        query, keys, values = query.half(), keys.half(), values.half()
+    result = paged_attention(
+        query, keys, values, table, positions, 0.3, first_position=first_position, end_positions=ends
+    )
+    for row, width in enumerate((3, 1, 0)):
+        tolerance = 2e-3 if query.dtype == torch.float16 else TOLERANCE
+        torch.testing.assert_close(result[row, :width].float(), expected[row, :width], rtol=0, atol=tolerance)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(32, 8), (32, 4), (28, 4), (8, 8)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -16,7 +16,7 @@ KEPT = {"limits", "granted_block_ids", "kv_block_ids", "is_used"}
 
 
 class PoisoningRunner:
-    """A runner whose free rows hold NaN and huge integers, and whose free blocks hold NaN.
+    """A runner whose free rows hold NaN, huge integers and adjustments of others, and whose free blocks hold NaN.
 
     Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
     """
@@ -41,12 +41,14 @@ class PoisoningRunner:
     def _poison_rows(self) -> None:
         slots = self._runner.slots
         num_rows = len(slots.limits)
-        tensors = slots.tensors() | self._runner.adjustments.first(num_rows).tensors()
         index = [row for row in range(num_rows) if row not in self._taken]
         places = torch.tensor(index, dtype=torch.int64, device=slots.limits.device)
-        for name, tensor in tensors.items():
+        for name, tensor in slots.tensors().items():
             if name not in KEPT:
                 tensor.index_fill_(0, places, rubbish_of(tensor))
+        for name, tensor in self._runner.adjustments.first(num_rows).tensors().items():
+            if name not in KEPT:  # token ids of an earlier request: any, but of the vocabulary
+                tensor.index_fill_(0, places, rubbish_of(tensor) if tensor.is_floating_point() else 1)
 
     def _poison_blocks(self) -> None:
         """Those that have become free since the last step, which at first are all."""
