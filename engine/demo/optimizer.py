@@ -1,14 +1,59 @@
-"""Muon (Jordan et al., 2024): the momentum of a matrix, made nearly orthogonal by five Newton-Schulz steps."""
+"""The optimizers of every stage of training, AdamW and Muon, and how their learning rates go.
+
+Muon (Jordan et al., 2024) makes the momentum of a matrix nearly orthogonal by five Newton-Schulz steps.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MOMENTUM = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How many steps, and the highest learning rates: a linear rise to them, then a straight line to zero."""
+
+    steps: int
+    warmup_steps: int
+    muon_lr: float
+    adam_lr: float
+
+    def factor(self, step: int) -> float:
+        """The share of the highest learning rates at a step."""
+        return min(
+            (step + 1) / self.warmup_steps, (self.steps - step) / (self.steps - self.warmup_steps), 1.0
+        )
+
+    def advance(self, step: int, muon: Muon, adam: torch.optim.AdamW) -> None:
+        """Both optimizers' step."""
+        factor = self.factor(step)
+        for group in adam.param_groups:
+            group["lr"] = factor * self.adam_lr
+        adam.step()
+        muon.step(factor * self.muon_lr)
+
+
+def optimizers(module: nn.Module, weight_decay: float) -> tuple[Muon, torch.optim.AdamW]:
+    """Muon for the matrices of the blocks; AdamW for embedding, lm_head, norms and biases."""
+    tables: list[Tensor] = []
+    vectors: list[Tensor] = []
+    matrices: list[Tensor] = []
+    for name, parameter in module.named_parameters():
+        is_table = "embed_tokens" in name or "lm_head" in name
+        kind = vectors if parameter.dim() == 1 else tables if is_table else matrices
+        kind.append(parameter)
+    adam = torch.optim.AdamW(
+        [{"params": tables, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        fused=vectors[0].is_cuda,
+    )
+    return Muon(matrices, weight_decay=weight_decay), adam
 
 
 class Muon:

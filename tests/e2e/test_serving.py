@@ -118,7 +118,13 @@ def client_of(server: Any) -> httpx.AsyncClient:
 async def test_64_streams_at_once_all_finish(server: Any, prompts: list[str]) -> None:
     async with client_of(server) as http:
         bodies = [
-            {"prompt": prompts[i % len(prompts)], "max_tokens": 30, "temperature": 0.8, "seed": i}
+            {
+                "prompt": prompts[i % len(prompts)],
+                "max_tokens": 30,
+                "temperature": 0.8,
+                "seed": i,
+                "ignore_eos": True,
+            }
             for i in range(STREAMS)
         ]
         texts = await asyncio.gather(*(read_stream(http, body) for body in bodies))

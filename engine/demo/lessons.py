@@ -1,0 +1,127 @@
+"""What is to be learnt at each token of a training window: to say it, never to say it, or nothing.
+
+A line that a text has said twice of late is not to be said again. Knows token ids, not the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.engine.demo.corpus import Corpus, Tokens
+
+LEARN, IGNORE, UNLEARN = 1, 0, -1
+Lessons = npt.NDArray[np.int8]
+
+MAX_STUTTER = 3  # lines at once, and times
+REACH = 200  # tokens back to the copy before last
+ECHOES = 5  # a window
+MAX_ECHO = 6  # lines at once; and sayings in all
+MAX_ECHO_TOKENS = 120  # of the lines said at once
+EARLIEST_ECHO = 8  # lines from the window's begin; and
+LATEST_ECHO = 6  # from its end
+MAX_RELAPSE = 4  # lines later
+SALT = np.random.default_rng(7).integers(1, 2**62, 4096)  # [tokens of a line]
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Where a window's lines stand; each field is [lines] int64."""
+
+    starts: Tokens
+    lengths: Tokens
+    keys: Tokens  # equal for lines of the same content (a hash); 0 for blank lines
+
+    @staticmethod
+    def of(ids: Tokens, corpus: Corpus) -> Lines:
+        """A newline belongs to the line that it ends; indentation is no content."""
+        starts = np.concatenate([[0], np.flatnonzero(ids[:-1] == corpus.newline) + 1])
+        lengths = np.diff(starts, append=len(ids))
+        is_content = corpus.is_content[ids]
+        before: Tokens = np.cumsum(is_content) - is_content
+        offset: Tokens = before - np.repeat(before[starts], lengths)
+        hashed = np.where(is_content, (ids + 1) * SALT[offset], 0)
+        return Lines(starts, lengths, np.add.reduceat(hashed, starts))
+
+
+def third_copies(keys: Tokens, starts: Tokens) -> npt.NDArray[np.bool_]:
+    """Whether a line's content stands twice in the REACH tokens before it.  # all [lines]
+
+    Keys 5 9 5 5 at starts 0 10 20 300 give none; at starts 0 10 20 100 the last line is a third copy.
+    """
+    by_key = np.argsort(keys, kind="stable")
+    key, start = keys[by_key], starts[by_key]
+    found = np.zeros(len(keys), dtype=np.bool_)
+    found[by_key[2:]] = (key[2:] == key[:-2]) & (key[2:] != 0) & (start[2:] - start[:-2] <= REACH)
+    return found
+
+
+def stutter(ids: Tokens, newline: int, rng: np.random.Generator) -> tuple[Tokens, Lessons]:
+    """Says one to three of the window's lines again, one to three times, and teaches only how to go on.
+
+    ids [length] -> ids and lessons, both [length]
+    """
+    lessons = np.full(len(ids), LEARN, dtype=np.int8)
+    ends = np.flatnonzero(ids == newline) + 1
+    if len(ends) <= MAX_STUTTER:
+        return ids, lessons
+    last = rng.integers(MAX_STUTTER, len(ends))
+    begin, end = ends[last - rng.integers(1, MAX_STUTTER + 1)], ends[last]
+    echo = np.tile(ids[begin:end], rng.integers(1, MAX_STUTTER + 1))
+    lessons[end : end + len(echo)] = IGNORE
+    return np.concatenate([ids[:end], echo, ids[end:]])[: len(ids)], lessons
+
+
+def own_text_lessons(ids: Tokens, corpus: Corpus) -> Lessons:
+    """Nothing is learnt from the model's own text but what it should not have said.  # [length] -> [length]"""
+    lines = Lines.of(ids, corpus)
+    is_third = np.repeat(third_copies(lines.keys, lines.starts), lines.lengths)
+    return np.where(is_third & corpus.is_content[ids], UNLEARN, IGNORE).astype(np.int8)
+
+
+def echoed(
+    ids: Tokens, corpus: Corpus, rng: np.random.Generator, *, is_corpus_spared: bool
+) -> tuple[Tokens, Lessons]:
+    """The window with some of its lines said over and over, and what to learn of that.
+
+    ids [length] -> ids and lessons, both [length]. The corpus is learnt, an echo is not, and a third copy in an
+    echo is unlearnt. `is_corpus_spared`: a third copy in the corpus itself is then ignored, not learnt.
+    """
+    lines = Lines.of(ids, corpus)
+    before, said = _echoes(lines, rng)
+    order = np.insert(np.arange(len(lines.starts)), before, said)
+    is_echo = np.insert(np.zeros(len(lines.starts), dtype=np.bool_), before, True)
+    lengths = lines.lengths[order]
+    starts = np.cumsum(lengths) - lengths
+    is_third = third_copies(lines.keys[order], starts)
+
+    source = np.repeat(lines.starts[order] - starts, lengths) + np.arange(lengths.sum())
+    in_echo, in_third = np.repeat(is_echo, lengths), np.repeat(is_third, lengths)
+    in_third &= corpus.is_content[ids[source]]
+    lessons = np.where(in_echo, IGNORE, LEARN).astype(np.int8)
+    lessons[in_third & in_echo] = UNLEARN
+    if is_corpus_spared:
+        lessons[in_third & ~in_echo] = IGNORE
+    return ids[source][: len(ids)], lessons[: len(ids)]
+
+
+def _echoes(lines: Lines, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    """Lines to be said again, and the lines before which to say them.  # both [echoed lines]"""
+    count = len(lines.starts)
+    before, said = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    if count > EARLIEST_ECHO + LATEST_ECHO + ECHOES:
+        for last in rng.choice(np.arange(EARLIEST_ECHO, count - LATEST_ECHO), ECHOES, replace=False):
+            block = np.arange(last - min(rng.geometric(0.45), MAX_ECHO), last)
+            if lines.lengths[block].sum() > MAX_ECHO_TOKENS:
+                continue
+            echo = np.tile(block, rng.integers(1, MAX_ECHO))
+            if len(block) > 1 and rng.random() < 0.5:  # half of the lines give way to others
+                echo = np.where(rng.random(len(echo)) < 0.5, rng.integers(0, count - 1, len(echo)), echo)
+            said.append(echo)
+            before.append(np.full(len(echo), last))
+            if rng.random() < 0.4:
+                said.append(block)
+                before.append(np.full(len(block), last + rng.integers(1, MAX_RELAPSE + 1)))
+    return np.concatenate(before), np.concatenate(said)

@@ -1,0 +1,112 @@
+"""The second stage of training: teaches the model not to say a line a third time.
+
+Echoes put into corpus windows and the model's own text show such lines; there the model is taught against them,
+and the corpus goes on being learnt. Two runs from the same weights, one milder and one stricter, are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.engine.demo.corpus import Corpus, Tokens
+from headway.engine.demo.learning import fit
+from headway.engine.demo.lessons import Lessons, echoed, own_text_lessons
+from headway.engine.demo.model import DemoModel
+from headway.engine.demo.optimizer import Schedule
+from headway.engine.demo.writing import own_text
+
+
+@dataclass(frozen=True, slots=True)
+class Lecture:
+    """What sets one run apart."""
+
+    unlikelihood_weight: float
+    is_corpus_spared: bool  # third copies in the corpus are ignored, not learnt
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefinementRecipe:
+    """Everything that decides the second stage besides the corpus and the model it starts from."""
+
+    lectures: tuple[Lecture, ...] = (Lecture(1.5, True, 0), Lecture(3.0, False, 1))
+    schedule: Schedule = Schedule(steps=1400, warmup_steps=50, muon_lr=0.006, adam_lr=9e-4)  # noqa: RUF009
+    batch_size: int = 32
+    tokens: int = 2048
+    depth: int = 3
+    own_rows: int = 8  # of a batch: the model's own text
+    texts_a_row: int = 6
+    sampled_share: float = 0.33
+    steps_a_writing: int = 100
+    draft_weight: float = 0.3
+    weight_decay: float = 0.1
+
+
+def refine(model: DemoModel, recipe: RefinementRecipe, corpus: Corpus) -> float:
+    """Runs the second stage on the model, in place; seconds."""
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    mean = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+    seconds = 0.0
+    for lecture in recipe.lectures:
+        model.load_state_dict(start)
+        torch.manual_seed(lecture.seed)
+        weights = [1.0] + [recipe.draft_weight] * recipe.depth + [lecture.unlikelihood_weight]
+        seconds += fit(
+            model,
+            lessons(model, recipe, lecture, corpus),
+            recipe.schedule,
+            weights,
+            tokens=recipe.tokens,
+            weight_decay=recipe.weight_decay,
+        )
+        for name, tensor in model.state_dict().items():
+            mean[name] += tensor / len(recipe.lectures)
+    model.load_state_dict(mean)
+    return seconds
+
+
+def lessons(
+    model: DemoModel, recipe: RefinementRecipe, lecture: Lecture, corpus: Corpus
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(ids, lessons) for ever, both [batch_size, tokens + depth + 1].
+
+    Own text stands in the first even rows, because those draft; it is written anew every `steps_a_writing`.
+    """
+    rng = np.random.default_rng(lecture.seed)
+    length = recipe.tokens + recipe.depth + 1
+    device = model.lm_head.weight.device
+    while True:
+        written = iter(_written_rows(model, recipe, corpus, rng))
+        for _ in range(recipe.steps_a_writing):
+            rows: list[tuple[Tokens, Lessons]] = []
+            for n in range(recipe.batch_size):
+                if n % 2 == 0 and n < 2 * recipe.own_rows:
+                    ids = next(written)
+                    rows.append((ids, own_text_lessons(ids, corpus)))
+                else:
+                    window = corpus.window(length, rng)
+                    rows.append(echoed(window, corpus, rng, is_corpus_spared=lecture.is_corpus_spared))
+            yield to_device(rows, device)
+
+
+def _written_rows(
+    model: DemoModel, recipe: RefinementRecipe, corpus: Corpus, rng: np.random.Generator
+) -> Tokens:
+    """Own text for `steps_a_writing` batches, several texts end to end.  # [rows, tokens + depth + 1]"""
+    rows = recipe.own_rows * recipe.steps_a_writing
+    texts = own_text(model, corpus, rows * recipe.texts_a_row, recipe.sampled_share, rng)
+    ids: Tokens = texts.cpu().numpy().reshape(rows, -1)
+    return ids[:, : recipe.tokens + recipe.depth + 1]
+
+
+def to_device(rows: list[tuple[Tokens, Lessons]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(ids [rows, length] int64, lessons [rows, length] int8), copied without waiting."""
+    ids, lessons = (torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True))
+    if device.type == "cuda":
+        ids, lessons = ids.pin_memory(), lessons.pin_memory()
+    return ids.to(device, non_blocking=True), lessons.to(device, non_blocking=True)
