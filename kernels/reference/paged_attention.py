@@ -48,6 +48,7 @@ def paged_attention(
     used = block_table[:, :blocks].clamp(min=0)
     if used.shape[1] < blocks:
         used = torch.nn.functional.pad(used, (0, blocks - used.shape[1]))
+    first_of_run = _first_of_run(block_table, blocks, len(key_cache)) if rows == 1 else None
 
     padding = -window % (_QUERY_MULTIPLE // math.gcd(_QUERY_MULTIPLE, group))
     if padding:
@@ -63,7 +64,11 @@ def paged_attention(
     step = _rows_at_once(blocks * key_cache[0].nbytes)
     for first in range(0, rows, step):
         some = slice(first, first + step)
-        keys, values = (_gathered(cache, used[some]) for cache in (key_cache, value_cache))
+        if first_of_run is None:
+            keys, values = (_gathered(cache, used[some]) for cache in (key_cache, value_cache))
+        else:
+            run = slice(first_of_run, first_of_run + blocks)
+            keys, values = (c[run].flatten(0, 1)[None].transpose(1, 2) for c in (key_cache, value_cache))
         if query.dtype == torch.float16:
             # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is NaN.
             last = ends[some, -1:] if end_positions is None else end_positions[some, None] - 1
@@ -94,6 +99,19 @@ def _gathered(
     """[rows, kv_heads, blocks * block_size, head_dim]."""
     blocks = cache.index_select(0, block_ids.flatten())
     return blocks.view(len(block_ids), -1, *cache.shape[2:]).transpose(1, 2)
+
+
+def _first_of_run(block_table: torch.Tensor, blocks: int, num_blocks: int) -> int | None:
+    """Where the cache holds a single row's blocks one behind the other, so that they need not be gathered.
+
+    What stands behind the row's own blocks belongs to others: no query sees it, nor what is gathered there else.
+    """
+    ids: list[int] = block_table[0, :blocks].tolist()
+    own = ids.index(-1) if -1 in ids else len(ids)
+    first = ids[0]
+    if own == 0 or first + blocks > num_blocks or ids[:own] != list(range(first, first + own)):
+        return None
+    return first
 
 
 def _gathered_context(context: int) -> int:

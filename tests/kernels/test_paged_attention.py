@@ -159,3 +159,28 @@ def test_a_query_gets_the_same_alone_and_in_any_window_or_batch(
             difference = (alone[0] - together[row, place : place + width]).abs().max()
             is_exact = device.type == "cpu" and splits_sums_as_expected()
             assert float(difference) <= (0 if is_exact else TOLERANCE[torch.float32]), (row, width, place)
+
+
+@pytest.mark.parametrize("length", [5, 47, 150, 300, 383])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_does_not_matter_where_the_blocks_are(length: int, dtype: torch.dtype) -> None:
+    """One behind the other, at the cache's end too, where what is read behind them would leave it, or anywhere."""
+    generator = torch.Generator().manual_seed(length)
+    num_blocks, size = 64, 16
+    own = -(-(length + 4) // size)
+    rows = torch.randn(2, own * size, 2, 64, generator=generator, dtype=dtype)
+    query = torch.randn(1, 4, 4, 64, generator=generator, dtype=dtype)
+    starts = torch.tensor([length])
+    results = []
+    for ids in (
+        torch.arange(own),
+        torch.arange(num_blocks - own, num_blocks),
+        torch.randperm(num_blocks, generator=generator)[:own],
+    ):
+        keys, values = torch.randn(2, num_blocks, size, 2, 64, generator=generator, dtype=dtype)
+        keys[ids], values[ids] = (side.view(own, size, 2, 64) for side in rows)
+        table = torch.full((1, 40), -1)
+        table[0, :own] = ids
+        results.append(paged_attention(query, keys, values, table, starts, 0.125))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
