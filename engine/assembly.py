@@ -158,9 +158,15 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
 
     Norms, activations and sampling compute each row for itself. On CUDA linear layers are told to, and prompts take
     attention's kernel for decode rounds, so that it does not matter how they are cut, nor which part of them was
-    generated. On a CPU all this is so already.
+    generated. On a CPU all this is so already in float32 and float64.
     """
-    if not config.deterministic or model.device.type != "cuda":
+    if not config.deterministic:
+        return None
+    if model.device.type != "cuda":
+        if model.dtype.itemsize == 2:
+            raise ConfigError(
+                f"--deterministic has no kernels for {model.dtype} on {model.device.type}; use --dtype float32"
+            )
         return None
     if model.dtype == torch.float64:
         raise ConfigError(

@@ -159,7 +159,7 @@ def _window_kernel(
         for tile in range(begin, end, TILE):
             token = tile + tl.arange(0, TILE)
             entry_ptr = table_ptr + row64 * table_stride + token // BLOCK_SIZE
-            block = tl.load(entry_ptr, mask=token < end, other=-1)
+            block = tl.load(entry_ptr, mask=(token >= first_position) & (token < end), other=-1)
             block = block.to(tl.int64 if IS_WIDE else tl.int32)
             exists = block >= 0
             cell = block * block_stride + (token % BLOCK_SIZE) * token_stride + kv_head * head_stride
@@ -167,7 +167,7 @@ def _window_kernel(
             k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
             v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-            is_visible = (exists & (token >= first_position))[None, :] & (token[None, :] <= position[:, None])
+            is_visible = exists[None, :] & (token[None, :] <= position[:, None])
             scores = tl.where(is_visible, scores, -float("inf"))
             tile_top = tl.max(scores, 1) * scale
             base = tl.where(tile_top == -float("inf"), 0.0, tile_top)

@@ -74,7 +74,7 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
 
 
 def _prompts(settings: Settings) -> list[list[int]]:
-    """None for random tokens. Raises ConfigError."""
+    """Empty: random tokens. Raises ConfigError."""
     if not settings.has_heldout_prompts:
         return []
     prompts, longest = heldout_prompts(), max(settings.contexts)

@@ -9,7 +9,7 @@ import torch
 
 from headway.kernels import DraftWindow, RoundWindow
 
-# Attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 512 keys.
+# Attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 2,048 keys.
 QUERIES_OF_A_SEGMENT = 256
 
 
@@ -63,6 +63,7 @@ def cut_to_windows(inputs: ForwardInputs, width: int) -> ForwardInputs:
 
 def _cut(segment: Segment, width: int) -> Iterator[Segment]:
     """70 tokens from position 100 on, width 32: windows at 100 and 132, behind them one of 6 tokens at 164."""
+    assert segment.end_positions is None, "prompts end with their window"
     rest = segment.window % width
     if segment.window < width or rest == 0:
         yield from _in_pieces(_in_windows(segment, min(segment.window, width)))

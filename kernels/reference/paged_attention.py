@@ -72,7 +72,7 @@ def paged_attention(
         if query.dtype == torch.float16:
             # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is NaN.
             last = ends[some, -1:] if end_positions is None else end_positions[some, None] - 1
-            is_foreign = (places > last)[:, None, :, None]
+            is_foreign = ((places > last) | (places < first_position))[:, None, :, None]
             keys, values = keys.masked_fill(is_foreign, 0), values.masked_fill(is_foreign, 0)
         heads = torch.nn.functional.scaled_dot_product_attention(
             folded[some], keys, values, mask[some], scale=scale
@@ -108,7 +108,7 @@ def _first_of_run(block_table: torch.Tensor, blocks: int, num_blocks: int) -> in
     """
     ids: list[int] = block_table[0, :blocks].tolist()
     own = ids.index(-1) if -1 in ids else len(ids)
-    first = ids[0]
+    first = ids[0] if ids else -1
     if own == 0 or first + blocks > num_blocks or ids[:own] != list(range(first, first + own)):
         return None
     return first

@@ -91,6 +91,6 @@ def _listen_on(host: str, port: int) -> socket.socket:
 
 
 def _listen(listener: socket.socket) -> None:
-    """Its connections inherit the size of their send buffers."""
+    """Its TCP connections inherit the size of their send buffers."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.listen(1024)

@@ -132,7 +132,7 @@ MODEL = [
     Option("load-format", one_of("safetensors", "dummy"), "safetensors",
            "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME"),
     Option("deterministic", parse_switch, False, "on a GPU, too, the same text beside any other requests and at any depth, "
-           "to the last bit, for some of the speed; on a CPU this is always so"),
+           "to the last bit, for some of the speed; on an x86 CPU float32 and float64 always are so"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: all cores)"),
 ]  # fmt: skip

@@ -101,7 +101,7 @@ def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
         ({"sharing": 7}, 4),
         ({"sharing": 16}, 2),
         ({"dtype": torch.float32}, 8),
-        ({"device": "cpu"}, None),
+        ({"device": "cpu", "dtype": torch.float32}, None),
     ],
     ids=str,
 )
@@ -121,6 +121,8 @@ def test_what_cannot_be_deterministic_is_refused() -> None:
     config = EngineConfig(model_path="", deterministic=True, depth=8)
     with pytest.raises(ConfigError, match="no kernels for float64 on cuda"):
         _make_deterministic(config, model(dtype=torch.float64))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no kernels for torch.bfloat16 on cpu; use --dtype float32"):
+        _make_deterministic(config, model(dtype=torch.bfloat16, device="cpu"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--depth is 8, with --deterministic it must be 7 or less"):
         _make_deterministic(config, model(sharing=16))  # type: ignore[arg-type]
     assert _make_deterministic(config, model(sharing=14)) == 2  # type: ignore[arg-type]

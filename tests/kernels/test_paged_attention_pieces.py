@@ -71,7 +71,8 @@ def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device)
 def test_what_stands_behind_the_end_does_not_matter(
     heads: tuple[int, int], first_position: int, device: torch.device, is_interpreted: bool
 ) -> None:
-    """A window of which three places, one place and none are there; other memory is not a number."""
+    """A window of which three places, one place and none are there; what stands behind them, or before the first
+    position, is not a number."""
     starts = [61, 130, 1]
     query, keys, values, table, positions = arguments(starts, 4, heads, device)
     ends = torch.tensor([64, 131, 0], device=device)
@@ -79,7 +80,8 @@ def test_what_stands_behind_the_end_does_not_matter(
     for cache in (keys, values):
         for row, end in enumerate(ends.tolist()):
             blocks = table[row].clamp(min=0).long()
-            places = torch.arange(len(blocks) * BLOCK_SIZE, device=device)[end:]
+            places = torch.arange(len(blocks) * BLOCK_SIZE, device=device)
+            places = places[(places >= end) | (places < first_position)]
             is_granted = table[row, places // BLOCK_SIZE] >= 0
             places = places[is_granted]
             cache[blocks[places // BLOCK_SIZE], places % BLOCK_SIZE] = torch.nan

@@ -193,13 +193,9 @@ class TestConnectionsBeyondTheLimit:
 HALF_A_HEAD = b"GET /version HTTP/1.1\r\nX-Never: "
 
 
-@pytest.mark.parametrize("is_at_a_path", [False, True], ids=["port", "path"])
-def test_little_is_buffered_for_a_client_that_does_not_read(tmp_path: Path, is_at_a_path: bool) -> None:
-    path = str(tmp_path / "socket") if is_at_a_path else None
-    with (
-        listen(ServerConfig(port=0, unix_socket=path)) as listener,
-        socket.socket(listener.family) as client,
-    ):
+def test_little_is_buffered_for_a_client_that_does_not_read() -> None:
+    """At a port; at a path the system's own bound is small."""
+    with listen(ServerConfig(port=0)) as listener, socket.socket(listener.family) as client:
         client.connect(listener.getsockname())
         connection, _ = listener.accept()
         with connection:
