@@ -121,7 +121,7 @@ def test_what_cannot_be_deterministic_is_refused() -> None:
     config = EngineConfig(model_path="", deterministic=True, depth=8)
     with pytest.raises(ConfigError, match="no kernels for float64 on cuda"):
         _make_deterministic(config, model(dtype=torch.float64))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no kernels for torch.bfloat16 on cpu; use --dtype float32"):
+    with pytest.raises(ConfigError, match=r"no kernels for torch\.bfloat16 on cpu; use --dtype float32"):
         _make_deterministic(config, model(dtype=torch.bfloat16, device="cpu"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--depth is 8, with --deterministic it must be 7 or less"):
         _make_deterministic(config, model(sharing=16))  # type: ignore[arg-type]
