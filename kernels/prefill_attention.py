@@ -44,7 +44,7 @@ def _attend_tile(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Adds keys first .. first + TILE; IS_WHOLE: every query sees all of them."""
     token = first + tl.arange(0, TILE)
-    exists = (token >= first_position) & (token < end) if SKIPS_FIRST else token < end
+    exists = token < end
     if BLOCK_SIZE >= TILE:
         block = tl.load(table_ptr + first // BLOCK_SIZE)
         place = first % BLOCK_SIZE + tl.arange(0, TILE)
@@ -56,7 +56,7 @@ def _attend_tile(
         place = token % BLOCK_SIZE
     cell = tl.maximum(block, 0).to(tl.int64) * block_stride + place * token_stride
     cells = cell[:, None] + tl.arange(0, HEAD_DIM)[None, :]
-    if IS_WHOLE and not SKIPS_FIRST:
+    if IS_WHOLE:
         k = tl.load(key_ptr + cells)
         v = tl.load(value_ptr + cells)
     else:
@@ -66,8 +66,8 @@ def _attend_tile(
     if not IS_WHOLE:
         is_visible = exists[None, :] & (token[None, :] <= position[:, None])
         scores = tl.where(is_visible, scores, -float("inf"))
-    elif SKIPS_FIRST:
-        scores = tl.where(exists[None, :], scores, -float("inf"))
+    if SKIPS_FIRST:
+        scores = tl.where((token >= first_position)[None, :], scores, -float("inf"))
     highest = tl.maximum(top, tl.max(scores, 1) * scale)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     weights = tl.exp2(scores * scale - base[:, None])

@@ -81,7 +81,10 @@ def test_what_stands_behind_the_end_does_not_matter(
         for row, end in enumerate(ends.tolist()):
             blocks = table[row].clamp(min=0).long()
             places = torch.arange(len(blocks) * BLOCK_SIZE, device=device)
-            places = places[(places >= end) | (places < first_position)]
+            before = (
+                first_position if heads[0] == 2 else 0
+            )  # wide windows do read what stands before, with weight 0
+            places = places[(places >= end) | (places < before)]
             is_granted = table[row, places // BLOCK_SIZE] >= 0
             places = places[is_granted]
             cache[blocks[places // BLOCK_SIZE], places % BLOCK_SIZE] = torch.nan
