@@ -270,16 +270,10 @@ def skinny_gate_up(
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     padded_rows = max(power_of_two(rows), _MIN_TILE_ROWS)
     overlaps = overlaps_launches(x.device)
-    outputs, inputs, most_stages = _gate_up_tiles(num_outputs, num_inputs)
-    stages = min(most_stages, _fitting_stages(2 * outputs + padded_rows, inputs, x))
-    _gate_up_kernel[(blocks_of(num_outputs, outputs),)](
+    stages = min(4, _fitting_stages(2 * 64 + padded_rows, _MIN_INPUTS, x))
+    _gate_up_kernel[(blocks_of(num_outputs, 64),)](
         x, weight, result, rows, num_outputs, num_inputs, x.stride(0), result.stride(0),
-        ROWS=padded_rows, OUTPUTS=outputs, INPUTS=inputs, OVERLAPS=overlaps,
+        ROWS=padded_rows, OUTPUTS=64, INPUTS=_MIN_INPUTS, OVERLAPS=overlaps,
         num_warps=4, num_stages=stages, **({"launch_pdl": True} if overlaps else {}),
     )  # fmt: skip
     return result
-
-
-def _gate_up_tiles(num_outputs: int, num_inputs: int) -> tuple[int, int, int]:
-    """(outputs, inputs of a tile, stages)."""
-    return 64, _MIN_INPUTS, 4

@@ -33,9 +33,8 @@ from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-KEPT_SECONDS = (
-    75  # an idle connection: longer than most clients and balancers wait, so that few send into its end
-)
+# An idle connection: longer than most clients and balancers wait, so that few send into its end.
+KEPT_SECONDS = 75
 GRACE_SECONDS = 5.0  # for answers to be written after the engine has ended their requests
 
 logger = logging.getLogger("headway.server")

@@ -4,31 +4,15 @@ import sys
 
 import pytest
 import torch
+from headway_testing.products import assert_near, tensors
 
 from headway.kernels import fixed_linear
 
 KERNEL = sys.modules["headway.kernels.fixed_linear"]
-# Relative to the root mean square of the result; bfloat16 rounds results to 8 bits.
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 # Of each kind of tile one that is full and one that is not.
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most of few": 64, "more": 65, "many": 300}
 # Outputs x inputs: an odd end, inputs that divide by 64 only, and by nothing.
 SHAPES = {"whole": (64, 512), "odd": (200, 256), "narrow": (70, 192), "ragged": (64, 100)}
-
-
-def tensors(
-    rows: int, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(rows + outputs + inputs)
-    x = torch.randn(rows, inputs, generator=generator)
-    weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
-    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    return x.to(device, dtype), weight.to(device, dtype)
-
-
-def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
-    error = (result.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    assert float(error) <= TOLERANCE[result.dtype]
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)

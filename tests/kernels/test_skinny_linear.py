@@ -2,27 +2,13 @@
 
 import pytest
 import torch
+from headway_testing.products import assert_near, tensors
 
 from headway.kernels import skinny_gate_up, skinny_linear
 
-# Relative to the root mean square of the result; bfloat16 rounds results to 8 bits.
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
 # Outputs x inputs: split sums, an odd end, inputs that only the smaller cut divides, inputs for the library.
 SHAPES = {"split": (64, 2048), "odd": (200, 256), "narrow-cut": (70, 192), "library": (64, 100)}
-
-
-def tensors(rows: int, outputs: int, inputs: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(rows + outputs + inputs)
-    x = torch.randn(rows, inputs, generator=generator)
-    weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return x.to(device, dtype), weight.to(device, dtype)
-
-
-def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
-    error = (result.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    assert float(error) <= TOLERANCE[result.dtype]
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)

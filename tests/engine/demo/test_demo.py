@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from headway_testing.demo_model import TINY
 from tokenizers import Tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -24,15 +25,6 @@ DEMO = Path(model.__file__).parent
 CARD = (DEMO / "README.md").read_text()
 METRICS = json.loads((DEMO / "metrics.json").read_text())
 PROMPTS = json.loads((DEMO / "heldout_prompts.json").read_text())
-TINY = model.ModelConfig(
-    vocab_size=4096,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-)
 CPU = torch.device("cpu")
 # float32 sums in another order
 TOLERANCE = 1e-4

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from headway_testing.demo_model import TINY
 from tokenizers import Tokenizer
 
 from headway.engine.demo import model, refine
@@ -21,15 +22,6 @@ from headway.engine.demo.writing import NEW_TOKENS, PROMPT_TOKENS, own_text, wri
 
 DEMO = Path(model.__file__).parent
 CPU = torch.device("cpu")
-TINY = model.ModelConfig(
-    vocab_size=4096,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-)
 LENGTH = PROMPT_TOKENS + NEW_TOKENS
 
 
