@@ -15,9 +15,9 @@ TOLERANCE = 3e-6
 
 @pytest.fixture(params=[0, 1000], ids=["groups", "tiles"])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16 keys, groups of 32; work handed out by the group or by the tile."""
+    """Tiles of 16 keys, groups of 48; work handed out by the group or by the tile."""
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
-    monkeypatch.setattr(KERNEL, "_TILES", 2)
+    monkeypatch.setattr(KERNEL, "_TILES", 3)
     monkeypatch.setattr(KERNEL, "_FINE_ITEMS", request.param)
 
 
@@ -49,6 +49,38 @@ def test_pieces_add_up(
     paged_attention(query, keys, values, table, positions, 0.3, first_position=first_position, out=out)
     expected = twin(query, keys, values, table, positions, 0.3, first_position=first_position)
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool) -> None:
+    """Rows that end before anything, beside one whose keys lie in three groups: all places are written."""
+    query, keys, values, table, positions = arguments([100, 40, 0, -4], 3, (4, 2), device)
+    ends = torch.tensor([103, 0, 1, 0], device=device)
+    out = torch.full_like(query, torch.nan)
+    paged_attention(query, keys, values, table, positions, 0.3, first_position=1, end_positions=ends, out=out)
+    is_triton = device.type == "cuda" or is_interpreted  # the twin looks at ends in float16 only
+    assert bool((out[1:] == 0).all() if is_triton else out.isfinite().all())
+    alone = paged_attention(query[:1], keys, values, table[:1], positions[:1], 0.3, first_position=1)
+    assert torch.equal(out[:1], alone)
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_the_result_does_not_depend_on_how_work_is_handed_out(
+    window: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the group and by the tile, alone and beside others: the same bits."""
+    monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
+    monkeypatch.setattr(KERNEL, "_TILES", 3)
+    query, keys, values, table, positions = arguments([150, 47, 16, 95, 96], window, (4, 2), device)
+    results = []
+    for fine_items in (0, 1000):
+        monkeypatch.setattr(KERNEL, "_FINE_ITEMS", fine_items)
+        result = paged_attention(query, keys, values, table, positions, 0.3)
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 5)):
+            some = paged_attention(query[rows], keys, values, table[rows], positions[rows], 0.3)
+            assert torch.equal(some, result[rows]), (fine_items, rows)
+        results.append(result)
+    assert torch.equal(results[0], results[1])
 
 
 @pytest.mark.usefixtures("small_pieces")
