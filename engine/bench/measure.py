@@ -98,8 +98,9 @@ class Driver:
     def prefill_seconds(self, *, num_prompts: int, length: int, depth: int) -> float:
         """From the prompts' arrival to the last one's first token."""
         self.engine.scheduler.set_depth(depth)
+        prompts = [self._random_prompt(length) for _ in range(num_prompts)]
         started = time.perf_counter()
-        self._send([self._random_prompt(length) for _ in range(num_prompts)], 1)
+        self._send(prompts, 1)
         self._drain()
         return time.perf_counter() - started
 
