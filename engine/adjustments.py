@@ -62,16 +62,15 @@ class AdjustmentTable:
             [sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty]
         )
         table.token_counts[row].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-        table.is_in_prompt[row] = False
-        table.is_in_prompt[row, self._ids(history.prompt_token_ids)] = True
+        table.is_in_prompt[row].zero_().index_fill_(0, self._ids(history.prompt_token_ids), True)
         self._set_bias(table.logit_bias[row], sampling)
         table.stop_token_ids[row] = self._ids(_to_the_right(history.stop_token_ids, MAX_STOP_TOKEN_IDS))
-        table.min_positions[row] = len(history.prompt_token_ids) + sampling.min_tokens
+        table.min_positions[row].fill_(len(history.prompt_token_ids) + sampling.min_tokens)
         self._set_bad_words(table.bad_words[row], sampling)
         width = MAX_BAD_WORD_TOKENS - 1
         recent = [*history.prompt_token_ids[-width:], *history.output_token_ids[-width:]][-width:]
         table.recent_tokens[row] = self._ids(_to_the_right(recent, width))
-        table.is_used[row] = True
+        table.is_used[row].fill_(True)
         self._used.add(row)
 
     def move(self, source: int, target: int) -> None:
@@ -84,7 +83,7 @@ class AdjustmentTable:
 
     def release(self, row: int) -> None:
         if row in self._used:
-            self._all().is_used[row] = False
+            self._all().is_used[row].fill_(False)
             self._used.discard(row)
 
     def _all(self) -> Adjustments:
@@ -98,10 +97,10 @@ class AdjustmentTable:
         bias[self._ids(list(sampling.logit_bias))] = self._floats(list(sampling.logit_bias.values()))
         if sampling.allowed_token_ids is not None:
             is_forbidden = torch.ones(len(bias), dtype=torch.bool, device=self._device)
-            is_forbidden[self._ids(sampling.allowed_token_ids)] = False
+            is_forbidden.index_fill_(0, self._ids(sampling.allowed_token_ids), False)
             bias.masked_fill_(is_forbidden, -torch.inf)
         single = [words[0] for words in sampling.bad_words_token_ids if len(words) == 1]
-        bias[self._ids(single)] = -torch.inf
+        bias.index_fill_(0, self._ids(single), -torch.inf)
 
     def _set_bad_words(self, bad_words: torch.Tensor, sampling: SamplingParams) -> None:
         """bad_words: [words, length] int64. Those of one token are in the bias."""

@@ -244,7 +244,8 @@ class Runner:
         slots.pending_tokens[index, 0] = tokens
         if self.model.has_mtp:
             slots.pending_hidden[index, 0] = self.model.draft_hidden(hidden)
-        slots.pending_counts[index] = 1
+        # A number assigned by index is copied to the device, and the host waits until its turn comes.
+        slots.pending_counts.index_fill_(0, index, 1)
         size = self.pool.block_size
         slots.last_block_offsets[index] = (length - 1) % size
         slots.block_counts[index] = counts = (length + size - 1) // size

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
 from headway_testing.local import LocalEngine
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.engine.config import EngineConfig
+from headway.engine.request import SamplingParams
 
 
 @pytest.mark.parametrize("make", [constructed_mimo, random_qwen2], ids=lambda make: make.__name__)
@@ -24,6 +27,43 @@ def test_warming_up_a_prefill_leaves_nothing_behind(make: Callable[[Path], Path]
         assert not bool(tensor.any())
     prompt = list(range(1, 40))
     assert warmed.generate(prompt, max_tokens=20) == fresh.generate(prompt, max_tokens=20)
+
+
+class NumbersAssignedByIndex(TorchDispatchMode):
+    """Counts assignments of one number, which make the host wait for a GPU: it is copied there and the copy awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index_put_.default:
+            self.count += args[2].dim() == 0
+        elif func is torch.ops.aten.copy_.default:
+            self.count += args[0].dim() == args[1].dim() == 0
+        return func(*args, **(kwargs or {}))
+
+
+def test_taking_a_request_in_does_not_wait_for_the_device(tmp_path: Path) -> None:
+    engine = LocalEngine(EngineConfig(model_path=str(constructed_mimo(tmp_path / "model"))))
+    runner, numbers = engine.engine.runner, NumbersAssignedByIndex()
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with numbers:
+                return function(*args)
+
+        return call
+
+    for name in ("_set_up", "_start_rows", "_release", "_move", "_grant"):
+        setattr(runner, name, counted(getattr(runner, name)))
+    picky = SamplingParams(
+        repetition_penalty=1.1, allowed_token_ids=[4, 5, 6], bad_words_token_ids=[[4], [5, 6]], min_tokens=2
+    )
+    for sampling in (SamplingParams(), picky):
+        engine.submit([1, 2, 3], sampling=sampling, max_tokens=5)
+    engine.run()
+    assert numbers.count == 0
 
 
 def test_prompts_attended_in_windows_give_the_same_text(tmp_path: Path) -> None:
