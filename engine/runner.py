@@ -17,7 +17,7 @@ from headway.engine.errors import describe_fault
 from headway.engine.graphs import Round, RoundGraphs
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
-from headway.engine.prefill import fill_draft_cache, first_places, prefill_inputs
+from headway.engine.prefill import LEAST_BEGINNING, fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import NUM_STAMPS, Outcome, decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
@@ -25,7 +25,7 @@ from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
-from headway.kernels import stamp
+from headway.kernels import has_fused_attention, stamp
 
 WARM_UP_TOKENS = 512
 
@@ -58,6 +58,9 @@ class Runner:
         self._drafter = drafter
         self._synthetic = synthetic
         self._prefill_window = prefill_window
+        self._splits_beginnings = prefill_window is None and has_fused_attention(
+            self.device, model.dtype, model.config.head_dim
+        )
         self._views: dict[tuple[int, bool], SlotTable] = {}
         self._graphs = (
             RoundGraphs(self._launch_round, max_rows=len(slots.limits))
@@ -180,7 +183,9 @@ class Runner:
             return
         results.prefill_stamps = torch.empty(2, dtype=torch.int64, device=self.device)
         stamp(results.prefill_stamps[:1])
-        inputs = prefill_inputs(chunks, self.slots, self.pool.block_size)
+        inputs = prefill_inputs(
+            chunks, self.slots, self.pool.block_size, splits_beginnings=self._splits_beginnings
+        )
         if self._prefill_window is not None:
             inputs = cut_to_windows(inputs, self._prefill_window)
         hidden = self.model.forward(inputs, self.pool)
@@ -201,12 +206,14 @@ class Runner:
         stamp(results.prefill_stamps[1:])
 
     def _warm_up_prefill(self) -> None:
-        """A prompt whose row has no blocks, so that it is written nowhere: its kernels are compiled."""
+        """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled."""
         limit = self.slots.granted_block_ids.shape[1] * self.pool.block_size
-        tokens = (0,) * min(WARM_UP_TOKENS, limit)
-        chunk = PrefillChunk(0, 0, 0, tokens, hidden_block_id=None, is_last=False)
-        results = DeviceResults(self.device, 0)
-        self._prefill([chunk], results, fills_drafts=self.model.has_mtp)
+        lengths = [WARM_UP_TOKENS] + ([LEAST_BEGINNING] if self._splits_beginnings else [])
+        for length in lengths:
+            tokens = (0,) * min(length, limit)
+            chunk = PrefillChunk(0, 0, 0, tokens, hidden_block_id=None, is_last=False)
+            results = DeviceResults(self.device, 0)
+            self._prefill([chunk], results, fills_drafts=self.model.has_mtp)
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])
         pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])

@@ -4,9 +4,11 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 """
 
 from headway.kernels._adjustments import Adjustments
+from headway.kernels._device import has_fused_attention
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
+from headway.kernels.causal_attention import causal_attention
 from headway.kernels.commit_round import commit_round
 from headway.kernels.fixed_linear import fixed_linear
 from headway.kernels.force_acceptance import force_acceptance
@@ -37,11 +39,13 @@ __all__ = [
     "add_rms_norm",
     "adjust_logits",
     "advance",
+    "causal_attention",
     "commit_round",
     "count_tokens",
     "fixed_linear",
     "force_acceptance",
     "gumbel_noise",
+    "has_fused_attention",
     "kv_append",
     "mamba_state_selective_copy",
     "open_drafts",

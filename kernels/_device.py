@@ -12,6 +12,9 @@ import torch
 _INTERPRETED_SHARED_MEMORY_BYTES = 232_448
 # The interpreter runs programs one after the other: a few show every path.
 _INTERPRETED_MULTIPROCESSORS = 2
+# Of cuDNN's attention: Hopper and data-centre Blackwell.
+_FUSED_MAJOR_CAPABILITIES = (9, 10)
+_FUSED_MAX_HEAD_DIM, _FUSED_HEAD_DIM_MULTIPLE = 128, 8
 
 
 @functools.cache
@@ -40,3 +43,16 @@ def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
     """(a kernel's OVERLAPS, the options of its launch)."""
     overlaps = overlaps_launches(device)
     return overlaps, {"launch_pdl": True} if overlaps else {}
+
+
+@functools.cache
+def has_fused_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether `causal_attention` is cuDNN's there."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device)[0] in _FUSED_MAJOR_CAPABILITIES
+        and dtype in (torch.bfloat16, torch.float16)
+        and head_dim <= _FUSED_MAX_HEAD_DIM
+        and head_dim % _FUSED_HEAD_DIM_MULTIPLE == 0
+    )

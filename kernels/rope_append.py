@@ -44,14 +44,17 @@ def _rope_append_kernel(
     sin = tl.load(turn_ptr + half, mask=is_inside, other=0.0)
     if part == 0:
         first_ptr = query_ptr + token * q_token_stride + head * q_head_stride + column
-        _turn(first_ptr, first_ptr, half, cos, sin, (head < q_heads) & is_inside)
+        _turn(first_ptr, half, cos, sin, (head < q_heads) & is_inside)
     else:
         slot = tl.load(slot_ptr + token)
-        mask = (head < kv_heads) & is_inside & (slot >= 0)
+        is_here = (head < kv_heads) & is_inside
+        mask = is_here & (slot >= 0)
         from_offset = token * kv_token_stride + head * kv_head_stride + column
         to_offset = (slot * kv_heads + head) * 2 * half + column
         if part == 1:
-            _turn(key_ptr + from_offset, key_cache_ptr + to_offset, half, cos, sin, mask)
+            first, second = _turn(key_ptr + from_offset, half, cos, sin, is_here)
+            tl.store(key_cache_ptr + to_offset, first, mask=mask)
+            tl.store(key_cache_ptr + to_offset + half, second, mask=mask)
         else:
             first = tl.load(value_ptr + from_offset, mask=mask)
             second = tl.load(value_ptr + from_offset + half, mask=mask)
@@ -61,17 +64,21 @@ def _rope_append_kernel(
 
 @jit
 def _turn(
-    from_ptr: tl.tensor, to_ptr: tl.tensor, half: tl.tensor, cos: tl.tensor, sin: tl.tensor, mask: tl.tensor
-) -> None:
-    first = tl.load(from_ptr, mask=mask, other=0.0)
-    second = tl.load(from_ptr + half, mask=mask, other=0.0)
-    tl.store(to_ptr, (wide(first) * cos - wide(second) * sin).to(first.dtype), mask=mask)
-    tl.store(to_ptr + half, (wide(second) * cos + wide(first) * sin).to(first.dtype), mask=mask)
+    first_ptr: tl.tensor, half: tl.tensor, cos: tl.tensor, sin: tl.tensor, mask: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """In place; returns both halves as they are now."""
+    first = tl.load(first_ptr, mask=mask, other=0.0)
+    second = tl.load(first_ptr + half, mask=mask, other=0.0)
+    turned_first = (wide(first) * cos - wide(second) * sin).to(first.dtype)
+    turned_second = (wide(second) * cos + wide(first) * sin).to(first.dtype)
+    tl.store(first_ptr, turned_first, mask=mask)
+    tl.store(first_ptr + half, turned_second, mask=mask)
+    return turned_first, turned_second
 
 
 def rope_append(
     query: torch.Tensor,  # [tokens, q_heads, head_dim], in place
-    key: torch.Tensor,  # [tokens, kv_heads, head_dim], afterwards turned or as it was
+    key: torch.Tensor,  # [tokens, kv_heads, head_dim], in place
     value: torch.Tensor,  # [tokens, kv_heads, head_dim]
     positions: torch.Tensor,  # [tokens] int64
     cos_sin: torch.Tensor,  # [max_position, head_dim] float32 or float64: cosines, then sines

@@ -14,7 +14,7 @@ import torch
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
 from headway.engine.models.linear import Linear
-from headway.kernels import add_rms_norm, paged_attention, rms_norm, rope_append
+from headway.kernels import add_rms_norm, causal_attention, paged_attention, rms_norm, rope_append
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,7 @@ class DecoderLayer:
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor:
         """[tokens, hidden]: what is to be added to residual next."""
-        query = self.append(delta, residual, inputs, cache, cos_sin)
-        attended = self._attend(query, inputs, cache)
+        attended = self._attend(*self.append(delta, residual, inputs, cache, cos_sin), inputs, cache)
         x = add_rms_norm(self.output(attended), residual, self.feed_forward_norm, self._epsilon)
         return self.down(self.gate_up.gated(x))
 
@@ -110,8 +109,8 @@ class DecoderLayer:
         inputs: ForwardInputs,
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
-    ) -> torch.Tensor:
-        """Writes the tokens' keys and values; returns their queries, [tokens, q_heads, head_dim]."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Writes the tokens' keys and values; returns their queries, keys and values, [tokens, heads, head_dim]."""
         if delta is None:
             x = rms_norm(residual, self.input_norm, self._epsilon)
         else:
@@ -121,14 +120,28 @@ class DecoderLayer:
         rope_append(
             query, key, value, inputs.positions, cos_sin, cache.keys, cache.values, inputs.slot_mapping
         )
-        return query
+        return query, key, value
 
-    def _attend(self, query: torch.Tensor, inputs: ForwardInputs, cache: LayerCache) -> torch.Tensor:
-        """[tokens, q_heads, head_dim] -> [tokens, q_heads * head_dim]."""
+    def _attend(
+        self,
+        query: torch.Tensor,  # [tokens, q_heads, head_dim]
+        key: torch.Tensor,  # [tokens, kv_heads, head_dim]
+        value: torch.Tensor,  # [tokens, kv_heads, head_dim]
+        inputs: ForwardInputs,
+        cache: LayerCache,
+    ) -> torch.Tensor:
+        """[tokens, q_heads * head_dim]."""
         out = query.new_empty(query.shape)
         for segment in inputs.segments:
             tokens = slice(segment.first_token, segment.first_token + segment.rows * segment.window)
             shape = (segment.rows, segment.window, *query.shape[1:])
+            if segment.is_self_contained and cache.first_position == 0:
+                q, k, v = (p[tokens].view(*shape[:2], *p.shape[1:]) for p in (query, key, value))
+                attended = causal_attention(q, k, v, self._scale)
+                if len(inputs.segments) == 1:
+                    return attended.view(len(query), -1)
+                out[tokens].view(shape).copy_(attended)
+                continue
             paged_attention(
                 query[tokens].view(shape),
                 cache.keys,

@@ -10,7 +10,7 @@ from headway.kernels.reference.rope import rope
 
 def rope_append(
     query: torch.Tensor,  # [tokens, q_heads, head_dim], in place
-    key: torch.Tensor,  # [tokens, kv_heads, head_dim], afterwards turned or as it was
+    key: torch.Tensor,  # [tokens, kv_heads, head_dim], in place
     value: torch.Tensor,  # [tokens, kv_heads, head_dim]
     positions: torch.Tensor,  # [tokens] int64
     cos_sin: torch.Tensor,  # [max_position, head_dim] float32 or float64: cosines, then sines

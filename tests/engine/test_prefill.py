@@ -1,0 +1,72 @@
+"""How chunks of prompts become segments of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from headway.engine.batch import PrefillChunk
+from headway.engine.models.inputs import Segment
+from headway.engine.prefill import BEGINNING_MULTIPLE, LEAST_BEGINNING, prefill_inputs
+from headway.engine.slots import SlotTable
+
+BLOCK_SIZE, MAX_BLOCKS = 16, 1024
+MULTIPLE, LEAST = BEGINNING_MULTIPLE, LEAST_BEGINNING
+
+
+def segments_of(chunks: Sequence[tuple[int, int]], *, splits_beginnings: bool) -> tuple[Segment, ...]:
+    """chunks: (first position, tokens), a row each."""
+    cpu = torch.device("cpu")
+    slots = SlotTable.allocate(
+        len(chunks), max_blocks=MAX_BLOCKS, max_depth=0, hidden_size=1, dtype=torch.float32, device=cpu
+    )
+    slots.granted_block_ids.copy_(torch.arange(len(chunks) * MAX_BLOCKS).view(-1, MAX_BLOCKS))
+    made = [
+        PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
+        for row, (start, length) in enumerate(chunks)
+    ]
+    return prefill_inputs(made, slots, BLOCK_SIZE, splits_beginnings=splits_beginnings).segments
+
+
+def queries_of(segments: Sequence[Segment]) -> list[tuple[int, int, int]]:
+    """(place in the flat list, position, the row's first block) of each, in the order of the segments."""
+    return [
+        (s.first_token + row * s.window + w, int(s.start_positions[row]) + w, int(s.block_table[row, 0]))
+        for s in segments
+        for row in range(s.rows)
+        for w in range(s.window)
+    ]
+
+
+SHAPES: dict[str, tuple[list[tuple[int, int]], list[tuple[int, int, bool]]]] = {
+    # chunks, then (rows, window, whether it needs no cache) of each segment
+    "one": ([(0, LEAST)], [(1, LEAST, True)]),
+    "rest": ([(0, LEAST + 5)], [(1, LEAST, True), (1, 5, False)]),
+    "short": ([(0, LEAST - 1)], [(1, LEAST - 1, False)]),
+    "after-a-prefix": ([(16, LEAST)], [(1, LEAST, False)]),
+    "together": ([(0, LEAST), (0, LEAST), (0, 7)], [(2, LEAST, True), (1, 7, False)]),
+    "short-but-many": ([(0, MULTIPLE), (0, MULTIPLE)], [(2, MULTIPLE, True)]),
+    "short-and-alone": ([(0, MULTIPLE), (32, MULTIPLE)], [(1, MULTIPLE, False), (1, MULTIPLE, False)]),
+    "rests": (
+        [(0, LEAST + 5), (0, LEAST + 5), (0, 5)],
+        [(1, LEAST, True), (1, 5, False), (1, LEAST, True), (1, 5, False), (1, 5, False)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("chunks", "shapes"), SHAPES.values(), ids=SHAPES)
+def test_long_beginnings_need_no_cache(
+    chunks: list[tuple[int, int]], shapes: list[tuple[int, int, bool]]
+) -> None:
+    split = segments_of(chunks, splits_beginnings=True)
+    assert [(s.rows, s.window, s.is_self_contained) for s in split] == shapes
+    whole = segments_of(chunks, splits_beginnings=False)
+    assert not any(s.is_self_contained for s in whole)
+    assert queries_of(split) == queries_of(whole)
+
+
+def test_neighbours_of_equal_length_share_a_segment() -> None:
+    segments = segments_of([(0, 30), (5, 30), (0, 31)], splits_beginnings=False)
+    assert [(s.rows, s.window) for s in segments] == [(2, 30), (1, 31)]
