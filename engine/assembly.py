@@ -15,7 +15,6 @@ from headway.engine.checkpoint import load_model, make_dummy_model, parameter_co
 from headway.engine.config import (
     CPU_MAX_RUNNING,
     CUDA_MAX_RUNNING,
-    DEFAULT_IDLE_PREFILL_CHUNK,
     DEFAULT_PREFILL_CHUNK,
     MIN_PREFILL_CHUNK,
     EngineConfig,
@@ -39,6 +38,8 @@ from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
+MULTIPROCESSOR_STEP_FLOP = 1e12  # about a fifth of a second of an H200's
+MIN_IDLE_PREFILL_CHUNK, MAX_IDLE_PREFILL_CHUNK = 2048, 8192
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
 # Queries that share keys: so many at most take attention's kernel for decode rounds, of whose tiles this is one.
@@ -82,7 +83,7 @@ def assemble(
         depth=depth,
         max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=_prefill_chunk(config, model.device, num_parameters),
-        idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model.device),
+        idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
     )
     max_model_len = _max_model_len(config, model)
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
@@ -203,10 +204,24 @@ def _prefill_chunk(config: EngineConfig, device: torch.device, num_parameters: i
     return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
 
 
-def _idle_prefill_chunk(config: EngineConfig, device: torch.device) -> int | None:
-    """A GPU computes long chunks faster; a request that comes meanwhile waits for one, about 55 ms where a 7B
-    model on an H200 has short contexts, longer behind long ones."""
-    return DEFAULT_IDLE_PREFILL_CHUNK if device.type == "cuda" and config.prefill_chunk is None else None
+def _idle_prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int | None:
+    """A GPU computes long chunks faster. A request that comes meanwhile waits for one, or for two where another is
+    launched already, so that slow GPUs and large models take shorter ones. What a chunk needs at once is taken from
+    half of what the KV cache leaves free; a power of two, as few shapes are planned for."""
+    if model.device.type != "cuda" or config.prefill_chunk is not None:
+        return None
+    num_multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
+    in_time = int(num_multiprocessors * MULTIPROCESSOR_STEP_FLOP / (2 * num_parameters))
+    wanted = min(max(in_time, MIN_IDLE_PREFILL_CHUNK), MAX_IDLE_PREFILL_CHUNK)
+    # Residual stream, its norm, attention's result, two additions on their way; gate, up and their product.
+    token_bytes = (5 * model.config.hidden_size + 3 * model.config.intermediate_size) * model.dtype.itemsize
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // token_bytes
+    return max(_power_of_two(min(wanted, fitting)), DEFAULT_PREFILL_CHUNK)
+
+
+def _power_of_two(size: int) -> int:
+    """The greatest that is not above `size`."""
+    return 1 << (max(size, 1).bit_length() - 1)
 
 
 def _max_model_len(config: EngineConfig, model: CausalLM) -> int:

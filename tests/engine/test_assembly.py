@@ -32,7 +32,9 @@ def model(**changes: object) -> SimpleNamespace:
     }
     values |= changes
     heads = {"num_attention_heads": 8 * int(str(values["sharing"])), "num_kv_heads": 8}
-    shape = SimpleNamespace(hidden_size=values["hidden"], vocab_size=values["vocab_size"], **heads)
+    shape = SimpleNamespace(
+        hidden_size=values["hidden"], intermediate_size=11_008, vocab_size=values["vocab_size"], **heads
+    )
     device = torch.device(str(values["device"]))
     linears = (Linear(torch.empty(0, 0)), Linear(torch.empty(0, 0)))
     return SimpleNamespace(
@@ -73,11 +75,38 @@ def test_8_bits_that_cannot_be_are_refused(changes: dict[str, object], words: st
         _quantizes_draft_lm_head(EngineConfig(model_path="", draft_lm_head="int8"), model(**changes))  # type: ignore[arg-type]
 
 
-def test_only_a_gpu_of_its_own_choice_takes_longer_chunks_while_idle() -> None:
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert _idle_prefill_chunk(EngineConfig(model_path=""), gpu) == 2048
-    assert _idle_prefill_chunk(EngineConfig(model_path=""), cpu) is None
-    assert _idle_prefill_chunk(EngineConfig(model_path="", prefill_chunk=256), gpu) is None
+@pytest.mark.parametrize(
+    ("billions", "multiprocessors", "available_gib", "chunk"),
+    [
+        (7.8, 132, 110, 8192),
+        (0.5, 132, 110, 8192),
+        (7.8, 58, 110, 2048),
+        (7.8, 108, 110, 4096),
+        (70, 132, 110, 2048),
+        (7.8, 132, 7, 4096),
+        (7.8, 132, 0.5, 512),
+    ],
+    ids=["usual", "small-model", "slow", "slower", "large-model", "little-memory", "hardly-any"],
+)  # fmt: skip
+def test_a_gpu_takes_longer_chunks_while_idle(
+    billions: float,
+    multiprocessors: int,
+    available_gib: float,
+    chunk: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 7 GiB half of 15 %, 0.5 GiB, for 5,269 tokens of 107 kB."""
+    properties = SimpleNamespace(multi_processor_count=multiprocessors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr("headway.engine.assembly.available_bytes", lambda device: int(available_gib * 2**30))
+    config, num_parameters = EngineConfig(model_path=""), int(1e9 * billions)
+    assert _idle_prefill_chunk(config, model(), num_parameters) == chunk  # type: ignore[arg-type]
+
+
+def test_chunks_are_as_long_as_while_decoding_on_a_cpu_and_where_a_user_says_how_long() -> None:
+    config, asked = EngineConfig(model_path=""), EngineConfig(model_path="", prefill_chunk=256)
+    assert _idle_prefill_chunk(config, model(device="cpu"), 1) is None  # type: ignore[arg-type]
+    assert _idle_prefill_chunk(asked, model(), 1) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
