@@ -71,10 +71,6 @@ class Linear:
         self._has_fixed_order = True
 
     @property
-    def has_fixed_order(self) -> bool:
-        return self._has_fixed_order
-
-    @property
     def can_be_packed(self) -> bool:
         weight = self.weight
         return CAN_PACK and weight.device.type == "cpu" and weight.dtype == torch.float32

@@ -10,7 +10,7 @@ import torch
 from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
-from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, run_layers
+from headway.engine.models.layers import DecoderLayer, LayerCache, Placement
 from headway.engine.models.linear import Linear, QuantizedLinear
 from headway.engine.models.qwen2 import Qwen2
 from headway.kernels import add_rms_norm, rms_norm
@@ -105,7 +105,5 @@ class MTPLayer:
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor:  # [tokens, hidden]
-        delta = run_layers([self.block], [cache], pairs, inputs, cos_sin)
-        if delta is None:
-            return rms_norm(pairs, self.final_norm, self._epsilon)
+        delta = self.block(None, pairs, inputs, cache, cos_sin)
         return add_rms_norm(delta, pairs, self.final_norm, self._epsilon)

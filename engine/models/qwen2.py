@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
-from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, rotary_table, run_layers
+from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, rotary_table
 from headway.engine.models.linear import Linear
 from headway.kernels import rms_norm
 
@@ -49,8 +49,9 @@ class Qwen2:
 
     def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
         residual = self.embed(inputs.token_ids)
-        caches = [LayerCache(*pool.layer(index)) for index in range(len(self.layers))]
-        delta = run_layers(self.layers, caches, residual, inputs, self.cos_sin)
+        delta: torch.Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            delta = layer(delta, residual, inputs, LayerCache(*pool.layer(index)), self.cos_sin)
         return residual if delta is None else residual.add_(delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

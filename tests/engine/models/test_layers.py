@@ -10,7 +10,7 @@ from headway_testing.checkpoints import random_mimo
 from headway_testing.paged import PagedSequences, load
 
 from headway.engine.model_config import read_model_config
-from headway.engine.models.layers import DecoderLayer, Placement, rotary_table
+from headway.engine.models.layers import Placement, rotary_table
 
 EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
     "vocab_size": 4096,
@@ -68,27 +68,6 @@ def test_logits_of_a_window_are_bitwise_those_of_single_steps(
         sequences.forward([(0, 0, 63)], tokens[:63])
         found = sequences.forward([(0, 63, width)], tokens[63 : 63 + width])[:1]
         assert torch.equal(model.logits(found), model.logits(window)), width
-
-
-@pytest.mark.parametrize("head_dim", [16, 64], ids=["tiny-heads", "whole-tiles"])
-def test_what_products_do_for_few_tokens_is_what_the_layers_do(
-    head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hidden states, drafts, and keys and values; a GPU takes this way, here with the twins."""
-    model = load(random_mimo(tmp_path / "model", head_dim=head_dim), dtype="float64")
-    tokens = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(0))
-    spans = [(0, 0, 30), (1, 0, 3)]
-    steps = [(0, 30, 4), (1, 3, 4)]
-    results = []
-    for takes_few in (False, True):
-        monkeypatch.setattr(DecoderLayer, "takes_few", lambda *_, answer=takes_few: answer)
-        sequences = PagedSequences(model, 2, 40)
-        sequences.forward(spans, torch.cat([tokens[0, :30], tokens[1, :3]]))
-        hidden = sequences.forward(steps, torch.cat([tokens[0, 30:34], tokens[1, 3:7]]))
-        carry = sequences.draft(steps, torch.cat([tokens[0, 31:35], tokens[1, 4:8]]), hidden)
-        results.append((hidden, carry, sequences.pool.keys, sequences.pool.values))
-    for plain, few in zip(*results, strict=True):
-        torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
 
 
 def test_rotary_angles_are_rounded_to_float32_in_every_dtype(tmp_path: Path) -> None:
