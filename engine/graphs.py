@@ -1,6 +1,7 @@
-"""Decode rounds as CUDA graphs: one for each padded number of rows and depth, from one memory pool.
+"""What runs over and over as CUDA graphs: decode rounds for each padded number of rows and depth, prefills for each
+padded number of tokens, all from one memory pool.
 
-Knows how to capture and which graph to take; what a round does is round.py's. A graph's outcome lies in the
+Knows how to capture and which graph to take; what a round or a prefill does is theirs. A graph's outcome lies in the
 pool's memory until any graph is replayed: copies of it are to be launched before that, on the same stream.
 """
 
@@ -8,16 +9,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from headway.engine.batch import PrefillChunk
+from headway.engine.padded_prefill import HEADER, MAX_CHUNKS, packed_chunks
 from headway.engine.round import Outcome
+from headway.engine.transfer import copy_to_device
 
 # Beyond these every 64: the rows that a larger graph computes in vain stay few.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48)
 ROW_STEP = 64
+# Longer prefills take the device longer than the host takes to launch them kernel by kernel.
+_TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -31,42 +40,56 @@ class Round(NamedTuple):
     keeps_logits: bool = False
 
 
-class RoundGraphs:
-    """Mutable: graphs are added by `capture`, and by `run` where one is missing. Used by one thread.
+class Prefill(NamedTuple):
+    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too."""
 
-    launch: launches a round over the first rows of the slot table, kernel by kernel.
-    """
+    num_tokens: int
+    fills_drafts: bool
 
-    def __init__(self, launch: Callable[[Round], Outcome], *, max_rows: int) -> None:
-        self._launch = launch
-        self._row_counts = row_counts(max_rows)
+
+class GraphMemory:
+    """The pool that graphs share, and the stream on which they are captured."""
+
+    def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.Stream(device="cuda")
-        self._graphs: dict[Round, tuple[torch.cuda.CUDAGraph, Outcome]] = {}
-        self._is_warm: set[Round] = set()
-        self._is_too_large: set[Round] = set()
 
-    def capture(self, depths: Iterable[int], progress: Callable[[float], None]) -> None:
-        """The plain rounds, the largest first, so that the smaller ones fit into their memory.
+    def capture(self, launch: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.accelerator.current_stream())
+        with self._stream:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outcome = launch()
+            finally:
+                graph.capture_end()
+        return graph, outcome
 
-        Only while every row of the table is padding: each round is run once before it is captured, which
-        compiles its kernels. progress: called with the share that is done.
-        """
-        started = time.monotonic()
-        deepest_first = sorted(depths, reverse=True)
-        rounds = [Round(n, depth) for n in reversed(self._row_counts) for depth in deepest_first]
-        for done, wanted in enumerate(rounds, start=1):
-            self._launch(wanted)
-            self._capture(wanted)
-            progress(done / len(rounds))
-        logger.info("captured %d rounds in %.1f s", len(rounds), time.monotonic() - started)
 
-    def run(self, wanted: Round) -> tuple[Outcome, bool]:
-        """(what the round gives for at least so many rows, whether it was replayed).
+class Graphs(Generic[Key, Result]):
+    """Mutable: graphs are added by `capture`, and by `run` where one is missing. Used by one thread.
+
+    launch: launches what the key stands for, kernel by kernel.
+    """
+
+    def __init__(self, launch: Callable[[Key], Result], memory: GraphMemory) -> None:
+        self._launch = launch
+        self._memory = memory
+        self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Result]] = {}
+        self._is_warm: set[Key] = set()
+        self._is_too_large: set[Key] = set()
+
+    def capture(self, wanted: Key) -> None:
+        """Runs it once before it is captured, which compiles its kernels."""
+        self._launch(wanted)
+        self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
+
+    def run(self, wanted: Key) -> tuple[Result, bool]:
+        """(what it gives, whether it was replayed).
 
         One that was never seen is run kernel by kernel, and captured the next time.
         """
-        wanted = wanted._replace(num_rows=next(n for n in self._row_counts if n >= wanted.num_rows))
         if wanted not in self._graphs and not self._can_capture(wanted):
             self._is_warm.add(wanted)
             return self._launch(wanted), False
@@ -74,33 +97,97 @@ class RoundGraphs:
         graph.replay()
         return outcome, True
 
-    def _can_capture(self, wanted: Round) -> bool:
-        """Captures a round that was run before. One that does not fit stays as it is: slower, no worse."""
+    def _can_capture(self, wanted: Key) -> bool:
+        """Captures what was run before. What does not fit stays as it is: slower, no worse."""
         if wanted not in self._is_warm or wanted in self._is_too_large:
             return False
         torch.cuda.empty_cache()  # a capture cannot take back what the allocator keeps for other uses
         try:
-            self._capture(wanted)
+            self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
         except torch.OutOfMemoryError:
             logger.warning("%s is too large to be captured; it is launched kernel by kernel", wanted)
             self._is_too_large.add(wanted)
             return False
         return True
 
-    def _capture(self, wanted: Round) -> None:
-        """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.accelerator.current_stream())
-        with self._stream:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                outcome = self._launch(wanted)
-            finally:
-                graph.capture_end()
-        self._graphs[wanted] = graph, outcome
+
+class RoundGraphs:
+    """Rounds over the first rows of the slot table."""
+
+    def __init__(self, launch: Callable[[Round], Outcome], memory: GraphMemory, *, max_rows: int) -> None:
+        self._graphs = Graphs(launch, memory)
+        self._row_counts = row_counts(max_rows)
+
+    def capture(self, depths: Iterable[int], progress: Callable[[float], None]) -> None:
+        """The plain rounds, the largest first, so that the smaller ones fit into their memory.
+
+        Only while every row of the table is padding. progress: called with the share that is done.
+        """
+        started = time.monotonic()
+        deepest_first = sorted(depths, reverse=True)
+        rounds = [Round(n, depth) for n in reversed(self._row_counts) for depth in deepest_first]
+        for done, wanted in enumerate(rounds, start=1):
+            self._graphs.capture(wanted)
+            progress(done / len(rounds))
+        logger.info("captured %d rounds in %.1f s", len(rounds), time.monotonic() - started)
+
+    def run(self, wanted: Round) -> tuple[Outcome, bool]:
+        """(what the round gives for at least so many rows, whether it was replayed)."""
+        num_rows = next(n for n in self._row_counts if n >= wanted.num_rows)
+        return self._graphs.run(wanted._replace(num_rows=num_rows))
+
+
+class PrefillGraphs:
+    """Prefills of few tokens, which the host would launch more slowly than the device computes them.
+
+    launch: given the chunks as `packed_chunks` makes them, on the device, and whether drafts are filled.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[torch.Tensor, bool], torch.Tensor],
+        memory: GraphMemory,
+        *,
+        max_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._graphs = Graphs(self._launch, memory)
+        self._compute = launch
+        self._token_counts = token_counts(max_tokens)
+        self._packed = torch.zeros(HEADER + max(self._token_counts), dtype=torch.int64, device=device)
+
+    def capture(self, *, fills_drafts: bool) -> None:
+        """The largest first. Only while row 0 of the slot table is padding: its blocks are nobody's."""
+        started = time.monotonic()
+        for num_tokens in reversed(self._token_counts):
+            chunk = PrefillChunk(0, 0, 0, (0,) * num_tokens, hidden_block_id=None, is_last=False)
+            self._fill([chunk], num_tokens)
+            self._graphs.capture(Prefill(num_tokens, fills_drafts))
+        logger.info("captured %d prefills in %.1f s", len(self._token_counts), time.monotonic() - started)
+
+    def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
+        """[tokens or more, hidden], the chunks' one behind the other; None: they are too many for any graph."""
+        needed = sum(len(chunk.token_ids) for chunk in chunks)
+        if needed > self._token_counts[-1] or len(chunks) > MAX_CHUNKS:
+            return None
+        num_tokens = next(n for n in self._token_counts if n >= needed)
+        self._fill(chunks, num_tokens)
+        hidden, _ = self._graphs.run(Prefill(num_tokens, fills_drafts))
+        return hidden
+
+    def _fill(self, chunks: Sequence[PrefillChunk], num_tokens: int) -> None:
+        copy_to_device(packed_chunks(chunks, num_tokens), self._packed)
+
+    def _launch(self, wanted: Prefill) -> torch.Tensor:
+        return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted.fills_drafts)
 
 
 def row_counts(max_rows: int) -> tuple[int, ...]:
     """1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 192, ... and max_rows."""
     steps = range(ROW_STEP, max_rows, ROW_STEP)
     return (*(n for n in (*_ROW_COUNTS, *steps) if n < max_rows), max_rows)
+
+
+def token_counts(max_tokens: int) -> tuple[int, ...]:
+    """Those of _TOKEN_COUNTS that fit, at least one."""
+    return tuple(n for n in _TOKEN_COUNTS if n <= max_tokens) or (max_tokens,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 from headway.engine.batch import Plan, StepResult
@@ -36,9 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
-    """A launched step."""
+    """A launched step. first: what its prefills gave, None where `result` gives that too."""
 
     def is_ready(self) -> bool: ...
+    def first(self) -> StepResult | None: ...
     def result(self) -> StepResult: ...
 
 
@@ -113,7 +115,15 @@ class EngineLoop:
             self._is_paused = isinstance(message, Pause)
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
-        events = self._scheduler.update(plan, handle.result())
+        """First tokens go out before the round behind them is read."""
+        first = handle.first()
+        if first is not None:
+            self._take_in(replace(plan, decode_request_ids=()), first)
+            plan = replace(plan, prefill=())
+        self._take_in(plan, handle.result())
+
+    def _take_in(self, plan: Plan, result: StepResult) -> None:
+        events = self._scheduler.update(plan, result)
         self._has_news = True
         if any(event.finish_reason for event in events):
             self._send_stats()  # first, so that who sees the end of a request sees it counted

@@ -34,9 +34,13 @@ class DeviceResults:
 
 
 class RoundHandle:
-    """The result of a launched step, perhaps still on its way."""
+    """The result of a launched step, perhaps still on its way.
 
-    def __init__(self, results: DeviceResults) -> None:
+    prefills: that of the step's prefills, where a round was launched behind them.
+    """
+
+    def __init__(self, results: DeviceResults, prefills: RoundHandle | None = None) -> None:
+        self._prefills = prefills
         self._faults = results.faults
         self._depth = results.depth
         self._is_replayed = results.is_replayed
@@ -54,8 +58,12 @@ class RoundHandle:
     def is_ready(self) -> bool:
         return self._event is None or self._event.query()
 
+    def first(self) -> StepResult | None:
+        """What the prefills gave, there before the round is done; None: `result` has all there is."""
+        return None if self._prefills is None else self._prefills.result()
+
     def result(self) -> StepResult:
-        """The one place where the host waits for the device."""
+        """All that `first` does not give. The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         lines = [] if self._round is None else emitted_of(self._round, self._depth).tolist()

@@ -14,9 +14,10 @@ from headway.engine.adjustments import AdjustmentTable
 from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.cache.pool import KVPool
 from headway.engine.errors import describe_fault
-from headway.engine.graphs import Round, RoundGraphs
+from headway.engine.graphs import GraphMemory, PrefillGraphs, Round, RoundGraphs
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
+from headway.engine.padded_prefill import padded_prefill
 from headway.engine.prefill import LEAST_BEGINNING, fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import NUM_STAMPS, Outcome, decode_round
@@ -27,7 +28,7 @@ from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
 from headway.kernels import has_fused_attention, stamp
 
-WARM_UP_TOKENS = 512
+WARM_UP_TOKENS = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +63,31 @@ class Runner:
             self.device, model.dtype, model.config.head_dim
         )
         self._views: dict[tuple[int, bool], SlotTable] = {}
-        self._graphs = (
-            RoundGraphs(self._launch_round, max_rows=len(slots.limits))
-            if self.device.type == "cuda"
-            else None
-        )
+        self._graphs: RoundGraphs | None = None
+        self._prefill_graphs: PrefillGraphs | None = None
+        if self.device.type == "cuda":
+            memory = GraphMemory()
+            self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
+            if prefill_window is None:
+                self._prefill_graphs = PrefillGraphs(
+                    self._launch_padded_prefill, memory, max_tokens=self._max_tokens, device=self.device
+                )
+
+    @property
+    def _max_tokens(self) -> int:
+        """Of one row."""
+        return self.slots.granted_block_ids.shape[1] * self.pool.block_size
 
     @torch.inference_mode()
     def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
         """Makes prefills and the rounds of these depths ready before the first request comes; all rows are
         padding. Nothing to do on the CPU."""
+        depths = tuple(depths)
         if self._graphs is not None:
             self._warm_up_prefill()
             self._graphs.capture(depths, progress)
+        if self._prefill_graphs is not None:
+            self._prefill_graphs.capture(fills_drafts=self.model.has_mtp and max(depths) > 0)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:
@@ -83,10 +96,13 @@ class Runner:
         self._move(plan.moves)
         faults = self._set_up(plan.setups)
         self._grant(plan.grants)
-        results = DeviceResults(self.device, plan.depth, faults)
+        results, prefills = DeviceResults(self.device, plan.depth, faults), None
         self._prefill(plan.prefill, results, fills_drafts=plan.fills_drafts and self.model.has_mtp)
+        if plan.prefill and plan.decode_request_ids and self.device.type == "cuda":
+            # Nobody's first token waits for the round.
+            prefills, results = RoundHandle(results), DeviceResults(self.device, plan.depth)
         self._decode(len(plan.decode_request_ids), plan.depth, results)
-        return RoundHandle(results)
+        return RoundHandle(results, prefills)
 
     def _decode(self, num_rows: int, depth: int, results: DeviceResults) -> None:
         if num_rows == 0:
@@ -183,15 +199,7 @@ class Runner:
             return
         results.prefill_stamps = torch.empty(2, dtype=torch.int64, device=self.device)
         stamp(results.prefill_stamps[:1])
-        inputs = prefill_inputs(
-            chunks, self.slots, self.pool.block_size, splits_beginnings=self._splits_beginnings
-        )
-        if self._prefill_window is not None:
-            inputs = cut_to_windows(inputs, self._prefill_window)
-        hidden = self.model.forward(inputs, self.pool)
-        if fills_drafts:
-            states = self.model.draft_hidden(hidden)
-            fill_draft_cache(self.model, self.pool, self.slots, chunks, inputs, states)
+        hidden = self._compute(chunks, fills_drafts=fills_drafts)
         firsts = first_places(chunks)
         last = [
             (c, first + len(c.token_ids) - 1) for c, first in zip(chunks, firsts, strict=True) if c.is_last
@@ -205,15 +213,37 @@ class Runner:
             ]
         stamp(results.prefill_stamps[1:])
 
+    def _compute(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
+        """[tokens or more, hidden]: the trunk's states of the chunks' tokens, one behind the other."""
+        if self._prefill_graphs is not None:
+            hidden = self._prefill_graphs.run(chunks, fills_drafts=fills_drafts)
+            if hidden is not None:
+                return hidden
+        return self._launch_prefill(chunks, fills_drafts=fills_drafts)
+
+    def _launch_prefill(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
+        """As `_compute`, of any size, kernel by kernel."""
+        inputs = prefill_inputs(
+            chunks, self.slots, self.pool.block_size, splits_beginnings=self._splits_beginnings
+        )
+        if self._prefill_window is not None:
+            inputs = cut_to_windows(inputs, self._prefill_window)
+        hidden = self.model.forward(inputs, self.pool)
+        if fills_drafts:
+            states = self.model.draft_hidden(hidden)
+            fill_draft_cache(self.model, self.pool, self.slots, chunks, inputs, states)
+        return hidden
+
+    def _launch_padded_prefill(self, packed: torch.Tensor, fills_drafts: bool) -> torch.Tensor:
+        return padded_prefill(self.model, self.pool, self.slots, packed, fills_drafts=fills_drafts)
+
     def _warm_up_prefill(self) -> None:
         """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled."""
-        limit = self.slots.granted_block_ids.shape[1] * self.pool.block_size
         lengths = [WARM_UP_TOKENS] + ([LEAST_BEGINNING] if self._splits_beginnings else [])
         for length in lengths:
-            tokens = (0,) * min(length, limit)
+            tokens = (0,) * min(length, self._max_tokens)
             chunk = PrefillChunk(0, 0, 0, tokens, hidden_block_id=None, is_last=False)
-            results = DeviceResults(self.device, 0)
-            self._prefill([chunk], results, fills_drafts=self.model.has_mtp)
+            self._launch_prefill([chunk], fills_drafts=self.model.has_mtp)
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])
         pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])

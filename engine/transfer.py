@@ -21,3 +21,11 @@ def to_device(
     if device.type != "cuda":
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def copy_to_device(values: Sequence[int], target: torch.Tensor) -> None:
+    """Writes the values to the begin of the target, for all that is launched from now on; the rest stays."""
+    host = torch.as_tensor(values, dtype=target.dtype)
+    if target.is_cuda:
+        host = host.pin_memory()
+    target[: len(host)].copy_(host, non_blocking=True)

@@ -34,13 +34,27 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """Parts of prompts, whose number and lengths are data: tokens [first_tokens[i], + lengths[i]) of the flat list.
+
+    The chunk's token w stands at start_positions[i] + w. Tokens of no chunk are padding.
+    """
+
+    block_table: torch.Tensor  # [chunks, max_blocks] int64, -1 where no block is granted
+    first_tokens: torch.Tensor  # [chunks] int64
+    lengths: torch.Tensor  # [chunks] int64; 0: no chunk
+    start_positions: torch.Tensor  # [chunks] int64
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """Flat tokens of all segments."""
+    """Flat tokens of all segments, or of chunks."""
 
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     segments: tuple[Segment, ...]
+    chunks: Chunks | None = None  # instead of segments
 
 
 def inputs_of(

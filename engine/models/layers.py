@@ -14,7 +14,14 @@ import torch
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
 from headway.engine.models.linear import Linear
-from headway.kernels import add_rms_norm, causal_attention, paged_attention, rms_norm, rope_append
+from headway.kernels import (
+    add_rms_norm,
+    causal_attention,
+    paged_attention,
+    rms_norm,
+    rope_append,
+    varlen_attention,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,19 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """[tokens, q_heads * head_dim]."""
         out = query.new_empty(query.shape)
+        if inputs.chunks is not None:
+            chunks = inputs.chunks
+            varlen_attention(
+                query,
+                cache.keys,
+                cache.values,
+                chunks.block_table,
+                chunks.first_tokens,
+                chunks.lengths,
+                chunks.start_positions,
+                self._scale,
+                out=out,
+            )
         for segment in inputs.segments:
             tokens = slice(segment.first_token, segment.first_token + segment.rows * segment.window)
             shape = (segment.rows, segment.window, *query.shape[1:])

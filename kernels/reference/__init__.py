@@ -24,6 +24,7 @@ from headway.kernels.reference.silu_mul import silu_mul
 from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
 from headway.kernels.reference.stamp import stamp
 from headway.kernels.reference.stream_read import stream_read
+from headway.kernels.reference.varlen_attention import varlen_attention
 from headway.kernels.reference.verify import verify_speculative_tokens
 
 __all__ = [
@@ -55,5 +56,6 @@ __all__ = [
     "skinny_linear",
     "stamp",
     "stream_read",
+    "varlen_attention",
     "verify_speculative_tokens",
 ]

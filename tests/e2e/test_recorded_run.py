@@ -47,6 +47,9 @@ class RecordedHandle:
     def is_ready(self) -> bool:
         return self.handle.is_ready()
 
+    def first(self) -> StepResult | None:
+        return None
+
     def result(self) -> StepResult:
         failed = self.recorder.faulty.intersection(self.plan.decode_request_ids)
         self.recorder.faulty -= failed

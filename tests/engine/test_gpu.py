@@ -11,16 +11,20 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.exactness import Case, generate, generate_with, logits_of
 from headway_testing.local import LateRunner, LocalEngine
 from headway_testing.poison import PoisoningRunner
+from headway_testing.prefills import PaddedPrefills
 from tokenizers import Tokenizer
 
+from headway.engine.batch import Plan
 from headway.engine.config import EngineConfig
-from headway.engine.graphs import Round, row_counts
+from headway.engine.graphs import Round, row_counts, token_counts
 from headway.engine.loop import EngineLoop
 from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.results import RoundHandle
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
 
@@ -98,9 +102,44 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
     engines[0].engine.runner.capture([3], progress=lambda _: None)
     launching = engines[1].engine.runner
     launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]
+    launching._prefill_graphs = PaddedPrefills(launching, token_counts(512))  # type: ignore[assignment]
     assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
     for i in range(3, 24, 4):
         assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
+
+
+class NeverWaiting:
+    """A runner for which to wait for the device is an error, but where a round is captured."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def launch(self, plan: Plan) -> RoundHandle:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return self._runner.launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]]) -> None:
+    """Whatever a request asks for, long prompts, found prefixes and rows that come and go among them."""
+    engine = LocalEngine(config_of(max_running=8, prefill_chunk=256), reads_late=True)
+    engine.engine.runner.capture([3], progress=lambda _: None)
+    late = LateRunner(NeverWaiting(engine.engine.runner))
+    engine.loop = EngineLoop(engine.engine.scheduler, late, engine.post)
+    wishes: list[dict[str, object]] = [
+        {},
+        {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+        {"logit_bias": {5: 3.0}, "min_tokens": 4, "bad_words_token_ids": [[7], [8, 9]]},
+        {"allowed_token_ids": list(range(100, 400))},
+        {"num_logprobs": 2, "num_prompt_logprobs": 1, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    ]
+    for i, prompt in enumerate(prompts[:20]):
+        sampling = SamplingParams(seed=i, **wishes[i % len(wishes)])  # type: ignore[arg-type]
+        engine.submit(prompt * (9 if i % 7 == 0 else 1), max_tokens=3 + 5 * (i % 4), sampling=sampling)
+    outputs = engine.run()
+    assert all(output.finish_reason is not None for output in outputs.values())
 
 
 @pytest.mark.timeout(500)

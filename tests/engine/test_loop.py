@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from headway_testing.checkpoints import constructed_mimo, random_cycle
 from headway_testing.local import LocalEngine
 
 from headway.engine import loop
+from headway.engine.batch import Plan, StageSeconds, StepResult
 from headway.engine.config import EngineConfig
+from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.mailbox import Abort, Pause, Resume
 from headway.engine.request import FinishReason
 
@@ -113,3 +116,46 @@ def test_a_refusal_names_the_field(engine: LocalEngine) -> None:
     engine.step()
     (event,) = engine.outputs[0].events
     assert (event.error_code, event.error_param) == ("invalid_value", "prompt")
+
+
+class PartedRunner:
+    """As on a GPU: what the prefills of a step gave is there before its round, whose result is read after it."""
+
+    def __init__(self, runner: Launcher) -> None:
+        self._runner = runner
+
+    def launch(self, plan: Plan) -> Handle:
+        return Parted(plan, self._runner.launch(plan).result())
+
+
+class Parted:
+    def __init__(self, plan: Plan, result: StepResult) -> None:
+        self._has_parts = bool(plan.prefill) and bool(plan.decode_request_ids)
+        self._result = result
+
+    def is_ready(self) -> bool:
+        return False
+
+    def first(self) -> StepResult | None:
+        if not self._has_parts:
+            return None
+        return replace(self._result, emitted=(), emitted_logprobs=(), seconds=StageSeconds())
+
+    def result(self) -> StepResult:
+        if not self._has_parts:
+            return self._result
+        return replace(self._result, first_token_ids=(), first_logprobs=(), prompt_logprobs=(), faults=())
+
+
+@pytest.mark.parametrize("reads_late", [True], ids=["one-step-in-flight"])
+@pytest.mark.parametrize("max_tokens", [1, 2, 30])
+def test_first_tokens_do_not_wait_for_the_round_behind_them(engine: LocalEngine, max_tokens: int) -> None:
+    engine.loop = EngineLoop(engine.engine.scheduler, PartedRunner(engine.engine.runner), engine.post)
+    ids = [engine.submit([start], max_tokens=max_tokens) for start in (3, 5, 7)]
+    outputs = engine.run()
+    for request_id, start in zip(ids, (3, 5, 7), strict=True):
+        output = outputs[request_id]
+        assert output.events[0].token_ids == expected(start, 1), "an event of its own"
+        assert output.token_ids == expected(start, max_tokens)
+        assert output.finish_reason is FinishReason.LENGTH
+    assert engine.engine.scheduler.snapshot().num_kv_blocks_used == 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
 from headway_testing.local import LocalEngine
+from headway_testing.prefills import PaddedPrefills
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway import kernels
@@ -102,3 +103,29 @@ def check_equal(*engines: LocalEngine) -> None:
     outputs = [engine.run() for engine in engines]
     assert ids[0] == ids[1]
     assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_prefills_among_padding_give_the_same_text(
+    tmp_path: Path, depth: int, *, prefix_caching: bool
+) -> None:
+    """Several chunks at once, prompts over several steps, prefixes found in the cache: keys, values and what the
+    MTP layer was given equal those of prefills without padding."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(
+        model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
+    )
+    engines = [LocalEngine(config) for _ in range(2)]
+    runner = engines[1].engine.runner
+    padded = PaddedPrefills(runner, (16, 32, 48))
+    runner._prefill_graphs = padded  # type: ignore[assignment]
+    prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16)]
+    for _ in range(2):
+        ids = [[engine.submit(prompt, max_tokens=30) for prompt in prompts] for engine in engines]
+        outputs = [engine.run() for engine in engines]
+        assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
+    assert len(set(padded.sizes)) > 1
+    counts = [engine.engine.scheduler.snapshot() for engine in engines]
+    assert counts[0].accepted_tokens_per_position == counts[1].accepted_tokens_per_position
+    assert bool(counts[1].num_cached_prompt_tokens) == prefix_caching

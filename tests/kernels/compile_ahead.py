@@ -102,6 +102,19 @@ CASES = [
     ),
     *(
         Case(
+            "varlen_attention",
+            "_varlen_kernel",
+            ATTENTION | pointers("first length"),
+            {"SHARING": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
+            | {"QUERIES": queries, "TILE": queries},
+            8,
+            3,
+            (*STRIDES, "query_token_stride", "out_token_stride"),
+        )
+        for head_dim, queries in ((64, 64), (128, 64), (256, 32))
+    ),
+    *(
+        Case(
             "skinny_linear",
             "_linear_kernel",
             LINEAR,

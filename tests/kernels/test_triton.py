@@ -26,7 +26,7 @@ GROUPS = {
         "commit_round",
     ),
     "sampling": ("sample",),
-    "attention": ("paged_attention_pieces", "prefill_attention"),
+    "attention": ("paged_attention_pieces", "prefill_attention", "varlen_attention"),
     "layers": (
         "skinny_linear",
         "add_linear",

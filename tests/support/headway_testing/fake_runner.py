@@ -57,6 +57,9 @@ class FakeHandle:
     def is_ready(self) -> bool:
         return self.ready()
 
+    def first(self) -> StepResult | None:
+        return None
+
     def result(self) -> StepResult:
         return self.value
 

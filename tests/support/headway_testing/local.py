@@ -29,6 +29,9 @@ class Late:
     def is_ready(self) -> bool:
         return not self._is_late
 
+    def first(self) -> StepResult | None:
+        return self._handle.first()
+
     def result(self) -> StepResult:
         return self._handle.result()
 

@@ -1,0 +1,141 @@
+"""Causal attention of chunks of different lengths, laid one behind the other, over the paged cache.
+
+How many chunks there are, and how long they are, is data: one captured graph serves any that fit. Keys are taken as
+`prefill_attention` takes them; they are in the cache already.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels._attention import check_attention
+from headway.kernels._triton import check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels.prefill_attention import _attend_tile
+from headway.kernels.reference.varlen_attention import varlen_attention as varlen_attention_twin
+
+_LOG2_E = 1.4426950408889634
+# Queries and keys of a tile: short chunks should still fill the card.
+_TILE, _STAGES, _WARPS = (64, 64), 3, 8
+# fp32 products run outside the tensor cores and want registers; so do wide heads.
+_SMALL_TILE = 32, 32
+
+
+@jit
+def _place_of_tile(
+    length_ptr: tl.tensor,
+    num_chunks: tl.tensor,
+    index: tl.tensor,
+    CHUNKS: tl.constexpr,
+    QUERIES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(whether there is a tile `index`, counted from the last, its chunk, its first query's place in it)."""
+    chunk = tl.arange(0, CHUNKS)
+    length = tl.load(length_ptr + chunk, mask=chunk < num_chunks, other=0).to(tl.int32)
+    tiles = (length + QUERIES - 1) // QUERIES
+    through = tl.cumsum(tiles, 0)
+    tile = tl.sum(tiles, 0) - 1 - index
+    found = tl.sum((through <= tile).to(tl.int32), 0)
+    before = tl.sum(tl.where(chunk == found, through - tiles, 0), 0)
+    return tile >= 0, found, (tile - before) * QUERIES
+
+
+@jit_once_for("num_chunks", "max_blocks", "table_stride")
+def _varlen_kernel(
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    first_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_chunks: tl.tensor,
+    max_blocks: tl.tensor,
+    scale: tl.tensor,
+    query_token_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    out_token_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    SHARING: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """One program a head and QUERIES queries of a chunk; the last queries, which see most keys, start first."""
+    head = tl.program_id(0)
+    exists, chunk, first_place = _place_of_tile(length_ptr, num_chunks, tl.program_id(1), CHUNKS, QUERIES)
+    if exists:
+        length = tl.load(length_ptr + chunk).to(tl.int32)
+        start = tl.load(start_ptr + chunk).to(tl.int32)
+        place = first_place + tl.arange(0, QUERIES)
+        is_query = (place < length)[:, None]
+        token = tl.load(first_ptr + chunk) + place
+        column = tl.arange(0, HEAD_DIM)[None, :]
+        q_offsets = token[:, None] * query_token_stride + head * query_head_stride + column
+        q = tl.load(query_ptr + q_offsets, mask=is_query, other=0)
+        position = start + place
+
+        end = tl.minimum(start + tl.minimum(length, first_place + QUERIES), max_blocks * BLOCK_SIZE)
+        whole_end = tl.minimum(start + first_place + 1, end) // TILE * TILE
+        keys_ptr = key_ptr + (head // SHARING) * head_stride
+        values_ptr = value_ptr + (head // SHARING) * head_stride
+        entries_ptr = table_ptr + chunk.to(tl.int64) * table_stride
+        top = tl.full((QUERIES,), -float("inf"), tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+        for first in range(0, whole_end, TILE):
+            top, total, mixed = _attend_tile(
+                q, position, top, total, mixed, keys_ptr, values_ptr, entries_ptr, first, end, 0, scale,
+                block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, True, False,
+            )  # fmt: skip
+        for first in range(whole_end, end, TILE):
+            top, total, mixed = _attend_tile(
+                q, position, top, total, mixed, keys_ptr, values_ptr, entries_ptr, first, end, 0, scale,
+                block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, False, False,
+            )  # fmt: skip
+        result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        out_offsets = token[:, None] * out_token_stride + head * out_head_stride + column
+        tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=is_query)
+
+
+def varlen_attention(
+    query: torch.Tensor,  # [tokens, q_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    block_table: torch.Tensor,  # [chunks, max_blocks] int32 or int64; entries not in use may be -1
+    first_tokens: torch.Tensor,  # [chunks] int64
+    lengths: torch.Tensor,  # [chunks] int64; 0: no chunk
+    start_positions: torch.Tensor,  # [chunks] int64
+    scale: float,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys 0 .. start + w.
+
+    Tokens of no chunk get nothing written.
+    """
+    if not takes_triton(query) or query.dtype == torch.float64:
+        return varlen_attention_twin(
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, out=out
+        )
+    result = torch.empty_like(query) if out is None else out
+    check_attention(query[None], key_cache, value_cache, result[None])
+    check_dense(first_tokens, lengths, start_positions)
+    num_tokens, q_heads, head_dim = query.shape
+    num_chunks, max_blocks = block_table.shape
+    queries, tile = _SMALL_TILE if query.dtype == torch.float32 or head_dim > 128 else _TILE
+    if num_tokens > 0 and num_chunks > 0:
+        _varlen_kernel[(q_heads, num_tokens // queries + num_chunks)](
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
+            num_chunks, max_blocks, scale * _LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
+            block_table.stride(0), *result.stride()[:2], SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim,
+            BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=queries, TILE=tile,
+            num_warps=_WARPS, num_stages=_STAGES,
+        )  # fmt: skip
+    return result

@@ -1,0 +1,99 @@
+"""varlen_attention against prefill_attention, chunk by chunk, and that nothing else is written or read."""
+
+import pytest
+import torch
+
+from headway.kernels import prefill_attention, varlen_attention
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+GUARD = 1e4
+
+
+class Prompts:
+    """Chunks (length, start) in shuffled blocks, unused entries -1; NaN in blocks that no chunk has, GUARD behind a chunk's end."""
+
+    def __init__(
+        self,
+        chunks: list[tuple[int, int]],
+        device: torch.device,
+        *,
+        heads: tuple[int, int] = (4, 2),
+        head_dim: int = 16,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        padding: int = 7,
+    ) -> None:
+        generator = torch.Generator().manual_seed(sum(map(sum, chunks)))
+        q_heads, kv_heads = heads
+        lengths, starts = ([chunk[i] for chunk in chunks] for i in (0, 1))
+        blocks = max(-(-(length + start) // block_size) for length, start in chunks) + 1
+        table = torch.randperm(len(chunks) * blocks, generator=generator).view(len(chunks), blocks)
+        shape = 2, len(chunks) * blocks, block_size, kv_heads, head_dim
+        caches = torch.full(shape, torch.nan, dtype=dtype)
+        for row, (length, start) in enumerate(chunks):
+            if length == 0:
+                table[row] = -1
+                continue
+            used = -(-(length + start) // block_size)
+            caches[:, table[row, :used]] = GUARD
+            for place in range(length + start):
+                cell = table[row, place // block_size], place % block_size
+                caches[:, *cell] = torch.randn(2, kv_heads, head_dim, generator=generator).to(dtype)
+            table[row, used:] = -1
+        self.chunks, self.scale = chunks, head_dim**-0.5
+        self.keys, self.values = caches.to(device)
+        self.table = table.to(device)
+        self.lengths, self.starts = (torch.tensor(part, device=device) for part in (lengths, starts))
+        self.firsts = torch.tensor([sum(lengths[:row]) for row in range(len(chunks))], device=device)
+        tokens = sum(lengths) + padding
+        self.query = torch.randn(tokens, q_heads, head_dim, generator=generator).to(device, dtype)
+        self.query[sum(lengths) :] = torch.nan  # padding
+
+    def run(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        chunks = self.table, self.firsts, self.lengths, self.starts
+        return varlen_attention(self.query, self.keys, self.values, *chunks, self.scale, out=out)
+
+    def one_by_one(self) -> list[torch.Tensor]:
+        return [
+            prefill_attention(
+                self.query[None, first : first + length], self.keys, self.values, self.table[row : row + 1],
+                self.starts[row : row + 1], self.scale,
+            )[0]
+            for row, (first, (length, _)) in enumerate(zip(self.firsts.tolist(), self.chunks, strict=True))
+        ]  # fmt: skip
+
+
+CASES = {
+    "one": [(50, 0)],
+    "single-tokens": [(1, 0), (1, 31), (1, 16)],
+    "mixed": [(70, 0), (3, 60), (0, 0), (33, 5), (1, 0), (64, 16)],
+    "padding-chunks": [(20, 12), (0, 0), (0, 0)],
+}
+
+
+@pytest.mark.parametrize("chunks", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_each_chunk_gets_what_it_gets_alone(
+    chunks: list[tuple[int, int]], block_size: int, device: torch.device
+) -> None:
+    prompts = Prompts(chunks, device, block_size=block_size)
+    out = torch.full_like(prompts.query, GUARD)
+    assert prompts.run(out) is out
+    for (length, _), first, expected in zip(
+        chunks, prompts.firsts.tolist(), prompts.one_by_one(), strict=True
+    ):
+        torch.testing.assert_close(out[first : first + length], expected, rtol=0, atol=2e-6)
+    assert bool((out[sum(length for length, _ in chunks) :] == GUARD).all()), "padding is written"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_types_and_head_sizes(head_dim: int, dtype: torch.dtype) -> None:
+    chunks = [(300, 0), (128, 1000), (1, 77), (0, 0), (64, 64), (130, 2)]
+    prompts = Prompts(chunks, torch.device("cuda"), heads=(8, 2), head_dim=head_dim, dtype=dtype, padding=17)
+    result = prompts.run()
+    for (length, _), first, expected in zip(
+        chunks, prompts.firsts.tolist(), prompts.one_by_one(), strict=True
+    ):
+        torch.testing.assert_close(result[first : first + length], expected, rtol=0, atol=TOLERANCE[dtype])
