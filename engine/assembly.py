@@ -117,6 +117,7 @@ def assemble(
         drafter=drafter,
         synthetic=synthetic,
         prefill_window=prefill_window,
+        max_prefill_tokens=max(config.prefill_chunk or 0, config.idle_prefill_chunk or 0),
     )
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)

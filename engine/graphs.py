@@ -15,14 +15,14 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from headway.engine.batch import PrefillChunk
-from headway.engine.padded_prefill import HEADER, MAX_CHUNKS, packed_chunks
+from headway.engine.padded_prefill import HEADER, Prefill, packed_chunks, prefills_of, smallest_prefill
 from headway.engine.round import Outcome
 from headway.engine.transfer import copy_to_device
 
 # Beyond these every 64: the rows that a larger graph computes in vain stay few.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48)
 ROW_STEP = 64
-# Longer prefills take the device longer than the host takes to launch them kernel by kernel.
+# Longer prefills take the device longer than the host takes to launch them kernel by kernel (7B model, H200).
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 
 Key = TypeVar("Key", bound=Hashable)
@@ -38,13 +38,6 @@ class Round(NamedTuple):
     depth: int
     is_adjusted: bool = False
     keeps_logits: bool = False
-
-
-class Prefill(NamedTuple):
-    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too."""
-
-    num_tokens: int
-    fills_drafts: bool
 
 
 class GraphMemory:
@@ -81,7 +74,9 @@ class Graphs(Generic[Key, Result]):
         self._is_too_large: set[Key] = set()
 
     def capture(self, wanted: Key) -> None:
-        """Runs it once before it is captured, which compiles its kernels."""
+        """Runs it once before it is captured, which compiles its kernels. What was captured before stays."""
+        if wanted in self._graphs:
+            return
         self._launch(wanted)
         self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
 
@@ -140,12 +135,12 @@ class RoundGraphs:
 class PrefillGraphs:
     """Prefills of few tokens, which the host would launch more slowly than the device computes them.
 
-    launch: given the chunks as `packed_chunks` makes them, on the device, and whether drafts are filled.
+    launch: given the chunks as `packed_chunks` makes them, on the device.
     """
 
     def __init__(
         self,
-        launch: Callable[[torch.Tensor, bool], torch.Tensor],
+        launch: Callable[[torch.Tensor, Prefill], torch.Tensor],
         memory: GraphMemory,
         *,
         max_tokens: int,
@@ -159,27 +154,24 @@ class PrefillGraphs:
     def capture(self, *, fills_drafts: bool) -> None:
         """The largest first. Only while row 0 of the slot table is padding: its blocks are nobody's."""
         started = time.monotonic()
-        for num_tokens in reversed(self._token_counts):
-            chunk = PrefillChunk(0, 0, 0, (0,) * num_tokens, hidden_block_id=None, is_last=False)
-            self._fill([chunk], num_tokens)
-            self._graphs.capture(Prefill(num_tokens, fills_drafts))
-        logger.info("captured %d prefills in %.1f s", len(self._token_counts), time.monotonic() - started)
+        wanted = sorted(prefills_of(self._token_counts, fills_drafts=fills_drafts), reverse=True)
+        for prefill in wanted:
+            chunk = PrefillChunk(0, 0, 0, (0,) * prefill.num_tokens, hidden_block_id=None, is_last=False)
+            copy_to_device(packed_chunks([chunk], prefill.num_tokens), self._packed)
+            self._graphs.capture(prefill)
+        logger.info("captured %d prefills in %.1f s", len(wanted), time.monotonic() - started)
 
     def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
-        """[tokens or more, hidden], the chunks' one behind the other; None: they are too many for any graph."""
-        needed = sum(len(chunk.token_ids) for chunk in chunks)
-        if needed > self._token_counts[-1] or len(chunks) > MAX_CHUNKS:
+        """[tokens or more, hidden], the chunks' one behind the other; None: no graph is for them."""
+        wanted = smallest_prefill(chunks, self._token_counts, fills_drafts=fills_drafts)
+        if wanted is None:
             return None
-        num_tokens = next(n for n in self._token_counts if n >= needed)
-        self._fill(chunks, num_tokens)
-        hidden, _ = self._graphs.run(Prefill(num_tokens, fills_drafts))
+        copy_to_device(packed_chunks(chunks, wanted.num_tokens), self._packed)
+        hidden, _ = self._graphs.run(wanted)
         return hidden
 
-    def _fill(self, chunks: Sequence[PrefillChunk], num_tokens: int) -> None:
-        copy_to_device(packed_chunks(chunks, num_tokens), self._packed)
-
     def _launch(self, wanted: Prefill) -> torch.Tensor:
-        return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted.fills_drafts)
+        return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted)
 
 
 def row_counts(max_rows: int) -> tuple[int, ...]:

@@ -7,12 +7,13 @@ padding: they are computed, and written nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from headway.engine.batch import PrefillChunk
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import Chunks, ForwardInputs
+from headway.engine.models.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 
@@ -20,6 +21,38 @@ MAX_CHUNKS = 64
 # Of each chunk: its row, start position, length and the block of the hidden state before it, -1: the row's own.
 _CHUNK_FIELDS = 4
 HEADER = MAX_CHUNKS * _CHUNK_FIELDS
+# One chunk of so few tokens is attended as a window, whose keys the device shares out: a short turn of a long chat.
+# Several take attention's other kernel, a program for each head and tile of queries: behind so many keys no graph
+# makes up for that.
+_WINDOW_TOKENS, _MAX_PREFIX = 32, 8192
+
+
+class Prefill(NamedTuple):
+    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too. is_window: of one short chunk."""
+
+    num_tokens: int
+    fills_drafts: bool
+    is_window: bool
+
+
+def smallest_prefill(
+    chunks: Sequence[PrefillChunk], token_counts: Sequence[int], *, fills_drafts: bool
+) -> Prefill | None:
+    """That of one of the token counts, ascending, which holds the chunks; None: they are better off without."""
+    needed = sum(len(chunk.token_ids) for chunk in chunks)
+    if needed > token_counts[-1] or len(chunks) > MAX_CHUNKS:
+        return None
+    num_tokens = next(count for count in token_counts if count >= needed)
+    is_window = len(chunks) == 1 and num_tokens <= _WINDOW_TOKENS
+    if not is_window and any(chunk.start > _MAX_PREFIX for chunk in chunks):
+        return None
+    return Prefill(num_tokens, fills_drafts, is_window)
+
+
+def prefills_of(token_counts: Sequence[int], *, fills_drafts: bool) -> list[Prefill]:
+    """All that `smallest_prefill` may choose."""
+    windows = [Prefill(count, fills_drafts, True) for count in token_counts if count <= _WINDOW_TOKENS]
+    return windows + [Prefill(count, fills_drafts, False) for count in token_counts]
 
 
 def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
@@ -28,9 +61,8 @@ def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
     rows = [chunk.row for chunk in chunks] + [chunks[0].row] * missing
     starts = [chunk.start for chunk in chunks] + [0] * missing
     lengths = [len(chunk.token_ids) for chunk in chunks] + [0] * missing
-    hits = [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks] + [
-        -1
-    ] * missing
+    found = (chunk.hidden_block_id for chunk in chunks)
+    hits = [-1 if block_id is None else block_id for block_id in found] + [-1] * missing
     token_ids = [token for chunk in chunks for token in chunk.token_ids]
     return [*rows, *starts, *lengths, *hits, *token_ids, *([0] * (num_tokens - len(token_ids)))]
 
@@ -40,8 +72,7 @@ def padded_prefill(
     pool: KVPool,
     slots: SlotTable,
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
-    *,
-    fills_drafts: bool,
+    wanted: Prefill,
 ) -> torch.Tensor:  # [tokens, hidden]
     """The trunk's hidden states; keys, values and, with fills_drafts, what the MTP layer keeps are written.
 
@@ -51,30 +82,32 @@ def padded_prefill(
     rows, starts, lengths, hits = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
     through = lengths.cumsum(0)
     firsts = through - lengths
-    places = torch.arange(len(token_ids), device=packed.device)
+    places = torch.arange(wanted.num_tokens, device=packed.device)
     chunk_of_token = torch.searchsorted(through, places, right=True).clamp_(max=MAX_CHUNKS - 1)
     is_token = places < through[-1]
     positions = torch.where(is_token, places + (starts - firsts)[chunk_of_token], 0)
     tables = slots.granted_block_ids.index_select(0, rows)
     blocks = tables[chunk_of_token, positions // pool.block_size]
     slot_mapping = torch.where(is_token, blocks * pool.block_size + positions % pool.block_size, -1)
-    inputs = ForwardInputs(
-        token_ids, positions, slot_mapping, segments=(), chunks=Chunks(tables, firsts, lengths, starts)
-    )
+    if wanted.is_window:
+        window = Segment(0, 1, wanted.num_tokens, tables[:1], starts[:1], starts[:1] + lengths[:1])
+        inputs = ForwardInputs(token_ids, positions, slot_mapping, (window,))
+    else:
+        chunks = Chunks(tables, firsts, lengths, starts)
+        inputs = ForwardInputs(token_ids, positions, slot_mapping, segments=(), chunks=chunks)
     hidden = model.forward(inputs, pool)
-    if fills_drafts:
+    if wanted.fills_drafts:
+        assert pool.block_hidden is not None, "drafts need block_hidden"
         states = model.draft_hidden(hidden)
-        before = slots.chunk_hidden.index_select(0, rows)
-        if pool.block_hidden is not None:
-            before = torch.where((hits < 0)[:, None], before, pool.block_hidden[hits])
+        own = slots.chunk_hidden.index_select(0, rows)
+        before = torch.where((hits < 0)[:, None], own, pool.block_hidden[hits])
         is_first = (places == firsts[chunk_of_token])[:, None]
         previous = torch.where(is_first, before[chunk_of_token], states.roll(1, 0))
         # Chunks that do not exist write what the first one writes.
         lasts = torch.where(lengths > 0, through, lengths[0]) - 1
         slots.chunk_hidden.index_copy_(0, rows, states.index_select(0, lasts))
         pool.keep_hidden(slot_mapping, states)
-        pairs = ForwardInputs(
-            token_ids, positions, torch.where(positions == 0, -1, slot_mapping), (), inputs.chunks
-        )
+        pair_slots = torch.where(positions == 0, -1, slot_mapping)
+        pairs = ForwardInputs(token_ids, positions, pair_slots, inputs.segments, inputs.chunks)
         model.fill_draft_cache(pairs, previous, pool)
     return hidden

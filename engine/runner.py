@@ -13,11 +13,11 @@ import torch
 from headway.engine.adjustments import AdjustmentTable
 from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.cache.pool import KVPool
-from headway.engine.errors import describe_fault
+from headway.engine.errors import ConfigError, describe_fault
 from headway.engine.graphs import GraphMemory, PrefillGraphs, Round, RoundGraphs
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
-from headway.engine.padded_prefill import padded_prefill
+from headway.engine.padded_prefill import Prefill, padded_prefill
 from headway.engine.prefill import LEAST_BEGINNING, fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import NUM_STAMPS, Outcome, decode_round
@@ -46,8 +46,10 @@ class Runner:
         drafter: Drafter = mtp_drafts,
         synthetic: SyntheticAcceptance | None = None,
         prefill_window: int | None = None,
+        max_prefill_tokens: int = WARM_UP_TOKENS,
     ) -> None:
-        """prefill_window: prompts are attended in windows of so many tokens; None: in whole chunks."""
+        """prefill_window: prompts are attended in windows of so many tokens; None: in whole chunks.
+        max_prefill_tokens: of all chunks of a step together."""
         self.model = model
         self.pool = pool
         self.slots = slots
@@ -59,6 +61,7 @@ class Runner:
         self._drafter = drafter
         self._synthetic = synthetic
         self._prefill_window = prefill_window
+        self._max_prefill_tokens = max_prefill_tokens
         self._splits_beginnings = prefill_window is None and has_fused_attention(
             self.device, model.dtype, model.config.head_dim
         )
@@ -69,25 +72,27 @@ class Runner:
             memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
+                most = min(max_prefill_tokens, self._max_row_tokens)
                 self._prefill_graphs = PrefillGraphs(
-                    self._launch_padded_prefill, memory, max_tokens=self._max_tokens, device=self.device
+                    self._launch_padded_prefill, memory, max_tokens=most, device=self.device
                 )
 
     @property
-    def _max_tokens(self) -> int:
-        """Of one row."""
+    def _max_row_tokens(self) -> int:
+        """As many as have a place in a row's block table."""
         return self.slots.granted_block_ids.shape[1] * self.pool.block_size
 
     @torch.inference_mode()
     def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
         """Makes prefills and the rounds of these depths ready before the first request comes; all rows are
-        padding. Nothing to do on the CPU."""
+        padding. Nothing to do on the CPU. Raises ConfigError where the memory does not suffice."""
         depths = tuple(depths)
-        if self._graphs is not None:
-            self._warm_up_prefill()
-            self._graphs.capture(depths, progress)
+        if self._graphs is None or not depths:
+            return
+        self._warm_up_prefill()
         if self._prefill_graphs is not None:
             self._prefill_graphs.capture(fills_drafts=self.model.has_mtp and max(depths) > 0)
+        self._graphs.capture(depths, progress)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:
@@ -98,8 +103,8 @@ class Runner:
         self._grant(plan.grants)
         results, prefills = DeviceResults(self.device, plan.depth, faults), None
         self._prefill(plan.prefill, results, fills_drafts=plan.fills_drafts and self.model.has_mtp)
-        if plan.prefill and plan.decode_request_ids and self.device.type == "cuda":
-            # Nobody's first token waits for the round.
+        if results.first_tokens is not None and plan.decode_request_ids and self.device.type == "cuda":
+            # They do not wait for the round.
             prefills, results = RoundHandle(results), DeviceResults(self.device, plan.depth)
         self._decode(len(plan.decode_request_ids), plan.depth, results)
         return RoundHandle(results, prefills)
@@ -234,16 +239,24 @@ class Runner:
             fill_draft_cache(self.model, self.pool, self.slots, chunks, inputs, states)
         return hidden
 
-    def _launch_padded_prefill(self, packed: torch.Tensor, fills_drafts: bool) -> torch.Tensor:
-        return padded_prefill(self.model, self.pool, self.slots, packed, fills_drafts=fills_drafts)
+    def _launch_padded_prefill(self, packed: torch.Tensor, wanted: Prefill) -> torch.Tensor:
+        return padded_prefill(self.model, self.pool, self.slots, packed, wanted)
 
     def _warm_up_prefill(self) -> None:
-        """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled."""
-        lengths = [WARM_UP_TOKENS] + ([LEAST_BEGINNING] if self._splits_beginnings else [])
-        for length in lengths:
-            tokens = (0,) * min(length, self._max_tokens)
-            chunk = PrefillChunk(0, 0, 0, tokens, hidden_block_id=None, is_last=False)
-            self._launch_prefill([chunk], fills_drafts=self.model.has_mtp)
+        """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the most
+        that a step may take is tried. Raises ConfigError."""
+        beginnings = [LEAST_BEGINNING] if self._splits_beginnings else []
+        for num_tokens in (WARM_UP_TOKENS, *beginnings, self._max_prefill_tokens):
+            whole, rest = divmod(num_tokens, self._max_row_tokens)
+            lengths = [self._max_row_tokens] * whole + ([rest] if rest else [])
+            chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=False) for n in lengths]
+            try:
+                self._launch_prefill(chunks, fills_drafts=self.model.has_mtp)
+            except torch.OutOfMemoryError as error:
+                raise ConfigError(
+                    f"a step with {num_tokens:,} prompt tokens does not fit into the memory that weights and KV cache "
+                    "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
+                ) from error
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])
         pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])

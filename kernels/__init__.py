@@ -7,7 +7,6 @@ from headway.kernels._adjustments import Adjustments
 from headway.kernels._device import has_fused_attention
 from headway.kernels._late_norm import LateNorm
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
-from headway.kernels._skinny import FEW_ROWS
 from headway.kernels.add_linear import add_linear
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
@@ -37,7 +36,6 @@ from headway.kernels.varlen_attention import varlen_attention
 from headway.kernels.verify import verify_speculative_tokens
 
 __all__ = [
-    "FEW_ROWS",
     "Adjustments",
     "DraftWindow",
     "LateNorm",

@@ -51,6 +51,7 @@ def has_fused_attention(device: torch.device, dtype: torch.dtype, head_dim: int)
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
+        and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
         and torch.cuda.get_device_capability(device)[0] in _FUSED_MAJOR_CAPABILITIES
         and dtype in (torch.bfloat16, torch.float16)
         and head_dim <= _FUSED_MAX_HEAD_DIM

@@ -14,10 +14,10 @@ from headway.kernels.prefill_attention import _attend_tile
 from headway.kernels.reference.varlen_attention import varlen_attention as varlen_attention_twin
 
 _LOG2_E = 1.4426950408889634
-# Queries and keys of a tile: short chunks should still fill the card.
-_TILE, _STAGES, _WARPS = (64, 64), 3, 8
-# fp32 products run outside the tensor cores and want registers; so do wide heads.
-_SMALL_TILE = 32, 32
+# Queries and keys of a tile, and warps: short chunks should still fill the card. fp32 products run outside the tensor
+# cores and want registers; so do wide heads.
+_TILE, _SMALL_TILE = (64, 64, 8), (32, 32, 4)
+_STAGES = 3
 
 
 @jit
@@ -129,13 +129,13 @@ def varlen_attention(
     check_dense(first_tokens, lengths, start_positions)
     num_tokens, q_heads, head_dim = query.shape
     num_chunks, max_blocks = block_table.shape
-    queries, tile = _SMALL_TILE if query.dtype == torch.float32 or head_dim > 128 else _TILE
+    queries, tile, num_warps = _SMALL_TILE if query.dtype == torch.float32 or head_dim > 128 else _TILE
     if num_tokens > 0 and num_chunks > 0:
         _varlen_kernel[(q_heads, num_tokens // queries + num_chunks)](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
             num_chunks, max_blocks, scale * _LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
             block_table.stride(0), *result.stride()[:2], SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim,
             BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=queries, TILE=tile,
-            num_warps=_WARPS, num_stages=_STAGES,
+            num_warps=num_warps, num_stages=_STAGES,
         )  # fmt: skip
     return result

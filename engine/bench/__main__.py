@@ -54,7 +54,8 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
     engine, phases = _start(settings)
     startup = {"imports": import_seconds, **phases, "ready": import_seconds + sum(phases.values())}
     driver = Driver(engine, prompts=prompts)
-    engine.runner.capture(set(_depths(settings, driver)) - {engine.info.depth}, progress=lambda _: None)
+    for depth in set(_depths(settings, driver)) - {engine.info.depth}:
+        engine.runner.capture([depth], progress=lambda _: None)
     left_out: list[str] = []
     costs = costs_of(
         read_model_config(settings.model), engine.runner.model.dtype, has_mtp=engine.info.has_mtp

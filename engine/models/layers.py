@@ -140,6 +140,7 @@ class DecoderLayer:
         """[tokens, q_heads * head_dim]."""
         out = query.new_empty(query.shape)
         if inputs.chunks is not None:
+            assert cache.first_position == 0, "chunks are attended from their first key on"
             chunks = inputs.chunks
             varlen_attention(
                 query,

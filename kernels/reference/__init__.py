@@ -3,6 +3,7 @@
 from headway.kernels.reference.add_linear import add_linear
 from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.reference.advance import advance
+from headway.kernels.reference.causal_attention import causal_attention
 from headway.kernels.reference.commit_round import commit_round
 from headway.kernels.reference.fixed_linear import fixed_linear
 from headway.kernels.reference.force_acceptance import force_acceptance
@@ -32,6 +33,7 @@ __all__ = [
     "add_rms_norm",
     "adjust_logits",
     "advance",
+    "causal_attention",
     "commit_round",
     "count_tokens",
     "fixed_linear",

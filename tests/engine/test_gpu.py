@@ -97,15 +97,17 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
         Case(prompt, 60, SamplingParams(**({"temperature": 0.0, "seed": i} | changes[i % 4])))  # type: ignore[arg-type]
         for i, prompt in enumerate(prompts[:24])
     ]
-    config = config_of(dtype=dtype, prefix_caching=False)
+    config = config_of(dtype=dtype, prefix_caching=False, prefill_chunk=256)
     engines = [LocalEngine(config, reads_late=True) for _ in range(2)]
     engines[0].engine.runner.capture([3], progress=lambda _: None)
     launching = engines[1].engine.runner
     launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]
-    launching._prefill_graphs = PaddedPrefills(launching, token_counts(512))  # type: ignore[assignment]
+    prefills = PaddedPrefills(launching, token_counts(256))
+    launching._prefill_graphs = prefills  # type: ignore[assignment]
     assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
     for i in range(3, 24, 4):
         assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
+    assert prefills.launched, "prefills of several sizes are compared too"
 
 
 class NeverWaiting:

@@ -159,3 +159,18 @@ def test_first_tokens_do_not_wait_for_the_round_behind_them(engine: LocalEngine,
         assert output.token_ids == expected(start, max_tokens)
         assert output.finish_reason is FinishReason.LENGTH
     assert engine.engine.scheduler.snapshot().num_kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("reads_late", [True], ids=["one-step-in-flight"])
+def test_a_first_token_may_end_a_request_whose_round_runs(engine: LocalEngine) -> None:
+    engine.loop = EngineLoop(engine.engine.scheduler, PartedRunner(engine.engine.runner), engine.post)
+    stopped = engine.submit([3], max_tokens=30, stop_token_ids=expected(3, 1))
+    other = engine.submit([5], max_tokens=30)
+    outputs = engine.run()
+    assert outputs[stopped].token_ids == expected(3, 1)
+    assert outputs[stopped].finish_reason is FinishReason.STOP
+    assert len(outputs[stopped].events) == 1
+    assert outputs[other].token_ids == expected(5, 30)
+    stats = engine.engine.scheduler.snapshot()
+    assert stats.num_kv_blocks_used == 0
+    assert stats.num_generation_tokens == 31, "what its round gave counts for nobody"

@@ -110,8 +110,8 @@ def check_equal(*engines: LocalEngine) -> None:
 def test_prefills_among_padding_give_the_same_text(
     tmp_path: Path, depth: int, *, prefix_caching: bool
 ) -> None:
-    """Several chunks at once, prompts over several steps, prefixes found in the cache: keys, values and what the
-    MTP layer was given equal those of prefills without padding."""
+    """Several chunks at once, prompts over several steps, prefixes found in the cache, and a single short chunk: keys,
+    values and the states that are kept equal those of prefills without padding."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     config = EngineConfig(
         model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
@@ -121,11 +121,19 @@ def test_prefills_among_padding_give_the_same_text(
     padded = PaddedPrefills(runner, (16, 32, 48))
     runner._prefill_graphs = padded  # type: ignore[assignment]
     prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16)]
-    for _ in range(2):
-        ids = [[engine.submit(prompt, max_tokens=30) for prompt in prompts] for engine in engines]
+    for some in (prompts, prompts, [[*prompts[4], 3, 4]]):
+        ids = [[engine.submit(prompt, max_tokens=30) for prompt in some] for engine in engines]
         outputs = [engine.run() for engine in engines]
         assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
-    assert len(set(padded.sizes)) > 1
+    assert len({wanted.num_tokens for wanted in padded.launched}) > 1
+    assert {wanted.is_window for wanted in padded.launched} == {False, True}
+    assert {wanted.fills_drafts for wanted in padded.launched} == {depth > 0}
+    pools = [engine.engine.runner.pool for engine in engines]
+    torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=0, atol=1e-12)
+    torch.testing.assert_close(pools[1].values, pools[0].values, rtol=0, atol=1e-12)
+    if depth > 0:
+        kept = [pool.block_hidden[:-1] for pool in pools if pool.block_hidden is not None]
+        torch.testing.assert_close(kept[1], kept[0], rtol=0, atol=1e-12)
     counts = [engine.engine.scheduler.snapshot() for engine in engines]
     assert counts[0].accepted_tokens_per_position == counts[1].accepted_tokens_per_position
     assert bool(counts[1].num_cached_prompt_tokens) == prefix_caching

@@ -107,11 +107,11 @@ CASES = [
             ATTENTION | pointers("first length"),
             {"SHARING": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
             | {"QUERIES": queries, "TILE": queries},
-            8,
+            num_warps,
             3,
             (*STRIDES, "query_token_stride", "out_token_stride"),
         )
-        for head_dim, queries in ((64, 64), (128, 64), (256, 32))
+        for head_dim, queries, num_warps in ((64, 64, 8), (128, 64, 8), (256, 32, 4))
     ),
     *(
         Case(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import LateNorm, add_linear, qkv_rope_append, rms_norm, rope, skinny_gate_up
+from headway.kernels import LateNorm, _skinny, add_linear, qkv_rope_append, rms_norm, rope, skinny_gate_up
 
 MAX_POSITION, BLOCK_SIZE, BLOCKS, EPSILON = 50, 4, 6, 1e-3
 SLOTS = {
@@ -62,6 +62,15 @@ class Case:
             assert_near(found[1, self.slots[written]], value[written])
         untouched[self.slots[written].cpu()] = False
         assert torch.equal(found[:, untouched], before.flatten(1, 2)[:, untouched])
+
+
+@pytest.fixture(autouse=True)
+def enough_programs_to_split_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tiles are split only where six programs run at once."""
+    counted = _skinny.multiprocessors
+    monkeypatch.setattr(_skinny, "multiprocessors", lambda d: 6 if d.type == "cpu" else counted(d))
+    _, _, head_dim, hidden = SHAPES["split"]
+    assert _skinny.cut_of(3 * head_dim, torch.empty(1, hidden)).split > 1
 
 
 @pytest.mark.parametrize("slots", SLOTS.values(), ids=SLOTS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from headway.engine.batch import PrefillChunk
-from headway.engine.padded_prefill import packed_chunks
+from headway.engine.padded_prefill import Prefill, packed_chunks, smallest_prefill
 from headway.engine.runner import Runner
 
 
@@ -17,13 +17,12 @@ class PaddedPrefills:
     def __init__(self, runner: Runner, token_counts: Sequence[int]) -> None:
         self._runner = runner
         self._token_counts = token_counts
-        self.sizes: list[int] = []
+        self.launched: list[Prefill] = []
 
     def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
-        needed = sum(len(chunk.token_ids) for chunk in chunks)
-        if needed > self._token_counts[-1]:
+        wanted = smallest_prefill(chunks, self._token_counts, fills_drafts=fills_drafts)
+        if wanted is None:
             return None
-        num_tokens = next(n for n in self._token_counts if n >= needed)
-        self.sizes.append(num_tokens)
-        packed = torch.tensor(packed_chunks(chunks, num_tokens), device=self._runner.device)
-        return self._runner._launch_padded_prefill(packed, fills_drafts)
+        self.launched.append(wanted)
+        packed = torch.tensor(packed_chunks(chunks, wanted.num_tokens), device=self._runner.device)
+        return self._runner._launch_padded_prefill(packed, wanted)
