@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Round(NamedTuple):
-    """What one graph is made for. keeps_logits: the outcome has them, in memory that no other graph may use."""
+    """What one graph is made for. keeps_logits: the outcome has them; graphs captured later leave them their memory."""
 
     num_rows: int
     depth: int
