@@ -5,9 +5,7 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 
 from headway.kernels._adjustments import Adjustments
 from headway.kernels._device import has_fused_attention
-from headway.kernels._late_norm import LateNorm
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
-from headway.kernels.add_linear import add_linear
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
 from headway.kernels.causal_attention import causal_attention
@@ -21,7 +19,6 @@ from headway.kernels.open_round import open_round
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.prepare import prepare_next_forward_pass
-from headway.kernels.qkv_rope_append import qkv_rope_append
 from headway.kernels.quantized_linear import quantized_linear
 from headway.kernels.rewind import rewind_kv_cache
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
@@ -38,10 +35,8 @@ from headway.kernels.verify import verify_speculative_tokens
 __all__ = [
     "Adjustments",
     "DraftWindow",
-    "LateNorm",
     "RoundWindow",
     "RowState",
-    "add_linear",
     "add_rms_norm",
     "adjust_logits",
     "advance",
@@ -59,7 +54,6 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
-    "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",
     "rms_norm",

@@ -1,6 +1,5 @@
 """The PyTorch twins: what the CPU runs, and the oracle of the Triton kernels."""
 
-from headway.kernels.reference.add_linear import add_linear
 from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.reference.advance import advance
 from headway.kernels.reference.causal_attention import causal_attention
@@ -14,7 +13,6 @@ from headway.kernels.reference.open_round import open_round
 from headway.kernels.reference.paged_attention import paged_attention
 from headway.kernels.reference.prefill_attention import prefill_attention
 from headway.kernels.reference.prepare import prepare_next_forward_pass
-from headway.kernels.reference.qkv_rope_append import qkv_rope_append
 from headway.kernels.reference.quantized_linear import quantized_linear
 from headway.kernels.reference.rewind import rewind_kv_cache
 from headway.kernels.reference.rms_norm import add_rms_norm, rms_norm
@@ -29,7 +27,6 @@ from headway.kernels.reference.varlen_attention import varlen_attention
 from headway.kernels.reference.verify import verify_speculative_tokens
 
 __all__ = [
-    "add_linear",
     "add_rms_norm",
     "adjust_logits",
     "advance",
@@ -46,7 +43,6 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
-    "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",
     "rms_norm",

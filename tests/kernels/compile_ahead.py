@@ -48,9 +48,7 @@ STRIDES += tuple(
 )
 STRIDES += ("num_inputs",)
 PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "HAS_ENDS": True}
-LINEAR = pointers("x weight bias residual out norm scaled query key_cache value_cache", "*bf16")
-LINEAR |= pointers("partial squares table", "*fp32") | pointers("position slot") | {"arrived_ptr": "*i32"}
-STREAMED = {"CUT": 128, "OVERLAPS": True, "INVITES_AT": 6, "FETCHES_AHEAD": True}
+LINEAR = pointers("x weight bias residual out", "*bf16") | {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
     *(
@@ -118,9 +116,9 @@ CASES = [
             "skinny_linear",
             "_linear_kernel",
             LINEAR,
-            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": split}
-            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1}
-            | STREAMED,
+            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": split, "CUT": 128}
+            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1, "OVERLAPS": True}
+            | {"INVITES_AT": 6, "FETCHES_AHEAD": True},
             4,
             num_stages,
             STRIDES,
@@ -137,41 +135,12 @@ CASES = [
             "skinny_linear",
             "_gate_up_kernel",
             LINEAR,
-            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": 1, "TILES": tiles, "EPSILON": 1e-5}
-            | STREAMED,
+            {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 64, "OVERLAPS": True},
             4,
-            num_stages,
+            4,
             STRIDES,
         )
-        for rows in (16, 32, 64)
-        for outputs, inputs, tiles, num_stages in ((128, 64, 64, 4), (64, 128, 0, 5))
-    ),
-    *(
-        case
-        for rows in (16, 32)
-        for split, tiles in ((1, 32), (2, 64))
-        for case in (
-            Case(
-                "add_linear",
-                "_add_kernel",
-                LINEAR,
-                {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 128, "SPLIT": split, "TILES": tiles} | STREAMED,
-                4,
-                5,
-                STRIDES,
-            ),
-            Case(
-                "qkv_rope_append",
-                "_qkv_kernel",
-                LINEAR,
-                {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 128, "SPLIT": split, "TILES": tiles, "EPSILON": 1e-5}
-                | {"HEAD_DIM": 64 * split}
-                | STREAMED,
-                4,
-                5,
-                STRIDES,
-            ),
-        )
+        for rows in (16, 64)
     ),
     *(
         Case(

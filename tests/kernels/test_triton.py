@@ -29,8 +29,6 @@ GROUPS = {
     "attention": ("paged_attention_pieces", "prefill_attention", "varlen_attention"),
     "layers": (
         "skinny_linear",
-        "add_linear",
-        "qkv_rope_append",
         "fixed_linear",
         "quantized_linear",
         "rms_norm",
