@@ -12,20 +12,22 @@ def to_device(
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """A tensor of the values, there for all that is launched on the current stream from now on.
-
-    On CUDA it goes through page-locked memory, which PyTorch uses again only after the copy: a copy from
-    pageable memory would wait for every kernel launched before it.
-    """
-    host = torch.as_tensor(values, dtype=dtype)
-    if device.type != "cuda":
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    """A tensor of the values, there for all that is launched on the current stream from now on."""
+    return _on_host(values, device, dtype).to(device, non_blocking=True)
 
 
 def copy_to_device(values: Sequence[int], target: torch.Tensor) -> None:
     """Writes the values to the begin of the target, for all that is launched from now on; the rest stays."""
-    host = torch.as_tensor(values, dtype=target.dtype)
-    if target.is_cuda:
-        host = host.pin_memory()
+    host = _on_host(values, target.device, target.dtype)
     target[: len(host)].copy_(host, non_blocking=True)
+
+
+def _on_host(
+    values: Sequence[float] | Sequence[Sequence[float]] | torch.Tensor,
+    device: torch.device,  # where they go
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """On the way to CUDA in page-locked memory, which PyTorch uses again only after the copy: a copy from
+    pageable memory would wait for every kernel launched before it."""
+    host = torch.as_tensor(values, dtype=dtype)
+    return host.pin_memory() if device.type == "cuda" else host
