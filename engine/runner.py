@@ -18,7 +18,7 @@ from headway.engine.graphs import GraphMemory, PrefillGraphs, Round, RoundGraphs
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
 from headway.engine.padded_prefill import Prefill, padded_prefill
-from headway.engine.prefill import LEAST_BEGINNING, fill_draft_cache, first_places, prefill_inputs
+from headway.engine.prefill import fill_draft_cache, first_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import NUM_STAMPS, Outcome, decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
@@ -245,8 +245,8 @@ class Runner:
     def _warm_up_prefill(self) -> None:
         """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the most
         that a step may take is tried. Raises ConfigError."""
-        beginnings = [LEAST_BEGINNING] if self._splits_beginnings else []
-        for num_tokens in (WARM_UP_TOKENS, *beginnings, self._max_prefill_tokens):
+        most = self._max_prefill_tokens
+        for num_tokens in sorted({min(WARM_UP_TOKENS, most), most}):
             whole, rest = divmod(num_tokens, self._max_row_tokens)
             lengths = [self._max_row_tokens] * whole + ([rest] if rest else [])
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=False) for n in lengths]
