@@ -78,6 +78,42 @@ def _attend_tile(
 
 
 @jit
+def attend_keys(
+    q: tl.tensor,  # [queries, head_dim]
+    position: tl.tensor,  # [queries] int32
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    whole_end: tl.tensor,
+    end: tl.tensor,
+    first_position: tl.tensor,
+    scale: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    SKIPS_FIRST: tl.constexpr,
+) -> tl.tensor:
+    """[queries, head_dim] float32: over keys 0 .. end, of which every query sees those before whole_end."""
+    top = tl.full((QUERIES,), -float("inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+    for first in range(0, whole_end, TILE):
+        top, total, mixed = _attend_tile(
+            q, position, top, total, mixed, key_ptr, value_ptr, table_ptr, first, end, first_position, scale,
+            block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, True, SKIPS_FIRST,
+        )  # fmt: skip
+    for first in range(whole_end, end, TILE):
+        top, total, mixed = _attend_tile(
+            q, position, top, total, mixed, key_ptr, value_ptr, table_ptr, first, end, first_position, scale,
+            block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, False, SKIPS_FIRST,
+        )  # fmt: skip
+    return mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@jit
 def _prefill_kernel(
     query_ptr: tl.tensor,
     key_ptr: tl.tensor,
@@ -129,20 +165,10 @@ def _prefill_kernel(
     keys_ptr = key_ptr + (head // SHARING) * head_stride
     values_ptr = value_ptr + (head // SHARING) * head_stride
     entries_ptr = table_ptr + row * table_stride
-    top = tl.full((QUERIES,), -float("inf"), tl.float32)
-    total = tl.zeros((QUERIES,), tl.float32)
-    mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
-    for first in range(0, whole_end, TILE):
-        top, total, mixed = _attend_tile(
-            q, position, top, total, mixed, keys_ptr, values_ptr, entries_ptr, first, end, first_position, scale,
-            block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, True, SKIPS_FIRST,
-        )  # fmt: skip
-    for first in range(whole_end, end, TILE):
-        top, total, mixed = _attend_tile(
-            q, position, top, total, mixed, keys_ptr, values_ptr, entries_ptr, first, end, first_position, scale,
-            block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, False, SKIPS_FIRST,
-        )  # fmt: skip
-    result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = attend_keys(
+        q, position, keys_ptr, values_ptr, entries_ptr, whole_end, end, first_position, scale,
+        block_stride, token_stride, QUERIES, HEAD_DIM, BLOCK_SIZE, TILE, SKIPS_FIRST,
+    )  # fmt: skip
     out_offset = row * out_row_stride + head * out_head_stride
     out_offsets = out_offset + place[:, None].to(tl.int64) * out_place_stride + column
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=is_query)

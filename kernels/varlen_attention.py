@@ -10,7 +10,7 @@ import torch
 
 from headway.kernels._attention import check_attention
 from headway.kernels._triton import check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
-from headway.kernels.prefill_attention import _attend_tile
+from headway.kernels.prefill_attention import attend_keys
 from headway.kernels.reference.varlen_attention import varlen_attention as varlen_attention_twin
 
 _LOG2_E = 1.4426950408889634
@@ -86,20 +86,10 @@ def _varlen_kernel(
         keys_ptr = key_ptr + (head // SHARING) * head_stride
         values_ptr = value_ptr + (head // SHARING) * head_stride
         entries_ptr = table_ptr + chunk.to(tl.int64) * table_stride
-        top = tl.full((QUERIES,), -float("inf"), tl.float32)
-        total = tl.zeros((QUERIES,), tl.float32)
-        mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
-        for first in range(0, whole_end, TILE):
-            top, total, mixed = _attend_tile(
-                q, position, top, total, mixed, keys_ptr, values_ptr, entries_ptr, first, end, 0, scale,
-                block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, True, False,
-            )  # fmt: skip
-        for first in range(whole_end, end, TILE):
-            top, total, mixed = _attend_tile(
-                q, position, top, total, mixed, keys_ptr, values_ptr, entries_ptr, first, end, 0, scale,
-                block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, False, False,
-            )  # fmt: skip
-        result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = attend_keys(
+            q, position, keys_ptr, values_ptr, entries_ptr, whole_end, end, 0, scale,
+            block_stride, token_stride, QUERIES, HEAD_DIM, BLOCK_SIZE, TILE, False,
+        )  # fmt: skip
         out_offsets = token[:, None] * out_token_stride + head * out_head_stride + column
         tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=is_query)
 
