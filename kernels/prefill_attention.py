@@ -78,7 +78,7 @@ def _attend_tile(
 
 
 @jit
-def attend_keys(
+def _attend_keys(
     q: tl.tensor,  # [queries, head_dim]
     position: tl.tensor,  # [queries] int32
     key_ptr: tl.tensor,
@@ -165,7 +165,7 @@ def _prefill_kernel(
     keys_ptr = key_ptr + (head // SHARING) * head_stride
     values_ptr = value_ptr + (head // SHARING) * head_stride
     entries_ptr = table_ptr + row * table_stride
-    result = attend_keys(
+    result = _attend_keys(
         q, position, keys_ptr, values_ptr, entries_ptr, whole_end, end, first_position, scale,
         block_stride, token_stride, QUERIES, HEAD_DIM, BLOCK_SIZE, TILE, SKIPS_FIRST,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 
 from headway.kernels._attention import check_attention
 from headway.kernels._triton import check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
-from headway.kernels.prefill_attention import attend_keys
+from headway.kernels.prefill_attention import _attend_keys
 from headway.kernels.reference.varlen_attention import varlen_attention as varlen_attention_twin
 
 _LOG2_E = 1.4426950408889634
@@ -86,7 +86,7 @@ def _varlen_kernel(
         keys_ptr = key_ptr + (head // SHARING) * head_stride
         values_ptr = value_ptr + (head // SHARING) * head_stride
         entries_ptr = table_ptr + chunk.to(tl.int64) * table_stride
-        result = attend_keys(
+        result = _attend_keys(
             q, position, keys_ptr, values_ptr, entries_ptr, whole_end, end, 0, scale,
             block_stride, token_stride, QUERIES, HEAD_DIM, BLOCK_SIZE, TILE, False,
         )  # fmt: skip
