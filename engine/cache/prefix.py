@@ -62,7 +62,8 @@ class PrefixCache:
     def publish(self, request: Request, num_tokens: int) -> None:
         """Lets others find the request's blocks that lie wholly within its first num_tokens tokens.
 
-        The caller vouches that nothing in them is missing and that nobody will write to them again.
+        The caller vouches that nothing in them is missing and that nobody will write to them again. Each is
+        offered once: one whose content another block was found by is not found when that other is evicted.
         """
         if not self._is_enabled:
             return

@@ -29,6 +29,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.num_requests = 0
         self.owners: list[list[int]] = [[] for _ in range(num_blocks)]
         self.found_as: dict[Content, int] = {}  # what is published, and in which block
+        self.num_offered: dict[int, int] = {}  # by request: its first blocks, each of which is offered once
         self.idle: list[int] = []  # in the order of eviction
 
     @rule(
@@ -57,6 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
         for block_id in request.block_ids:
             self.owners[block_id].append(request.request_id)
         self.live.append(request)
+        self.num_offered[request.request_id] = len(hits)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -64,8 +66,9 @@ class CacheMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.live))
         num_tokens = data.draw(st.integers(0, request.num_tokens))
         self.prefixes.publish(request, num_tokens)
-        for index in range(num_tokens // SIZE):
+        for index in range(self.num_offered[request.request_id], num_tokens // SIZE):
             self.found_as.setdefault(self._content(request, index), request.block_ids[index])
+            self.num_offered[request.request_id] = index + 1
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
