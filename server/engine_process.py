@@ -35,6 +35,7 @@ from headway.engine import (
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
+STACKS_SECONDS = 2.0  # for a process that got stuck to write where
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,13 @@ class EngineProcess:
             limit = self._patience.limit_seconds(self.heartbeat.phase)
             await asyncio.wait([exit_code], timeout=min(1.0, limit / 4))
             if reason is None and not exit_code.done() and self.heartbeat_age_seconds > limit:
-                reason = f"the engine gave no sign of life for {limit:g} s and was stopped"
+                reason = (
+                    f"the engine gave no sign of life for {limit:g} s and was stopped; where its threads stood is on "
+                    "stderr"
+                )
+                with suppress(ProcessLookupError):
+                    self._child.send_signal(signal.SIGABRT)  # faulthandler's
+                await asyncio.wait([exit_code], timeout=STACKS_SECONDS)
                 self._kill()
         await self._hear_last_words(exit_code.result())
         return self._failure or Failure("crash", reason or _describe_exit(exit_code.result()))

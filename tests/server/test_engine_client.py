@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -180,13 +181,16 @@ async def test_the_last_words_of_an_engine_reach_its_requests(client: EngineClie
         await within(5, stream.take())
 
 
-async def test_an_engine_that_gives_no_sign_of_life_is_killed_and_replaced() -> None:
+async def test_an_engine_that_gives_no_sign_of_life_is_killed_and_replaced(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     async with started(patience=Patience(10, 0.4, 0.3)) as client:
         await client.wait_until_ready()
         stream = submit(client, [request(client, fake_process.SILENCING_MAX_TOKENS)])
         await until(lambda: not client.status().is_alive, 2)
         with pytest.raises(EngineDeadError, match="no sign of life"):
             await within(5, stream.take())
+        assert re.search(r'File ".*fake_process\.py", line \d+ in take', capfd.readouterr().err)
         await until(lambda: client.status().state == "serving")
 
 

@@ -6,6 +6,7 @@ Modes: serve, model-error, crash-at-start, silent, slow-load, deaf (serves, igno
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -95,6 +96,7 @@ def info(config: Configure) -> EngineInfo:
 
 
 def main(mode: str, address: str) -> int:
+    faulthandler.enable()
     mailbox = Mailbox(address)
     (configure, *_) = mailbox.receive(10.0)
     assert isinstance(configure, Configure), configure
