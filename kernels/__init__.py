@@ -5,13 +5,17 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 
 from headway.kernels._adjustments import Adjustments
 from headway.kernels._device import has_fused_attention
+from headway.kernels._late_norm import LateNorm
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
+from headway.kernels._skinny import FEW_ROWS
+from headway.kernels.add_linear import add_linear
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
 from headway.kernels.causal_attention import causal_attention
 from headway.kernels.commit_round import commit_round
 from headway.kernels.fixed_linear import fixed_linear
 from headway.kernels.force_acceptance import force_acceptance
+from headway.kernels.keep_states import keep_states
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
 from headway.kernels.open_drafts import open_drafts
@@ -19,9 +23,10 @@ from headway.kernels.open_round import open_round
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.prepare import prepare_next_forward_pass
+from headway.kernels.qkv_rope_append import qkv_rope_append
 from headway.kernels.quantized_linear import quantized_linear
 from headway.kernels.rewind import rewind_kv_cache
-from headway.kernels.rms_norm import add_rms_norm, rms_norm
+from headway.kernels.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.rope import rope
 from headway.kernels.rope_append import rope_append
 from headway.kernels.sample import gumbel_noise, sample
@@ -33,20 +38,25 @@ from headway.kernels.varlen_attention import varlen_attention
 from headway.kernels.verify import verify_speculative_tokens
 
 __all__ = [
+    "FEW_ROWS",
     "Adjustments",
     "DraftWindow",
+    "LateNorm",
     "RoundWindow",
     "RowState",
+    "add_linear",
     "add_rms_norm",
     "adjust_logits",
     "advance",
     "causal_attention",
     "commit_round",
     "count_tokens",
+    "embed_rms_norm",
     "fixed_linear",
     "force_acceptance",
     "gumbel_noise",
     "has_fused_attention",
+    "keep_states",
     "kv_append",
     "mamba_state_selective_copy",
     "open_drafts",
@@ -54,6 +64,7 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",
     "rms_norm",

@@ -38,6 +38,7 @@ class RoundWindow:
     is_valid: torch.Tensor  # [N, S + 1] bool: within the row's limit and depth cap
     start_positions: torch.Tensor  # [N] int64: L, 0 for padding rows
     end_positions: torch.Tensor  # [N] int64: what is valid ends before it, 0 for padding rows
+    next_positions: torch.Tensor  # [N] int64: of the token picked after the first, 1 for padding rows
 
     @classmethod
     def empty(cls, num_rows: int, num_speculative_tokens: int, device: torch.device) -> RoundWindow:
@@ -46,7 +47,7 @@ class RoundWindow:
             (3, *shape), dtype=torch.int64, device=device
         ).unbind()
         is_valid = torch.empty(shape, dtype=torch.bool, device=device)
-        ends = torch.empty((2, num_rows), dtype=torch.int64, device=device).unbind()
+        ends = torch.empty((3, num_rows), dtype=torch.int64, device=device).unbind()
         return cls(token_ids, positions, slot_mapping, is_valid, *ends)
 
 

@@ -33,10 +33,15 @@ def jit(function: Callable[..., Any]) -> Kernel:
 
 
 def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """jit that does not compile anew where one of these integer arguments is 1 or divisible by 16."""
+    """jit that does not compile anew where one of these integer arguments is 1 or divisible by 16, or where one of these
+    pointers, to what is read a few elements at a time, is not aligned to 16 bytes."""
 
     def wrap(function: Callable[..., Any]) -> Kernel:
-        return cast(Kernel, function if triton is None else triton.jit(function, do_not_specialize=names))
+        if triton is None:
+            return cast(Kernel, function)
+        return cast(
+            Kernel, triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
+        )
 
     return wrap
 

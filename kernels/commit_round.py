@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import overlap
 from headway.kernels._row_state import RoundWindow, RowState
 from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.reference._window import check_window
@@ -34,8 +35,12 @@ def _commit_kernel(
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One lane a row."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     is_live = is_row & (tl.load(prefill_ptr + row, mask=is_row, other=1) == 0)
@@ -104,9 +109,10 @@ def commit_round(
     assert table.stride(1) == pending.stride(1) == 1, (table.stride(), pending.stride())
     assert pending.shape[1] >= width, (tuple(pending.shape), width)
     if num_rows > 0:
+        overlaps, launch = overlap(picked.device)
         _commit_kernel[(blocks_of(num_rows, _ROWS),)](
             window.token_ids, window.is_valid, picked, rows.prefill_status, *places, table, pending,
             rows.pending_counts, emitted, num_rows, table.shape[1], table.stride(0), pending.stride(0),
-            DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, num_warps=_WARPS,
+            DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return emitted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import overlap
 from headway.kernels._row_state import DraftWindow, RowState
 from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.reference.open_drafts import open_drafts as open_drafts_twin
@@ -35,8 +36,12 @@ def _open_drafts_kernel(
     HAS_COUNTS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One lane a row."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     length = tl.load(length_ptr + row, mask=is_row, other=0)
@@ -86,10 +91,11 @@ def open_drafts(
     table = rows.granted_block_ids
     assert table.stride(1) == 1, "block ids of a row stand side by side"
     if num_rows > 0:
+        overlaps, launch = overlap(token_ids.device)
         _open_drafts_kernel[(blocks_of(num_rows, _ROWS),)](
             rows.kv_lengths, rows.limits, table, token_ids, given_counts, *opened,
             num_rows, table.shape[1], table.stride(0), *token_ids.stride(),
             AHEAD=ahead, WIDTH=width, HAS_COUNTS=counts is not None, BLOCK_SIZE=block_size_tokens,
-            ROWS=_ROWS, num_warps=_WARPS,
+            ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return window

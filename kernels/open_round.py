@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import overlap
 from headway.kernels._row_state import RoundWindow, RowState
 from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.reference._window import check_window
@@ -31,6 +32,7 @@ def _open_kernel(
     valid_ptr: tl.tensor,
     start_ptr: tl.tensor,
     end_ptr: tl.tensor,
+    next_ptr: tl.tensor,
     num_rows: tl.tensor,
     max_blocks: tl.tensor,
     table_stride: tl.tensor,
@@ -40,8 +42,12 @@ def _open_kernel(
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One lane a row."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     length = tl.load(length_ptr + row, mask=is_row, other=0)
@@ -50,6 +56,7 @@ def _open_kernel(
     room = tl.minimum(limit - length, tl.load(cap_ptr + row, mask=is_row, other=0) + 1)
     tl.store(prefill_ptr + row, tl.where(is_live, 0, 1), mask=is_row)
     tl.store(start_ptr + row, tl.where(is_live, length, 0), mask=is_row)
+    tl.store(next_ptr + row, tl.where(is_live, length, 0) + 1, mask=is_row)
     tl.store(end_ptr + row, tl.where(is_live, length + tl.minimum(room, DEPTH + 1), 0), mask=is_row)
 
     # A window reaches over at most one boundary, because DEPTH < BLOCK_SIZE: two blocks hold all of it.
@@ -105,9 +112,10 @@ def open_round(
     tables = rows.kv_block_ids, rows.granted_block_ids
     assert all(table.stride(1) == 1 for table in tables), "block ids of a row stand side by side"
     if num_rows > 0:
+        overlaps, launch = overlap(drafts.device)
         _open_kernel[(blocks_of(num_rows, _ROWS),)](
             *vectors, *places, *tables, rows.prefill_status, drafts, *opened,
             num_rows, tables[0].shape[1], tables[0].stride(0), tables[1].stride(0), *drafts.stride(),
-            DEPTH=depth, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, num_warps=_WARPS,
+            DEPTH=depth, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return window

@@ -22,6 +22,9 @@ _QUERIES = 16, 32
 _TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
 _TILES, _STAGES = 16, 2
 _PROGRAMS_PER_MULTIPROCESSOR = 4
+# Of few rows with narrow heads two, which all run at once: only when the last has started may the kernels behind begin.
+# Three fit; more rows gain by programs that wait for their turn.
+_NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
 # Below so many items of a whole group, work is handed out by the tile; None: one a multiprocessor.
 _FINE_ITEMS: int | None = None
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
@@ -67,17 +70,21 @@ def _units_of_rows(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """(row, start, end of the keys, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
     row = tl.arange(0, ROWS)
-    start = tl.load(start_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
+    # Read before the kernel in front has ended: older than that, but perhaps only in the L2 cache.
+    start = tl.load(start_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg").to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
     if HAS_ENDS:
-        end = tl.minimum(end, tl.load(end_ptr + row, mask=row < num_rows, other=0).to(tl.int32))
+        given_end = tl.load(end_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg")
+        end = tl.minimum(end, given_end.to(tl.int32))
     end = tl.where(end > first_position, end, 0)
     groups = (end + GROUP - 1) // GROUP
     is_fine = tl.sum(groups, 0) < fine_below
     return row, start, end, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
 
 
-@jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position", "table_stride")
+@jit_once_for(
+    "num_rows", "max_blocks", "window", "fine_below", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr"
+)  # fmt: skip
 def _window_kernel(
     query_ptr: tl.tensor,
     key_ptr: tl.tensor,
@@ -244,7 +251,7 @@ def _add_groups(
     return highest, total, mixed
 
 
-@jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position")
+@jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position", "start_ptr", "end_ptr")
 def _combine_kernel(
     mixed_ptr: tl.tensor,
     top_ptr: tl.tensor,
@@ -434,7 +441,9 @@ def _attend(
     }  # fmt: skip
     ends = start_positions if end_positions is None else end_positions
     launch = _OPTIONS | ({"launch_pdl": True} if overlaps else {})
-    _window_kernel[(num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR,)](
+    is_narrow = query.element_size() <= 2 and head_dim <= _NARROW_HEAD and rows <= _NARROW_ROWS
+    programs = _PROGRAMS_OF_NARROW_HEADS if is_narrow else _PROGRAMS_PER_MULTIPROCESSOR
+    _window_kernel[(num_multiprocessors * programs,)](
         query, key_cache, value_cache, block_table, start_positions, ends, out, mixed, tops, totals,
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,

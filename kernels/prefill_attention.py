@@ -10,7 +10,7 @@ import torch
 
 from headway.kernels._attention import check_attention
 from headway.kernels._device import shared_memory_bytes
-from headway.kernels._triton import blocks_of, jit, takes_triton, tl
+from headway.kernels._triton import blocks_of, jit, jit_once_for, takes_triton, tl
 from headway.kernels.reference.prefill_attention import prefill_attention as prefill_attention_twin
 
 _QUERIES = 128
@@ -113,7 +113,7 @@ def _attend_keys(
     return mixed / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
-@jit
+@jit_once_for("window", "max_blocks", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr")
 def _prefill_kernel(
     query_ptr: tl.tensor,
     key_ptr: tl.tensor,

@@ -1,43 +1,53 @@
-"""Root-mean-square norm, alone or after a residual addition."""
+"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as."""
 
 from __future__ import annotations
 
 import torch
 
 from headway.kernels._device import overlap
-from headway.kernels._triton import jit, power_of_two, takes_triton, tl
+from headway.kernels._triton import check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels._wide import wide
 from headway.kernels.reference.rms_norm import add_rms_norm as add_rms_norm_twin
+from headway.kernels.reference.rms_norm import embed_rms_norm as embed_rms_norm_twin
 from headway.kernels.reference.rms_norm import rms_norm as rms_norm_twin
 
 
 @jit
 def _norm_kernel(
     x_ptr: tl.tensor,
+    id_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     out_ptr: tl.tensor,
     hidden: tl.tensor,
     x_stride: tl.tensor,
     residual_stride: tl.tensor,
+    out_stride: tl.tensor,
     EPSILON: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_IDS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token."""
+    """One program a token. With ids x is a table, whose rows become the residual."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
+    # No kernel writes weights.
+    weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
-    x = tl.load(x_ptr + token * x_stride + column, mask=is_inside, other=0.0)
+    source = token
+    if HAS_IDS:
+        source = tl.load(id_ptr + token)
+    x = tl.load(x_ptr + source * x_stride + column, mask=is_inside, other=0.0)
     value = wide(x)
+    place_ptr = residual_ptr + token * residual_stride + column
+    if HAS_IDS:
+        tl.store(place_ptr, x, mask=is_inside)
     if HAS_RESIDUAL:
-        place_ptr = residual_ptr + token * residual_stride + column
         total = value + wide(tl.load(place_ptr, mask=is_inside, other=0.0))
         tl.store(place_ptr, total.to(x.dtype), mask=is_inside)
         value = wide(total.to(x.dtype))
@@ -46,7 +56,7 @@ def _norm_kernel(
         value *= 1 + weight
     else:
         value = wide(value.to(x.dtype)) * weight
-    tl.store(out_ptr + token * hidden + column, value.to(x.dtype), mask=is_inside)
+    tl.store(out_ptr + token * out_stride + column, value.to(x.dtype), mask=is_inside)
 
 
 def _launch(
@@ -54,22 +64,26 @@ def _launch(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
+    out: torch.Tensor | None,
     *,
-    has_residual: bool,
-    unit_offset: bool,
+    has_residual: bool = False,
+    unit_offset: bool = False,
+    ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    tokens, hidden = x.shape
-    assert x.stride(1) == residual.stride(1) == weight.stride(0) == 1, (x.stride(), residual.stride())
-    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    (tokens, hidden), strides = residual.shape, (x.stride(1), residual.stride(1), weight.stride(0))
+    result = residual.new_empty(tokens, hidden) if out is None else out
+    assert strides == (1, 1, 1), strides
+    assert result.stride(1) == 1, result.stride()
     block = power_of_two(hidden)
     if tokens > 0:
         overlaps, launch = overlap(x.device)
         _norm_kernel[(tokens,)](
-            x, residual, weight, out, hidden, x.stride(0), residual.stride(0),
-            EPSILON=epsilon, HAS_RESIDUAL=has_residual, UNIT_OFFSET=unit_offset, BLOCK=block,
-            OVERLAPS=overlaps, num_warps=min(max(block // 512, 1), 16), **launch,
+            x, x if ids is None else ids, residual, weight, result, hidden,
+            x.stride(0), residual.stride(0), result.stride(0),
+            EPSILON=epsilon, HAS_RESIDUAL=has_residual, HAS_IDS=ids is not None, UNIT_OFFSET=unit_offset,
+            BLOCK=block, OVERLAPS=overlaps, num_warps=min(max(block // 512, 1), 16), **launch,
         )  # fmt: skip
-    return out
+    return result
 
 
 def rms_norm(
@@ -78,11 +92,12 @@ def rms_norm(
     epsilon: float,
     *,
     unit_offset: bool = False,
+    out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> torch.Tensor:
     """[tokens, hidden], dtype of x."""
     if takes_triton(x):
-        return _launch(x, x, weight, epsilon, has_residual=False, unit_offset=unit_offset)
-    return rms_norm_twin(x, weight, epsilon, unit_offset=unit_offset)
+        return _launch(x, x, weight, epsilon, out, unit_offset=unit_offset)
+    return rms_norm_twin(x, weight, epsilon, unit_offset=unit_offset, out=out)
 
 
 def add_rms_norm(
@@ -95,5 +110,21 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """[tokens, hidden]: the norm of the new residual."""
     if takes_triton(x):
-        return _launch(x, residual, weight, epsilon, has_residual=True, unit_offset=unit_offset)
+        return _launch(x, residual, weight, epsilon, None, has_residual=True, unit_offset=unit_offset)
     return add_rms_norm_twin(x, residual, weight, epsilon, unit_offset=unit_offset)
+
+
+def embed_rms_norm(
+    token_ids: torch.Tensor,  # [tokens] int64, rows of the embedding
+    embedding: torch.Tensor,  # [vocab, hidden] float
+    weight: torch.Tensor,  # [hidden] float
+    epsilon: float,
+    *,
+    out: torch.Tensor | None = None,  # [tokens, hidden]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([tokens, hidden]: the embedded tokens, likewise: their norm). Ids are not checked."""
+    if not takes_triton(embedding):
+        return embed_rms_norm_twin(token_ids, embedding, weight, epsilon, out=out)
+    check_dense(token_ids)
+    embedded = embedding.new_empty(len(token_ids), embedding.shape[1])
+    return embedded, _launch(embedding, embedded, weight, epsilon, out, ids=token_ids)

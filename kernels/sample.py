@@ -1,25 +1,29 @@
 """Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone.
 
 One pass over the vocabulary finds each chunk's best score; for filtered rows it finds the highest logit of each
-run of _RUN tokens instead, from which `pick_kept` goes on. Nothing is sorted.
+run of _RUN tokens instead, from which `pick_kept` goes on where top-k acts, else `pick_by_rejection`. Nothing is
+sorted.
 """
 
 from __future__ import annotations
 
 import torch
 
-from headway.kernels._device import multiprocessors, overlaps_launches
+from headway.kernels._device import multiprocessors, overlap
 from headway.kernels._kept import pick_kept
 from headway.kernels._noise import noise_of_groups
+from headway.kernels._rejection import mass_of, near_mass, pick_by_rejection
 from headway.kernels._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.reference.sample import gumbel_noise as gumbel_noise_twin
 from headway.kernels.reference.sample import sample as sample_twin
 
 _CHUNK, _RUN = 2048, 64
 # Tokens whose noise is made at once; runs, and gathered tokens, looked at at once; most tokens to compare with each
-# other, and to gather; how often top-p gathers anew before it takes the whole vocabulary.
-_PIECE, _RUNS, _BLOCK, _PAIRED, _FEW, _WIDENINGS = 512, 32, 1024, 128, 8192, 3
-_WARPS, _SCANS_PER_MULTIPROCESSOR = 4, 24
+# other, and to gather; runs to draw from at once, and to sum up at once.
+_PIECE, _RUNS, _BLOCK, _PAIRED, _FEW, _UNIT, _TESTED = 512, 32, 1024, 128, 8192, 16, 64
+_SCAN_WARPS, _PICK_WARPS, _SCANS_PER_MULTIPROCESSOR, _PICKS_PER_MULTIPROCESSOR = 4, 8, 24, 2
+_ROW_POINTERS = ("position_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr")
+_PARTIAL_POINTERS = ("highest_ptr", "score_ptr", "top_ptr", "near_ptr")
 
 
 @jit
@@ -70,7 +74,7 @@ def _scores(
     return tl.div_rn(value - base, temperature) + tl.reshape(noise, (SIZE,))
 
 
-@jit_once_for("window", "chunks")
+@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS)
 def _scan_kernel(
     logits_ptr: tl.tensor,
     position_ptr: tl.tensor,
@@ -82,7 +86,8 @@ def _scan_kernel(
     highest_ptr: tl.tensor,
     score_ptr: tl.tensor,
     top_ptr: tl.tensor,
-    mass_ptr: tl.tensor,
+    near_ptr: tl.tensor,
+    arrived_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
@@ -93,12 +98,15 @@ def _scan_kernel(
 ) -> None:
     """Of some chunks of one line (a row's place): highest logit and, as the row asks, best score or runs.
 
-    Of a run: its highest logit and its mass, the sum of exp((logit - the chunk's highest) / temperature).
+    Runs: the highest logit of each and, without top-k, the mass near it, beside the mass of the chunk instead of a
+    score. Masses are sums of exp((logit - the chunk's highest) / temperature).
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+    if tl.program_id(1) == 0:
+        tl.store(arrived_ptr + line, 0)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     is_filtered = (top_k > 0) | (top_p < 1) | (tl.load(min_p_ptr + row) > 0)
@@ -126,8 +134,9 @@ def _scan_kernel(
                 tl.store(top_ptr + run_at, tops)
                 if (top_k <= 0) & (top_p < 1):
                     base = tl.where(highest == -float("inf"), 0.0, highest)
-                    mass = tl.exp(tl.div_rn(value - base, temperature))
-                    tl.store(mass_ptr + run_at, tl.sum(mass, 1))
+                    mass = mass_of(value, base, temperature)
+                    tl.store(near_ptr + run_at, near_mass(value, tops, mass, temperature))
+                    tl.store(score_ptr + partial, tl.sum(tl.sum(mass, 1), 0))
             else:
                 best = tl.full((PIECE,), -float("inf"), tl.float32)
                 for first in range(chunk * CHUNK, (chunk + 1) * CHUNK, PIECE):
@@ -143,7 +152,7 @@ def _scan_kernel(
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@jit_once_for("window", "chunks")
+@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "out_ptr")
 def _pick_kernel(
     logits_ptr: tl.tensor,
     position_ptr: tl.tensor,
@@ -155,10 +164,11 @@ def _pick_kernel(
     highest_ptr: tl.tensor,
     score_ptr: tl.tensor,
     top_ptr: tl.tensor,
-    mass_ptr: tl.tensor,
+    near_ptr: tl.tensor,
     list_ptr: tl.tensor,
     value_ptr: tl.tensor,
     id_ptr: tl.tensor,
+    arrived_ptr: tl.tensor,
     out_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
@@ -170,11 +180,15 @@ def _pick_kernel(
     LISTED: tl.constexpr,
     FEW: tl.constexpr,
     PAIRED: tl.constexpr,
-    WIDENINGS: tl.constexpr,
+    UNIT: tl.constexpr,
+    TESTED: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One line: the best token of its best chunk, or, where filters act, the best of the tokens they keep."""
+    """One line: the best token of its best chunk, or, where filters act, the best of the tokens they keep.
+
+    All programs of a line work where it is filtered without top-k; else the first alone.
+    """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
     if OVERLAPS:
@@ -183,24 +197,37 @@ def _pick_kernel(
     temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
     position, seed = tl.load(position_ptr + row) + line % window, tl.load(seed_ptr + row)
     is_random = temperature > 0
+    is_filtered = is_random & ((top_k > 0) | (top_p < 1) | (min_p > 0))
+    is_shared = is_filtered & (top_k <= 0)
+    if (tl.program_id(1) > 0) & (is_shared == 0):
+        return
     temperature = tl.maximum(temperature, 1e-30)
     chunk = tl.arange(0, CHUNKS)
-    highs = tl.load(highest_ptr + line * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+    highest_ptr += line * chunks
+    score_ptr += line * chunks
+    highs = tl.load(highest_ptr + chunk, mask=chunk < chunks, other=-float("inf"))
     highest = tl.max(highs, 0)
     logits_ptr += line * vocab_size
-    if is_random & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
-        runs = chunks * (CHUNK // RUN)
-        first_run = line * runs
+    runs = chunks * (CHUNK // RUN)
+    first_run = line * runs
+    if is_shared:
+        token, is_known = pick_by_rejection(
+            logits_ptr, highest_ptr, score_ptr, top_ptr + first_run, near_ptr + first_run, list_ptr + first_run,
+            value_ptr + line * FEW, id_ptr + line * FEW, arrived_ptr + line, highest, temperature, top_p, min_p, seed, position,
+            vocab_size, chunks, CHUNK, CHUNKS, SHIFT, RUN, TESTED, UNIT,
+        )  # fmt: skip
+        tl.store(out_ptr + line, token, mask=is_known)
+    elif is_filtered:
         kept = pick_kept(
-            logits_ptr, highest_ptr + line * chunks, top_ptr + first_run, mass_ptr + first_run, list_ptr + first_run,
-            value_ptr + line * FEW, id_ptr + line * FEW, highest, temperature, top_k, top_p, min_p, seed, position, vocab_size, runs,
-            CHUNK, CHUNKS * (CHUNK // RUN), SHIFT, RUN, LISTED, FEW, PAIRED, WIDENINGS, BLOCK,
+            logits_ptr, top_ptr + first_run, list_ptr + first_run, value_ptr + line * FEW, id_ptr + line * FEW,
+            highest, temperature, top_k, top_p, min_p, seed, position, vocab_size, runs,
+            CHUNKS * (CHUNK // RUN), SHIFT, RUN, LISTED, FEW, PAIRED, BLOCK,
         )  # fmt: skip
         tl.store(out_ptr + line, tl.minimum(kept, vocab_size - 1))
     else:
         scores = highs
         if is_random:
-            scores = tl.load(score_ptr + line * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+            scores = tl.load(score_ptr + chunk, mask=chunk < chunks, other=-float("inf"))
             scores += tl.div_rn(highs - tl.where(highest == -float("inf"), 0.0, highest), temperature)
         _, best = tl.max(scores, 0, return_indices=True)
         token = best * CHUNK + tl.arange(0, CHUNK)
@@ -242,22 +269,24 @@ def sample(
     tokens = torch.empty(rows, window, dtype=torch.int64, device=logits.device) if out is None else out
     if lines == 0:
         return tokens
-    # By line and chunk: highest logit, best score; by line and run: highest logit, mass; the list of runs; gathered tokens.
+    # By line and chunk: highest logit, best score or mass; by line and run: highest logit, mass near it; the list of
+    # runs; gathered tokens, or of each unit the best score and its token; how many programs of a line have arrived.
     bests = torch.empty(2, lines, chunks, device=logits.device)
     runs = torch.empty(2, lines, chunks * (_CHUNK // _RUN), device=logits.device)
     listed = torch.empty_like(runs[0], dtype=torch.int32)
     values = torch.empty(lines, _FEW, device=logits.device)
     ids = torch.empty_like(values, dtype=torch.int32)
-    overlaps = overlaps_launches(logits.device)
-    launch = {"launch_pdl": True} if overlaps else {}
+    arrived = torch.empty(lines, dtype=torch.int32, device=logits.device)
+    overlaps, launch = overlap(logits.device)
     scans = blocks_of(_SCANS_PER_MULTIPROCESSOR * multiprocessors(logits.device), lines)
     _scan_kernel[(lines, min(scans, chunks))](
-        logits, *parameters, *bests, *runs, window, vocab_size, chunks,
-        CHUNK=_CHUNK, RUN=_RUN, PIECE=_PIECE, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
+        logits, *parameters, *bests, *runs, arrived, window, vocab_size, chunks,
+        CHUNK=_CHUNK, RUN=_RUN, PIECE=_PIECE, OVERLAPS=overlaps, num_warps=_SCAN_WARPS, **launch,
     )  # fmt: skip
-    _pick_kernel[(lines,)](
-        logits, *parameters, *bests, *runs, listed, values, ids, tokens, window, vocab_size, chunks,
+    picks = max(_PICKS_PER_MULTIPROCESSOR * multiprocessors(logits.device) // lines, 1)
+    _pick_kernel[(lines, min(picks, chunks))](
+        logits, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, window, vocab_size, chunks,
         CHUNK=_CHUNK, CHUNKS=power_of_two(chunks), SHIFT=_SHIFTS[logits.dtype], RUN=_RUN, LISTED=_RUNS,
-        FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, WIDENINGS=_WIDENINGS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
+        FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, UNIT=_UNIT, TESTED=_TESTED, OVERLAPS=overlaps, num_warps=_PICK_WARPS, **launch,
     )  # fmt: skip
     return tokens

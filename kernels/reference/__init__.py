@@ -1,11 +1,13 @@
 """The PyTorch twins: what the CPU runs, and the oracle of the Triton kernels."""
 
+from headway.kernels.reference.add_linear import add_linear
 from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.reference.advance import advance
 from headway.kernels.reference.causal_attention import causal_attention
 from headway.kernels.reference.commit_round import commit_round
 from headway.kernels.reference.fixed_linear import fixed_linear
 from headway.kernels.reference.force_acceptance import force_acceptance
+from headway.kernels.reference.keep_states import keep_states
 from headway.kernels.reference.kv_append import kv_append
 from headway.kernels.reference.mamba import mamba_state_selective_copy
 from headway.kernels.reference.open_drafts import open_drafts
@@ -13,9 +15,10 @@ from headway.kernels.reference.open_round import open_round
 from headway.kernels.reference.paged_attention import paged_attention
 from headway.kernels.reference.prefill_attention import prefill_attention
 from headway.kernels.reference.prepare import prepare_next_forward_pass
+from headway.kernels.reference.qkv_rope_append import qkv_rope_append
 from headway.kernels.reference.quantized_linear import quantized_linear
 from headway.kernels.reference.rewind import rewind_kv_cache
-from headway.kernels.reference.rms_norm import add_rms_norm, rms_norm
+from headway.kernels.reference.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.reference.rope import rope
 from headway.kernels.reference.rope_append import rope_append
 from headway.kernels.reference.sample import gumbel_noise, sample
@@ -27,15 +30,18 @@ from headway.kernels.reference.varlen_attention import varlen_attention
 from headway.kernels.reference.verify import verify_speculative_tokens
 
 __all__ = [
+    "add_linear",
     "add_rms_norm",
     "adjust_logits",
     "advance",
     "causal_attention",
     "commit_round",
     "count_tokens",
+    "embed_rms_norm",
     "fixed_linear",
     "force_acceptance",
     "gumbel_noise",
+    "keep_states",
     "kv_append",
     "mamba_state_selective_copy",
     "open_drafts",
@@ -43,6 +49,7 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",
     "rms_norm",

@@ -36,6 +36,7 @@ def open_round(
         is_valid=is_valid,
         start_positions=start_positions,
         end_positions=start_positions + is_valid.sum(1),
+        next_positions=start_positions + 1,
     )
     advance(
         rows.kv_lengths,

@@ -1,4 +1,4 @@
-"""Root-mean-square norm, alone or after a residual addition (PyTorch twin).
+"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as (PyTorch twin).
 
 Statistics are in float32 (float64 for float64). A plain weight multiplies what was rounded to the input's
 dtype; with `unit_offset` the factor (1 + weight) is applied before rounding: the orders the models were
@@ -16,13 +16,17 @@ def rms_norm(
     epsilon: float,
     *,
     unit_offset: bool = False,
+    out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> torch.Tensor:
     """[tokens, hidden], dtype of x."""
     if x.dtype in (torch.float32, torch.float64):
-        return torch.nn.functional.rms_norm(x, weight.shape, 1 + weight if unit_offset else weight, epsilon)
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (wide * (1 + weight.float())).to(x.dtype) if unit_offset else weight * wide.to(x.dtype)
+        factor = 1 + weight if unit_offset else weight
+        normed = torch.nn.functional.rms_norm(x, weight.shape, factor, epsilon)
+    else:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        normed = (wide * (1 + weight.float())).to(x.dtype) if unit_offset else weight * wide.to(x.dtype)
+    return normed if out is None else out.copy_(normed)
 
 
 def add_rms_norm(
@@ -35,3 +39,16 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """[tokens, hidden]: the norm of the new residual."""
     return rms_norm(residual.add_(x), weight, epsilon, unit_offset=unit_offset)
+
+
+def embed_rms_norm(
+    token_ids: torch.Tensor,  # [tokens] int64, rows of the embedding
+    embedding: torch.Tensor,  # [vocab, hidden] float
+    weight: torch.Tensor,  # [hidden] float
+    epsilon: float,
+    *,
+    out: torch.Tensor | None = None,  # [tokens, hidden]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([tokens, hidden]: the embedded tokens, likewise: their norm)."""
+    embedded = torch.nn.functional.embedding(token_ids, embedding)
+    return embedded, rms_norm(embedded, weight, epsilon, out=out)

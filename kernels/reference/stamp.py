@@ -8,7 +8,7 @@ import torch
 
 
 def stamp(
-    out: torch.Tensor,  # [1] int64, written
+    out: torch.Tensor,  # [1 or 2] int64, written: equal times
 ) -> None:
     """Nanoseconds of a clock that only runs on; only differences mean anything."""
     out.fill_(time.perf_counter_ns())

@@ -35,11 +35,12 @@ def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
     return {f"{name}_ptr": kind for name in names.split()}
 
 
-SAMPLING = pointers("position top_k seed out") | pointers("list id", "*i32")
-SAMPLING |= pointers("temperature top_p min_p highest score top mass value", "*fp32")
+SAMPLING = pointers("position top_k seed out") | pointers("list id arrived", "*i32")
+SAMPLING |= pointers("temperature top_p min_p highest score top near value", "*fp32")
 LOGITS = ("vocab_size",)
 SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
-PICK = SEARCH | {"CHUNKS": 128, "PAIRED": 128, "LISTED": 32, "FEW": 8192, "WIDENINGS": 3, "BLOCK": 1024}
+PICK = SEARCH | {"CHUNKS": 128, "PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED": 64}
+PICK |= {"BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
 ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR, "scale": "fp32"}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
@@ -48,7 +49,9 @@ STRIDES += tuple(
 )
 STRIDES += ("num_inputs",)
 PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "HAS_ENDS": True}
-LINEAR = pointers("x weight bias residual out", "*bf16") | {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+LINEAR = pointers("x weight bias residual out norm scaled query key_cache value_cache", "*bf16")
+LINEAR |= pointers("partial squares table", "*fp32") | pointers("position slot") | {"arrived_ptr": "*i32"}
+STREAMED = {"CUT": 128, "OVERLAPS": True, "INVITES_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
     *(
@@ -116,9 +119,9 @@ CASES = [
             "skinny_linear",
             "_linear_kernel",
             LINEAR,
-            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": split, "CUT": 128}
-            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1, "OVERLAPS": True}
-            | {"INVITES_AT": 6, "FETCHES_AHEAD": True},
+            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": split}
+            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1}
+            | STREAMED,
             4,
             num_stages,
             STRIDES,
@@ -135,12 +138,41 @@ CASES = [
             "skinny_linear",
             "_gate_up_kernel",
             LINEAR,
-            {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 64, "OVERLAPS": True},
+            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": 1, "TILES": tiles, "EPSILON": 1e-5}
+            | STREAMED,
             4,
-            4,
+            num_stages,
             STRIDES,
         )
-        for rows in (16, 64)
+        for rows in (16, 32, 64)
+        for outputs, inputs, tiles, num_stages in ((128, 64, 64, 4), (64, 128, 0, 5))
+    ),
+    *(
+        case
+        for rows in (16, 32)
+        for split, tiles in ((1, 32), (2, 64))
+        for case in (
+            Case(
+                "add_linear",
+                "_add_kernel",
+                LINEAR,
+                {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 128, "SPLIT": split, "TILES": tiles} | STREAMED,
+                4,
+                5,
+                STRIDES,
+            ),
+            Case(
+                "qkv_rope_append",
+                "_qkv_kernel",
+                LINEAR,
+                {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 128, "SPLIT": split, "TILES": tiles, "EPSILON": 1e-5}
+                | {"HEAD_DIM": 64 * split}
+                | STREAMED,
+                4,
+                5,
+                STRIDES,
+            ),
+        )
     ),
     *(
         Case(
@@ -209,9 +241,9 @@ CASES = [
                 "open_round",
                 "_open_kernel",
                 pointers("last_token length limit cap offset count last_id table granted prefill draft")
-                | pointers("token position slot start end")
+                | pointers("token position slot start end next")
                 | {"valid_ptr": "*i1"},
-                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth},
+                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth, "OVERLAPS": True},
                 num_warps=1,
             ),
             Case(
@@ -219,7 +251,8 @@ CASES = [
                 "_open_drafts_kernel",
                 pointers("length limit granted given given_count token position slot start end")
                 | pointers("last_place next_position"),
-                {"BLOCK_SIZE": 16, "ROWS": 32, "AHEAD": 0, "WIDTH": depth + 1, "HAS_COUNTS": True},
+                {"BLOCK_SIZE": 16, "ROWS": 32, "AHEAD": 0, "WIDTH": depth + 1}
+                | {"HAS_COUNTS": True, "OVERLAPS": True},
                 num_warps=1,
             ),
             Case(
@@ -228,7 +261,7 @@ CASES = [
                 pointers("token picked prefill last_token length offset count last_id table pending")
                 | pointers("pending_count emitted")
                 | {"valid_ptr": "*i1"},
-                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth},
+                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth, "OVERLAPS": True},
                 num_warps=1,
             ),
             Case(
@@ -271,16 +304,18 @@ CASES = [
                 "_pick_kernel",
                 SAMPLING | {"logits_ptr": kind},
                 PICK | {"SHIFT": 16 if kind == "*bf16" else 0},
+                8,
                 divisible=LOGITS,
             ),
             *(
                 Case(
                     "rms_norm",
                     "_norm_kernel",
-                    pointers("x residual weight out", kind),
+                    pointers("x residual weight out", kind) | pointers("id"),
                     {
                         "EPSILON": 1e-5,
                         "HAS_RESIDUAL": has_residual,
+                        "HAS_IDS": not has_residual,
                         "UNIT_OFFSET": unit_offset,
                         "BLOCK": block,
                         "OVERLAPS": True,
@@ -302,6 +337,16 @@ CASES = [
                 | {"position_ptr": "*i64", "slot_ptr": "*i64", "table_ptr": "*fp32"},
                 {"HEADS": 32, "HALF": 64, "OVERLAPS": True},
             ),
+            *(
+                Case(
+                    "keep_states",
+                    "_keep_kernel",
+                    pointers("state pending block_hidden", kind) | pointers("prefill slot"),
+                    {"BLOCK_SIZE": 16, "HAS_BLOCKS": has_blocks, "BLOCK": block, "OVERLAPS": True},
+                    num_warps=min(block // 512, 16),
+                )
+                for has_blocks, block in ((False, 1024), (True, 8192))
+            ),
             Case(
                 "silu_mul",
                 "_silu_mul_kernel",
@@ -317,7 +362,10 @@ CASES = [
         )
     ),
     Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 512}),
-    Case("stamp", "_stamp_kernel", {"out_ptr": VECTOR}, {}, 1),
+    *(
+        Case("stamp", "_stamp_kernel", {"out_ptr": VECTOR}, {"NUMBER": number, "OVERLAPS": True}, 1)
+        for number in (1, 2)
+    ),
     Case(
         "stream_read",
         "_stream_read_kernel",

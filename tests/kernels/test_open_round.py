@@ -54,6 +54,7 @@ def test_every_row_opens_its_window_and_advances(
             assert found == ((True, token, position, slot) if is_valid else (False, 0, 0, -1))
         ends = (length, length + min(room, len(tokens))) if length < limit else (0, 0)
         assert (int(window.start_positions[row]), int(window.end_positions[row])) == ends
+        assert int(window.next_positions[row]) == ends[0] + 1
 
 
 def test_given_buffers_are_filled_and_returned(device: torch.device) -> None:

@@ -1,10 +1,10 @@
-"""rms_norm and add_rms_norm against float64 arithmetic and the rounding order of the models."""
+"""rms_norm, add_rms_norm and embed_rms_norm against float64 arithmetic and the rounding order of the models."""
 
 import pytest
 import torch
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from headway.kernels import add_rms_norm, rms_norm
+from headway.kernels import add_rms_norm, embed_rms_norm, rms_norm
 
 EPSILON = 1e-5
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -80,7 +80,30 @@ def test_rows_of_a_wider_tensor(device: torch.device) -> None:
     assert torch.equal(rms_norm(wide[:, 10:74], weight, EPSILON), rms_norm(x, weight, EPSILON))
 
 
+@WIDTHS
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_norm_of_embedded_tokens(hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+    embedding, _, weight = tensors(9, hidden, dtype, device)
+    ids = torch.tensor([3, 0, 8, 3], device=device)
+    embedded, normed = embed_rms_norm(ids, embedding, weight, EPSILON)
+    assert torch.equal(embedded, embedding[ids])
+    assert torch.equal(normed, rms_norm(embedding[ids], weight, EPSILON))
+
+
+def test_norms_side_by_side(device: torch.device) -> None:
+    x, embedding, weight = tensors(4, 64, torch.float32, device)
+    ids = torch.tensor([2, 2, 0, 1], device=device)
+    both = torch.full((4, 130), 7.0, device=device)
+    assert rms_norm(x, weight, EPSILON, out=both[:, :64]).data_ptr() == both.data_ptr()
+    embed_rms_norm(ids, embedding, weight, EPSILON, out=both[:, 64:128])
+    expected = torch.cat([rms_norm(part, weight, EPSILON) for part in (x, embedding[ids])], 1)
+    assert torch.equal(both[:, :128], expected)
+    assert bool((both[:, 128:] == 7).all())
+
+
 def test_no_tokens(device: torch.device) -> None:
     x, residual, weight = tensors(0, 64, torch.float32, device)
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    assert [part.shape for part in embed_rms_norm(none, weight[None], weight, EPSILON)] == [(0, 64)] * 2
     assert rms_norm(x, weight, EPSILON).shape == (0, 64)
     assert add_rms_norm(x, residual, weight, EPSILON).shape == (0, 64)

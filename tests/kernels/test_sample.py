@@ -296,6 +296,101 @@ def test_top_k_reaches_past_a_gap(device: torch.device) -> None:
     assert torch.equal(tokens, pick(logits))
 
 
+def logits_of(shape: str, vocab_size: int) -> torch.Tensor:
+    """[vocab_size] float32."""
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(vocab_size, generator=generator)
+    order = torch.rand(vocab_size, generator=generator).argsort()
+    falling = -1.5 * torch.arange(1, vocab_size + 1).log()
+    is_masked = torch.rand(vocab_size, generator=generator) < 0.9
+    return {
+        "peaked": falling[order],
+        "crowded": falling,  # the first tokens fill one run
+        "flat": noise,
+        "masked": noise.masked_fill(is_masked, -torch.inf),
+        "equal": torch.full((vocab_size,), 3.0),
+        "tied": noise.round(),
+    }[shape]
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.9, 0.999999])
+@pytest.mark.parametrize("shape", ["peaked", "crowded", "flat", "masked", "equal", "tied"])
+def test_top_p_alone_gives_the_tokens_of_the_twin(
+    shape: str, top_p: float, device: torch.device, is_interpreted: bool
+) -> None:
+    """Small shares of flat distributions reject one candidate after the other."""
+    rows = 1 if is_interpreted else 50
+    logits = logits_of(shape, 4500).expand(rows, 1, -1).contiguous().to(device)
+    ones, whole = torch.ones(rows, device=device), torch.arange(rows, device=device)
+    parameters = whole * 5, ones * 1.2, whole * 0, ones * top_p, ones * 0, whole + 20
+    assert torch.equal(sample(logits, *parameters), reference.sample(logits, *parameters))
+
+
+def test_all_that_tie_with_the_last_kept_are_kept(device: torch.device, is_interpreted: bool) -> None:
+    """The first 3 of 33 tokens hold 0.5 already."""
+    logits = torch.full((2 if is_interpreted else 50, 2, 4500), -torch.inf)
+    logits[:, :, 1000:1030] = 0.0
+    logits[:, :, [5, 2300, 4499]] = 2.5
+    masked = logits.clone()
+    assert torch.equal(pick(logits.to(device), top_p=0.6), pick(masked.to(device)))
+    masked[:, :, 1000:1030] = -torch.inf
+    assert torch.equal(pick(logits.to(device), top_p=0.5), pick(masked.to(device)))
+
+
+def test_rows_of_every_kind_stand_side_by_side(device: torch.device) -> None:
+    """Greedy, plain, top-k, top-p, min-p: each as it would be alone, and again in a second launch."""
+    logits = torch.stack([logits_of(shape, 4500) for shape in ("flat", "tied", "flat", "flat", "peaked")])
+    logits = logits[:, None].to(device)
+    columns = {
+        "temperature": [0.0, 0.8, 1.0, 1.3, 1.0],
+        "top_k": [0, 0, 40, 0, 0],
+        "top_p": [0.9, 1.0, 0.9, 0.7, 1.0],
+        "min_p": [0.0, 0.0, 0.0, 0.0, 0.02],
+    }
+    positions, seeds = torch.arange(5, device=device) * 3, torch.arange(5, device=device) + 1
+    together = pick(logits, positions=positions, seeds=seeds, **columns)
+    for row in range(5):
+        own = {name: values[row : row + 1] for name, values in columns.items()}
+        some = slice(row, row + 1)
+        alone = pick(logits[some], positions=positions[some], seeds=seeds[some], **own)
+        assert int(alone) == int(together[row])
+    assert torch.equal(pick(logits, positions=positions, seeds=seeds, **columns), together)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}], ids=str)
+@pytest.mark.parametrize("value", [torch.inf, torch.nan], ids=str)
+def test_one_logit_that_is_no_number_does_no_harm(
+    filters: dict[str, float], value: float, device: torch.device
+) -> None:
+    logits = logits_of("flat", 4500)[None, None].to(device)
+    logits[0, 0, 77] = value
+    assert 0 <= int(pick(logits, **filters)) < 4500
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.99])
+@pytest.mark.parametrize("shape", ["peaked", "flat"])
+def test_a_token_is_the_same_whatever_the_number_of_lines(shape: str, top_p: float) -> None:
+    """Many lines have one program each, few lines many; and a graph, replayed, finds its workspace as it was."""
+    lines = logits_of(shape, 151_680)[torch.randint(0, 151_680, (80, 151_680))]
+    logits = lines.to("cuda", torch.bfloat16).view(80, 1, -1).expand(80, 4, -1).contiguous()
+    positions, seeds = torch.arange(80, device="cuda") * 9, torch.arange(80, device="cuda")
+    together = pick(logits, positions=positions, seeds=seeds, top_p=top_p)
+    ones, none = torch.ones(1, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    for row in range(0, 80, 7):
+        own = positions[row : row + 1], ones, none, ones * top_p, ones * 0, seeds[row : row + 1]
+        some = logits[row : row + 1]
+        assert torch.equal(sample(some, *own), together[row : row + 1])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = sample(some, *own)
+        for _ in range(3):
+            replayed.zero_()
+            graph.replay()
+            assert torch.equal(replayed, together[row : row + 1])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("is_peaked", [True, False], ids=["peaked", "flat"])

@@ -41,6 +41,15 @@ def test_the_gated_product(rows: int, outputs: int, inputs: int, device: torch.d
     assert_near(out, torch.nn.functional.silu(gate) * up)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17, 32])
+def test_a_gated_product_wider_than_the_device(rows: int) -> None:
+    """Tiles of 128 rows of the weight, an odd end."""
+    x, weight = tensors(rows, 2 * 9000, 256, torch.device("cuda"))
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    assert_near(skinny_gate_up(x, weight), torch.nn.functional.silu(gate) * up)
+
+
 def test_rows_of_a_wider_tensor(device: torch.device) -> None:
     x, weight = tensors(4, 96, 384, device)
     assert_near(skinny_linear(x[:, 64:320], weight[:, :256].contiguous()), (x[:, 64:320].double() @ weight[:, :256].double().T))  # fmt: skip

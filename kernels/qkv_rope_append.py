@@ -1,0 +1,160 @@
+"""The product that gives queries, keys and values, their rotary position embedding, and the cache: one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels._late_norm import LateNorm
+from headway.kernels._skinny import (
+    add_parts,
+    constants_of,
+    cut_of,
+    first_weights,
+    is_second,
+    is_skinny,
+    late_factor,
+    leave_part,
+    load_squares,
+    pair_of,
+    split_pairs,
+    sum_products,
+    workspace_of,
+)
+from headway.kernels._triton import check_dense, jit, jit_once_for, tl
+from headway.kernels.reference.qkv_rope_append import qkv_rope_append as qkv_rope_append_twin
+
+# Dimensions that one program turns with as many others: of a head of 128 the second takes 32 .. 63 and 96 .. 127.
+_PAIRS = 32
+
+
+@jit_once_for("num_rows")
+def _qkv_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    squares_ptr: tl.tensor,
+    position_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    slot_ptr: tl.tensor,
+    query_ptr: tl.tensor,
+    key_cache_ptr: tl.tensor,
+    value_cache_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrived_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_inputs: tl.tensor,
+    x_stride: tl.tensor,
+    q_heads: tl.tensor,
+    kv_heads: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CUT: tl.constexpr,
+    TILES: tl.constexpr,
+    EPSILON: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    INVITES_AT: tl.constexpr,
+    FETCHES_AHEAD: tl.constexpr,
+) -> None:
+    """One program OUTPUTS / 2 pairs of a head and one of SPLIT parts of the inputs."""
+    tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    PAIRS: tl.constexpr = OUTPUTS // 2
+    HALF: tl.constexpr = HEAD_DIM // 2
+    head = tile // (HALF // PAIRS)
+    first_dim = tile % (HALF // PAIRS) * PAIRS
+    place, row = tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
+    dim = first_dim + tl.arange(0, PAIRS)
+    is_row = row < num_rows
+    weight_row = head * HEAD_DIM + first_dim + pair_of(place) + tl.where(is_second(place), HALF, 0)
+    weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
+    bias = tl.load(bias_ptr + weight_row).to(tl.float32)
+    # What writes positions and slots stands at least two launches in front, and the one between lets others start only
+    # after its own wait: they are there, if only in the L2 cache.
+    position = tl.load(position_ptr + row, mask=is_row, other=0, cache_modifier=".cg")
+    slot = tl.load(slot_ptr + row, mask=is_row, other=-1, cache_modifier=".cg")
+    turn_ptr = table_ptr + position[None, :] * HEAD_DIM + dim[:, None]
+    is_turned = is_row[None, :] & (head < q_heads + kv_heads)
+    cos = tl.load(turn_ptr, mask=is_turned, other=1.0)
+    sin = tl.load(turn_ptr + HALF, mask=is_turned, other=0.0)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    if TILES > 0:
+        squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, TILES)
+    sums = sum_products(
+        x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+    )  # fmt: skip
+    is_last = True
+    if SPLIT > 1:
+        is_last = leave_part(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
+        if is_last:
+            sums = add_parts(partial_ptr, arrived_ptr, tile, ROWS, OUTPUTS, SPLIT)
+    if is_last:
+        if TILES > 0:
+            sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
+        first, second = split_pairs((sums + bias[:, None]).to(query_ptr.dtype.element_ty), ROWS, OUTPUTS)
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        turned_first = first * cos - second * sin
+        turned_second = second * cos + first * sin
+        if head < q_heads:
+            query_cell = query_ptr + (row * q_heads + head)[None, :] * HEAD_DIM + dim[:, None]
+            _store(query_cell, turned_first, turned_second, is_row, HALF)
+        else:
+            is_key = head < q_heads + kv_heads
+            kv_head = head - q_heads - tl.where(is_key, 0, kv_heads)
+            offset = (slot * kv_heads + kv_head)[None, :] * HEAD_DIM + dim[:, None]
+            if is_key:
+                _store(key_cache_ptr + offset, turned_first, turned_second, is_row & (slot >= 0), HALF)
+            else:
+                _store(value_cache_ptr + offset, first, second, is_row & (slot >= 0), HALF)
+
+
+@jit
+def _store(
+    cell: tl.tensor,  # [PAIRS, ROWS]: of the first halves
+    first: tl.tensor,
+    second: tl.tensor,
+    is_written: tl.tensor,  # [ROWS]
+    HALF: tl.constexpr,
+) -> None:
+    mask = is_written[None, :]
+    tl.store(cell, first.to(cell.dtype.element_ty), mask=mask)
+    tl.store(cell + HALF, second.to(cell.dtype.element_ty), mask=mask)
+
+
+def qkv_rope_append(
+    x: torch.Tensor,  # [tokens, hidden] float
+    weight: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim, hidden] float: queries', keys', values'
+    bias: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim] float
+    norm: LateNorm | None,  # of x; None: x is normed
+    positions: torch.Tensor,  # [tokens] int64
+    cos_sin: torch.Tensor,  # [max_position, head_dim] float32: cosines, then sines
+    key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
+    value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
+    slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
+) -> torch.Tensor:
+    """[tokens, q_heads, head_dim]: the turned queries.
+
+    Few tokens; the product is rounded once before it is turned. Positions and slots are older than the launch in
+    front of this one: they are read before that has ended.
+    """
+    kv_heads, head_dim = key_cache.shape[2:]
+    if not is_skinny(x, weight) or head_dim % (2 * _PAIRS) != 0:
+        return qkv_rope_append_twin(
+            x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping
+        )
+    check_dense(positions, cos_sin, key_cache, value_cache, slot_mapping, bias)
+    (tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
+    q_heads = num_outputs // head_dim - 2 * kv_heads
+    query = torch.empty(tokens, q_heads, head_dim, dtype=x.dtype, device=x.device)
+    cut = cut_of(num_outputs, x)._replace(outputs=2 * _PAIRS)
+    _qkv_kernel[(num_outputs // cut.outputs * cut.split,)](
+        x, weight, bias, x if norm is None else norm.squares, positions, cos_sin, slot_mapping,
+        query, key_cache, value_cache, *workspace_of(cut, x),
+        tokens, num_inputs, x.stride(0), q_heads, kv_heads, HEAD_DIM=head_dim,
+        TILES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
+        **constants_of(cut, x),
+    )  # fmt: skip
+    return query

@@ -1,0 +1,22 @@
+"""Keeps the hidden states of a round that later passes of the MTP layer begin with (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def keep_states(
+    states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
+    prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
+    slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
+    pending_hidden: torch.Tensor,  # [N, >= S + 1, hidden], written
+    block_hidden: torch.Tensor | None,  # [num_blocks + 1, hidden], written; the last belongs to no block
+    block_size_tokens: int,
+) -> None:
+    """Of live rows all states wait with the row; those of tokens that end a block stay with it."""
+    pending = pending_hidden[:, : states.shape[1]]
+    pending.copy_(torch.where((prefill_status == 0)[:, None, None], states, pending))
+    if block_hidden is not None:
+        ends_block = slot_mapping % block_size_tokens == block_size_tokens - 1
+        block_ids = torch.where(ends_block, slot_mapping // block_size_tokens, len(block_hidden) - 1)
+        block_hidden[block_ids] = states  # -1 // size is -1, the last entry
