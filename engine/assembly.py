@@ -38,7 +38,9 @@ from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
-MULTIPROCESSOR_STEP_FLOP = 1e12  # about a fifth of a second of an H200's
+# Of an H200's about a thirtieth of a second, and while no stream waits a fifth.
+MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
+MAX_CUDA_PREFILL_CHUNK = 1024
 MIN_IDLE_PREFILL_CHUNK, MAX_IDLE_PREFILL_CHUNK = 2048, 8192
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
@@ -82,7 +84,7 @@ def assemble(
         device=device.type,
         depth=depth,
         max_running=config.max_running or _max_running(model, depth),
-        prefill_chunk=_prefill_chunk(config, model.device, num_parameters),
+        prefill_chunk=_prefill_chunk(config, model, num_parameters),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
     )
     max_model_len = _max_model_len(config, model)
@@ -196,24 +198,36 @@ def _max_running(model: CausalLM, depth: int) -> int:
     return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
 
 
-def _prefill_chunk(config: EngineConfig, device: torch.device, num_parameters: int) -> int:
-    """A step must not take so long that streams stall, or that the engine seems stuck: on the CPU a large
-    model computes fewer tokens a step."""
-    if config.prefill_chunk is not None or device.type != "cpu":
-        return config.prefill_chunk or DEFAULT_PREFILL_CHUNK
-    fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
-    return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
+def _prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int:
+    """A step must not take so long that streams stall, or that the engine seems stuck: slow devices and large models
+    compute fewer tokens a step."""
+    if config.prefill_chunk is not None:
+        return config.prefill_chunk
+    if model.device.type != "cuda":
+        fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
+        return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
+    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, model, num_parameters), MAX_CUDA_PREFILL_CHUNK)
+    return _fitting_chunk(wanted, model)
 
 
 def _idle_prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int | None:
     """A GPU computes long chunks faster. A request that comes meanwhile waits for one, or for two where another is
-    launched already, so that slow GPUs and large models take shorter ones. What a chunk needs at once is taken from
-    half of what the KV cache leaves free; a power of two, as few shapes are planned for."""
+    launched already, so that slow GPUs and large models take shorter ones. A power of two, as few shapes are planned
+    for."""
     if model.device.type != "cuda" or config.prefill_chunk is not None:
         return None
-    num_multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
-    in_time = int(num_multiprocessors * MULTIPROCESSOR_STEP_FLOP / (2 * num_parameters))
+    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, model, num_parameters)
     wanted = min(max(in_time, MIN_IDLE_PREFILL_CHUNK), MAX_IDLE_PREFILL_CHUNK)
+    return _fitting_chunk(wanted, model)
+
+
+def _tokens_in_time(multiprocessor_flop: float, model: CausalLM, num_parameters: int) -> int:
+    num_multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
+    return int(num_multiprocessors * multiprocessor_flop / (2 * num_parameters))
+
+
+def _fitting_chunk(wanted: int, model: CausalLM) -> int:
+    """For what its tokens need at once there is half of what the KV cache leaves free."""
     # Residual stream, its norm, attention's result, two additions on their way; gate, up and their product.
     token_bytes = (5 * model.config.hidden_size + 3 * model.config.intermediate_size) * model.dtype.itemsize
     fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // token_bytes

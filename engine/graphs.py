@@ -19,9 +19,9 @@ from headway.engine.padded_prefill import HEADER, Prefill, packed_chunks, prefil
 from headway.engine.round import Outcome
 from headway.engine.transfer import copy_to_device
 
-# Beyond these every 64: the rows that a larger graph computes in vain stay few.
-_ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48)
-ROW_STEP = 64
+# From 64 rows on a round's time grows with its rows, and what a larger graph computes in vain costs as much.
+_ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
+ROW_STEP = 32
 # Longer prefills take the device longer than the host takes to launch them kernel by kernel (7B model, H200).
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 
@@ -175,8 +175,8 @@ class PrefillGraphs:
 
 
 def row_counts(max_rows: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 192, ... and max_rows."""
-    steps = range(ROW_STEP, max_rows, ROW_STEP)
+    """1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, ... and max_rows."""
+    steps = range(_ROW_COUNTS[-1] // ROW_STEP * ROW_STEP + ROW_STEP, max_rows, ROW_STEP)
     return (*(n for n in (*_ROW_COUNTS, *steps) if n < max_rows), max_rows)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from headway.engine.batch import PrefillChunk
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import Chunks, ForwardInputs, Segment
+from headway.engine.models.inputs import FAR, Chunks, ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 
@@ -22,9 +22,8 @@ MAX_CHUNKS = 64
 _CHUNK_FIELDS = 4
 HEADER = MAX_CHUNKS * _CHUNK_FIELDS
 # One chunk of so few tokens is attended as a window, whose keys the device shares out: a short turn of a long chat.
-# Several take attention's other kernel, a program for each head and tile of queries: behind so many keys no graph
-# makes up for that.
-_WINDOW_TOKENS, _MAX_PREFIX = 32, 8192
+# Several take a program for each head and tile of queries: what no graph makes up for where they stand FAR behind.
+_WINDOW_TOKENS = 32
 
 
 class Prefill(NamedTuple):
@@ -44,7 +43,7 @@ def smallest_prefill(
         return None
     num_tokens = next(count for count in token_counts if count >= needed)
     is_window = len(chunks) == 1 and num_tokens <= _WINDOW_TOKENS
-    if not is_window and any(chunk.start > _MAX_PREFIX for chunk in chunks):
+    if not is_window and any(chunk.start > FAR for chunk in chunks):
         return None
     return Prefill(num_tokens, fills_drafts, is_window)
 

@@ -13,7 +13,7 @@ import torch
 
 from headway.engine.batch import PrefillChunk
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import ForwardInputs, Segment
+from headway.engine.models.inputs import FAR, ForwardInputs, LastTokens, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 from headway.engine.transfer import to_device
@@ -32,10 +32,11 @@ class _Piece:
     offset: int  # of the first token in its chunk
     length: int
     is_beginning: bool
+    is_far: bool
 
     @property
-    def kind(self) -> tuple[int, int, bool]:
-        return self.offset, self.length, self.is_beginning
+    def kind(self) -> tuple[int, int, bool, bool]:
+        return self.offset, self.length, self.is_beginning, self.is_far
 
 
 def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
@@ -43,11 +44,22 @@ def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
     return [0, *accumulate(len(chunk.token_ids) for chunk in chunks)][: len(chunks)]
 
 
+def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
+    """Of the prompts' last tokens in the flat list: of each chunk with is_last."""
+    firsts = zip(first_places(chunks), chunks, strict=True)
+    return [first + len(chunk.token_ids) - 1 for first, chunk in firsts if chunk.is_last]
+
+
 def prefill_inputs(
-    chunks: Sequence[PrefillChunk], slots: SlotTable, block_size: int, *, splits_beginnings: bool = False
+    chunks: Sequence[PrefillChunk],
+    slots: SlotTable,
+    block_size: int,
+    *,
+    splits_beginnings: bool = False,
+    wants_last: bool = False,
 ) -> ForwardInputs:
     """Neighbours of equal length share a segment. splits_beginnings: long beginnings of prompts are segments of
-    their own, which need no cache."""
+    their own, which need no cache. wants_last: only the states of the prompts' last tokens are."""
     device = slots.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
     shape = to_device(
@@ -64,16 +76,27 @@ def prefill_inputs(
     places = torch.arange(len(token_ids), device=device)
     positions = places + (starts - firsts)[chunk_of_token]
     blocks = slots.granted_block_ids[rows[chunk_of_token], positions // block_size]
+    tables = slots.granted_block_ids.index_select(0, rows)
     return ForwardInputs(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=blocks * block_size + positions % block_size,
-        segments=_segments(
-            _pieces(chunks, splits_beginnings=splits_beginnings),
-            slots.granted_block_ids.index_select(0, rows),
-            starts,
-        ),
+        segments=_segments(_pieces(chunks, splits_beginnings=splits_beginnings), tables, starts),
+        last=_last_tokens(chunks, tables, positions) if wants_last else None,
     )
+
+
+def _last_tokens(
+    chunks: Sequence[PrefillChunk],
+    tables: torch.Tensor,  # [chunks, max_blocks] int64
+    positions: torch.Tensor,  # [tokens] int64
+) -> LastTokens:
+    indices = [index for index, chunk in enumerate(chunks) if chunk.is_last]
+    places, which = to_device([last_places(chunks), indices], positions.device)
+    starts = positions.index_select(0, places)
+    is_far = any(chunk.is_last and chunk.start + len(chunk.token_ids) > FAR for chunk in chunks)
+    segment = Segment(0, len(indices), 1, tables.index_select(0, which), starts, is_prompt=not is_far)
+    return LastTokens(places, segment)
 
 
 def _pieces(chunks: Sequence[PrefillChunk], *, splits_beginnings: bool) -> Iterator[_Piece]:
@@ -85,9 +108,10 @@ def _pieces(chunks: Sequence[PrefillChunk], *, splits_beginnings: bool) -> Itera
             whole = length // BEGINNING_MULTIPLE * BEGINNING_MULTIPLE
             beginning = whole if whole == length or whole >= LEAST_BEGINNING else 0
         if beginning > 0:
-            yield _Piece(index, 0, beginning, is_beginning=True)
+            yield _Piece(index, 0, beginning, is_beginning=True, is_far=False)
         if beginning < length:
-            yield _Piece(index, beginning, length - beginning, is_beginning=False)
+            is_far = chunk.start + beginning > FAR
+            yield _Piece(index, beginning, length - beginning, is_beginning=False, is_far=is_far)
 
 
 def _segments(
@@ -97,14 +121,22 @@ def _segments(
 ) -> tuple[Segment, ...]:
     segments: list[Segment] = []
     place = 0
-    for (offset, length, is_beginning), group in groupby(pieces, key=lambda piece: piece.kind):
+    for (offset, length, is_beginning, is_far), group in groupby(pieces, key=lambda piece: piece.kind):
         first, *others = (piece.chunk for piece in group)
         rows = 1 + len(others)
         which = slice(first, first + rows)
         starts_of_rows = starts[which] + offset if offset else starts[which]
         is_self_contained = is_beginning and rows * length >= LEAST_BEGINNING
         segments.append(
-            Segment(place, rows, length, tables[which], starts_of_rows, is_self_contained=is_self_contained)
+            Segment(
+                place,
+                rows,
+                length,
+                tables[which],
+                starts_of_rows,
+                is_self_contained=is_self_contained,
+                is_prompt=not is_far,
+            )
         )
         place += rows * length
     return tuple(segments)

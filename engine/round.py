@@ -18,7 +18,7 @@ from headway.engine.sampler import pick_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
-from headway.kernels import commit_round, count_tokens, open_round, stamp
+from headway.kernels import commit_round, count_tokens, keep_states, open_round, stamp
 
 NUM_STAMPS = 4
 
@@ -58,33 +58,32 @@ def decode_round(
     """Runs one round over all given rows and moves their state on."""
     size = pool.block_size
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
-    stamp(packed[0:1])
-    drafts = drafter(model, pool, rows, depth) if depth > 0 else rows.pending_tokens[:, :0]
-    stamp(packed[1:2])
+    # Where nothing drafts, both times are one.
+    stamp(packed[0 : 1 if depth > 0 else 2])
+    drafts = rows.pending_tokens[:, :0]
+    if depth > 0:
+        drafts = drafter(model, pool, rows, depth)
+        stamp(packed[1:2])
     window = open_round(rows.state(), drafts, size)
     hidden = model.forward(inputs_of(window, rows.granted_block_ids), pool)
     logits = model.logits(hidden).view(*window.token_ids.shape, -1)
     stamp(packed[2:3])
-    picked = pick_tokens(logits, rows, window.start_positions + 1, window.token_ids[:, 1:])
+    picked = pick_tokens(logits, rows, window.next_positions, window.token_ids[:, 1:])
     if synthetic is not None and depth > 0:
         synthetic.force(picked, window.token_ids, rows, window.start_positions)
     emitted = commit_round(rows.state(), window, picked, size, out=emitted_of(packed, depth))
     if model.has_mtp:
         states = model.draft_hidden(hidden)
-        _keep_pending_hidden(rows, states.view(*window.token_ids.shape, -1))
-        if depth > 0:
-            pool.keep_hidden(window.slot_mapping.flatten(), states)
+        # (h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass.
+        keep_states(
+            states.view(*window.token_ids.shape, -1),
+            rows.prefill_status,
+            window.slot_mapping,
+            rows.pending_hidden,
+            pool.block_hidden if depth > 0 else None,
+            size,
+        )
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
     stamp(packed[3:4])
     return Outcome(packed, depth, logits if keeps_logits else None)
-
-
-def _keep_pending_hidden(rows: SlotTable, states: torch.Tensor) -> None:
-    """(h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass.
-
-    states: [rows, depth + 1, hidden].
-    """
-    is_live = (rows.prefill_status == 0)[:, None, None]
-    hidden = rows.pending_hidden[:, : states.shape[1]]
-    hidden.copy_(torch.where(is_live, states, hidden))

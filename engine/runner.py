@@ -18,7 +18,7 @@ from headway.engine.graphs import GraphMemory, PrefillGraphs, Round, RoundGraphs
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
 from headway.engine.padded_prefill import Prefill, padded_prefill
-from headway.engine.prefill import fill_draft_cache, first_places, prefill_inputs
+from headway.engine.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import NUM_STAMPS, Outcome, decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
@@ -26,7 +26,7 @@ from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
-from headway.kernels import has_fused_attention, stamp
+from headway.kernels import FEW_ROWS, has_fused_attention, stamp
 
 WARM_UP_TOKENS = 1024
 
@@ -204,32 +204,41 @@ class Runner:
             return
         results.prefill_stamps = torch.empty(2, dtype=torch.int64, device=self.device)
         stamp(results.prefill_stamps[:1])
-        hidden = self._compute(chunks, fills_drafts=fills_drafts)
-        firsts = first_places(chunks)
-        last = [
-            (c, first + len(c.token_ids) - 1) for c, first in zip(chunks, firsts, strict=True) if c.is_last
-        ]
+        scores = any(chunk.scored_token_ids for chunk in chunks)
+        hidden, has_all = self._compute(chunks, fills_drafts=fills_drafts, wants_last=not scores)
+        last = [chunk for chunk in chunks if chunk.is_last]
         if last:
-            places = self._to_device([place for _, place in last])
-            self._start_rows([chunk for chunk, _ in last], hidden[places], results)
-        if any(chunk.scored_token_ids for chunk in chunks):
+            of_last = hidden[self._to_device(last_places(chunks))] if has_all else hidden
+            self._start_rows(last, of_last, results)
+        if scores:
             results.prompt_logprobs = [
-                self._score_prompt(chunk, hidden[first:]) for chunk, first in zip(chunks, firsts, strict=True)
+                self._score_prompt(chunk, hidden[first:])
+                for chunk, first in zip(chunks, first_places(chunks), strict=True)
             ]
         stamp(results.prefill_stamps[1:])
 
-    def _compute(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
-        """[tokens or more, hidden]: the trunk's states of the chunks' tokens, one behind the other."""
+    def _compute(
+        self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool
+    ) -> tuple[torch.Tensor, bool]:
+        """([tokens or more, hidden], True): the trunk's states of the chunks' tokens, one behind the other. With
+        wants_last perhaps ([last chunks, hidden], False): only those of the prompts' last tokens."""
         if self._prefill_graphs is not None:
             hidden = self._prefill_graphs.run(chunks, fills_drafts=fills_drafts)
             if hidden is not None:
-                return hidden
-        return self._launch_prefill(chunks, fills_drafts=fills_drafts)
+                return hidden, True
+        wants_last = wants_last and not fills_drafts
+        return self._launch_prefill(chunks, fills_drafts=fills_drafts, wants_last=wants_last), not wants_last
 
-    def _launch_prefill(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
+    def _launch_prefill(
+        self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool
+    ) -> torch.Tensor:
         """As `_compute`, of any size, kernel by kernel."""
         inputs = prefill_inputs(
-            chunks, self.slots, self.pool.block_size, splits_beginnings=self._splits_beginnings
+            chunks,
+            self.slots,
+            self.pool.block_size,
+            splits_beginnings=self._splits_beginnings,
+            wants_last=wants_last,
         )
         if self._prefill_window is not None:
             inputs = cut_to_windows(inputs, self._prefill_window)
@@ -245,21 +254,29 @@ class Runner:
     def _warm_up_prefill(self) -> None:
         """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the most
         that a step may take is tried. Raises ConfigError."""
-        most = self._max_prefill_tokens
-        for num_tokens in sorted({min(WARM_UP_TOKENS, most), most}):
-            whole, rest = divmod(num_tokens, self._max_row_tokens)
-            lengths = [self._max_row_tokens] * whole + ([rest] if rest else [])
-            chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=False) for n in lengths]
+        most, drafts = self._max_prefill_tokens, self.model.has_mtp
+        steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most})]
+        if (
+            not drafts
+        ):  # products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS
+            steps.append([2] * FEW_ROWS)
+        for lengths in steps:
+            chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
             try:
-                self._launch_prefill(chunks, fills_drafts=self.model.has_mtp)
+                self._launch_prefill(chunks, fills_drafts=drafts, wants_last=not drafts)
             except torch.OutOfMemoryError as error:
                 raise ConfigError(
-                    f"a step with {num_tokens:,} prompt tokens does not fit into the memory that weights and KV cache "
+                    f"a step with {sum(lengths):,} prompt tokens does not fit into the memory that weights and KV cache "
                     "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
                 ) from error
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])
         pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])
+
+    def _lengths_of(self, num_tokens: int) -> list[int]:
+        """Of as few prompts as hold so many tokens."""
+        whole, rest = divmod(num_tokens, self._max_row_tokens)
+        return [self._max_row_tokens] * whole + ([rest] if rest else [])
 
     def _score_prompt(self, chunk: PrefillChunk, hidden: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """hidden: [tokens, hidden], from the chunk's first. The vocabulary's logits exist for a few at a time."""

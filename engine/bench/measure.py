@@ -147,19 +147,18 @@ class Driver:
         return self._random.choices(range(self.engine.info.vocab_size), k=length)
 
     def _steps(self) -> Iterator[list[TokenEvent]]:
-        """What each step brought, if anything, until no request is left."""
+        """What each prefill and each round brought, until no request is left: of short rounds a step may read two."""
         while self._post.inbox or self.engine.scheduler.has_work:
-            if events := self._step():
-                yield events
+            yield from self._step()
 
     def _drain(self) -> None:
         for _ in self._steps():
             pass
 
-    def _step(self) -> list[TokenEvent]:
+    def _step(self) -> list[list[TokenEvent]]:
         self._loop.step()
         sent, self._post.sent = self._post.sent, []
-        events = [event for message in sent if isinstance(message, RoundOutput) for event in message.events]
-        faults = [event.error for event in events if event.error is not None]
+        outputs = [message.events for message in sent if isinstance(message, RoundOutput)]
+        faults = [event.error for events in outputs for event in events if event.error is not None]
         assert not faults, faults
-        return events
+        return outputs

@@ -11,6 +11,9 @@ from headway.kernels import DraftWindow, RoundWindow
 
 # Attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 2,048 keys.
 QUERIES_OF_A_SEGMENT = 256
+# Behind more keys few tokens are attended as a round's windows, whose keys the device shares out; the kernel of prompts
+# has one program walk through them all. Behind less it is fast enough, and compiled already for any number of tokens.
+FAR = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Segment:
         None  # [rows] int64: no keys stand from there on; None: behind the window
     )
     is_self_contained: bool = False  # the rows start at position 0: the window's own keys are all there are
+    is_prompt: bool = False  # attended by the kernel of prompts, however short
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,23 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The tokens whose states alone are wanted. segment: a window of one token each, first_token 0."""
+
+    places: torch.Tensor  # [n] int64, in the flat list
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """Flat tokens of all segments, or of chunks."""
+    """Flat tokens of all segments, or of chunks. last: None where the states of all tokens are wanted."""
 
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     segments: tuple[Segment, ...]
     chunks: Chunks | None = None  # instead of segments
+    last: LastTokens | None = None
 
 
 def inputs_of(
@@ -73,7 +86,12 @@ def inputs_of(
 
 def cut_to_windows(inputs: ForwardInputs, width: int) -> ForwardInputs:
     """The same tokens in windows of up to `width`: attention takes prompts by the kernel of decode rounds."""
-    return replace(inputs, segments=tuple(part for s in inputs.segments for part in _cut(s, width)))
+    last = inputs.last
+    if last is not None:
+        last = replace(last, segment=replace(last.segment, is_prompt=False))
+    return replace(
+        inputs, segments=tuple(part for s in inputs.segments for part in _cut(s, width)), last=last
+    )
 
 
 def _cut(segment: Segment, width: int) -> Iterator[Segment]:

@@ -6,22 +6,34 @@ the same input; `tensors` shows them part by part under the checkpoint's names. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from headway.engine.model_config import ModelConfig
-from headway.engine.models.inputs import ForwardInputs
+from headway.engine.models.inputs import Chunks, ForwardInputs, LastTokens, Segment
 from headway.engine.models.linear import Linear
 from headway.kernels import (
+    FEW_ROWS,
+    LateNorm,
+    add_linear,
     add_rms_norm,
     causal_attention,
     paged_attention,
+    prefill_attention,
+    qkv_rope_append,
     rms_norm,
     rope_append,
+    skinny_gate_up,
+    skinny_linear,
     varlen_attention,
 )
+
+# What a launch costs counts where products are short. An H200 takes for a round in nine launches a layer and in six:
+# 1,024 wide 0.80 and 0.71 ms at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4, at depth 3
+# 5.03 and 5.10 at batch 1. No number of tokens may decide: a row's result is the same beside any of up to FEW_ROWS.
+_MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,18 @@ def rotary_table(config: ModelConfig, place: Placement) -> torch.Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=-1).to(device=place.device, dtype=dtype)
 
 
+def normed_sum(
+    delta: torch.Tensor | None,  # [tokens, hidden]
+    residual: torch.Tensor,  # [tokens, hidden], in place: += delta
+    weight: torch.Tensor,  # [hidden]
+    epsilon: float,
+) -> torch.Tensor:  # [tokens, hidden]
+    """The norm of the new residual."""
+    if delta is None:
+        return rms_norm(residual, weight, epsilon)
+    return add_rms_norm(delta, residual, weight, epsilon)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """One layer's part of the KV pool. first_position: keys before it do not exist."""
@@ -61,8 +85,9 @@ class LayerCache:
 class DecoderLayer:
     """Attention with grouped heads and biased q, k, v, then a gated feed-forward, both after their norms.
 
-    The residual stream is changed in place and lags by one addition, which the next norm does on its way:
-    a layer takes the output of the feed-forward before it and returns its own.
+    The residual stream is changed in place. Called, a layer returns its feed-forward's output, or None where it is
+    added already: the stream lags by one addition, which the next norm does on its way. In `feed_forward_inputs`, made
+    for few tokens, products do what stands around them; see `run_layers`.
     """
 
     def __init__(self, config: ModelConfig, place: Placement) -> None:
@@ -70,8 +95,10 @@ class DecoderLayer:
         self._heads = (config.num_attention_heads, config.num_kv_heads, config.num_kv_heads)
         self._head_dim = config.head_dim
         self._inner = inner
-        self._epsilon = config.rms_norm_epsilon
+        self.epsilon = config.rms_norm_epsilon
         self._scale = config.head_dim**-0.5
+        has_whole_tiles = all(size % 64 == 0 for size in (hidden, inner, config.head_dim))
+        self._gains_by_few_launches = has_whole_tiles and hidden <= _MAX_HIDDEN_OF_FEW_LAUNCHES
         qkv = sum(self._heads) * config.head_dim
         self.input_norm = place.empty(hidden)
         self.qkv = Linear(place.empty(qkv, hidden), place.empty(qkv))
@@ -98,30 +125,84 @@ class DecoderLayer:
 
     def __call__(
         self,
-        delta: torch.Tensor | None,  # [tokens, hidden]: still to be added to residual
+        x: torch.Tensor,  # [tokens, hidden], normed
+        residual: torch.Tensor,  # [tokens, hidden], in place
+        inputs: ForwardInputs,
+        cache: LayerCache,
+        cos_sin: torch.Tensor,  # [max_position, head_dim]
+    ) -> torch.Tensor | None:
+        """[tokens, hidden]: what is to be added to residual next, if anything."""
+        query, key, value = self.append(x, inputs, cache, cos_sin)
+        return self._feed_forward(self._attend(query, (key, value), inputs, cache), residual)
+
+    def of_last(
+        self,
+        x: torch.Tensor,  # [tokens, hidden], normed
+        residual: torch.Tensor,  # [tokens, hidden]
+        inputs: ForwardInputs,
+        last: LastTokens,
+        cache: LayerCache,
+        cos_sin: torch.Tensor,  # [max_position, head_dim]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """([n, hidden], [n, hidden]): the last tokens' residual, and what is to be added to it, if anything."""
+        query, _, _ = self.append(x, inputs, cache, cos_sin)
+        residual = residual[last.places]
+        if len(residual) == 0:
+            return residual, None
+        own = replace(inputs, segments=(last.segment,), chunks=None)
+        return residual, self._feed_forward(self._attend(query[last.places], None, own, cache), residual)
+
+    def _feed_forward(
+        self,
+        attended: torch.Tensor,  # [tokens, q_heads * head_dim]
+        residual: torch.Tensor,  # [tokens, hidden], in place
+    ) -> torch.Tensor | None:
+        delta = self.output.added_to(residual, attended)
+        x = normed_sum(delta, residual, self.feed_forward_norm, self.epsilon)
+        return self.down.added_to(residual, self.gate_up.gated(x))
+
+    def takes_few(self, residual: torch.Tensor) -> bool:
+        """Whether `feed_forward_inputs` is for these tokens: bfloat16 on a GPU. In float16 the residual stream may
+        overflow when a norm's weight multiplies it before the norm has divided it."""
+        is_bfloat16 = residual.is_cuda and residual.dtype == torch.bfloat16
+        is_few = 0 < len(residual) <= FEW_ROWS
+        return is_bfloat16 and is_few and self._gains_by_few_launches and not self.qkv.has_fixed_order
+
+    def feed_forward_inputs(
+        self,
+        x: torch.Tensor,  # [tokens, hidden]: what `qkv` is to multiply
+        norm: LateNorm | None,  # of x; None: x is normed
         residual: torch.Tensor,  # [tokens, hidden], in place
         inputs: ForwardInputs,
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor:
-        """[tokens, hidden]: what is to be added to residual next."""
-        attended = self._attend(*self.append(delta, residual, inputs, cache, cos_sin), inputs, cache)
-        x = add_rms_norm(self.output(attended), residual, self.feed_forward_norm, self._epsilon)
-        return self.down(self.gate_up.gated(x))
+        """[tokens, intermediate]: what `down` is to multiply."""
+        bias = self.qkv.bias
+        assert bias is not None
+        query = qkv_rope_append(
+            x,
+            self.qkv.weight,
+            bias,
+            norm,
+            inputs.positions,
+            cos_sin,
+            cache.keys,
+            cache.values,
+            inputs.slot_mapping,
+        )
+        attended = self._attend(query, None, inputs, cache)
+        x, norm = add_linear(attended, self.output.weight, residual, self.feed_forward_norm, self.epsilon)
+        return skinny_gate_up(x, self.gate_up.weight, norm=norm)
 
     def append(
         self,
-        delta: torch.Tensor | None,  # [tokens, hidden]: still to be added to residual
-        residual: torch.Tensor,  # [tokens, hidden], in place
+        x: torch.Tensor,  # [tokens, hidden], normed
         inputs: ForwardInputs,
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Writes the tokens' keys and values; returns their queries, keys and values, [tokens, heads, head_dim]."""
-        if delta is None:
-            x = rms_norm(residual, self.input_norm, self._epsilon)
-        else:
-            x = add_rms_norm(delta, residual, self.input_norm, self._epsilon)
         heads = self.qkv(x).view(x.shape[0], -1, self._head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)
         rope_append(
@@ -132,39 +213,25 @@ class DecoderLayer:
     def _attend(
         self,
         query: torch.Tensor,  # [tokens, q_heads, head_dim]
-        key: torch.Tensor,  # [tokens, kv_heads, head_dim]
-        value: torch.Tensor,  # [tokens, kv_heads, head_dim]
+        own: tuple[torch.Tensor, torch.Tensor] | None,  # keys and values, [tokens, kv_heads, head_dim] each
         inputs: ForwardInputs,
         cache: LayerCache,
     ) -> torch.Tensor:
-        """[tokens, q_heads * head_dim]."""
+        """[tokens, q_heads * head_dim]. own: of the tokens, which are in the cache, too; None: only there."""
         out = query.new_empty(query.shape)
         if inputs.chunks is not None:
-            assert cache.first_position == 0, "chunks are attended from their first key on"
-            chunks = inputs.chunks
-            varlen_attention(
-                query,
-                cache.keys,
-                cache.values,
-                chunks.block_table,
-                chunks.first_tokens,
-                chunks.lengths,
-                chunks.start_positions,
-                self._scale,
-                out=out,
-            )
+            self._attend_chunks(query, inputs.chunks, cache, out)
         for segment in inputs.segments:
-            tokens = slice(segment.first_token, segment.first_token + segment.rows * segment.window)
-            shape = (segment.rows, segment.window, *query.shape[1:])
-            if segment.is_self_contained and cache.first_position == 0:
-                q, k, v = (p[tokens].view(*shape[:2], *p.shape[1:]) for p in (query, key, value))
+            if own is not None and segment.is_self_contained and cache.first_position == 0:
+                q, k, v = (_windows(heads, segment) for heads in (query, *own))
                 attended = causal_attention(q, k, v, self._scale)
                 if len(inputs.segments) == 1:
                     return attended.view(len(query), -1)
-                out[tokens].view(shape).copy_(attended)
+                _windows(out, segment).copy_(attended)
                 continue
-            paged_attention(
-                query[tokens].view(shape),
+            attend = prefill_attention if segment.is_prompt else paged_attention
+            attend(
+                _windows(query, segment),
                 cache.keys,
                 cache.values,
                 segment.block_table,
@@ -172,9 +239,80 @@ class DecoderLayer:
                 self._scale,
                 first_position=cache.first_position,
                 end_positions=segment.end_positions,
-                out=out[tokens].view(shape),
+                out=_windows(out, segment),
             )
         return out.flatten(1)
+
+    def _attend_chunks(
+        self,
+        query: torch.Tensor,  # [tokens, q_heads, head_dim]
+        chunks: Chunks,
+        cache: LayerCache,
+        out: torch.Tensor,  # [tokens, q_heads, head_dim], written where chunks are
+    ) -> None:
+        assert cache.first_position == 0, "chunks are attended from their first key on"
+        varlen_attention(
+            query,
+            cache.keys,
+            cache.values,
+            chunks.block_table,
+            chunks.first_tokens,
+            chunks.lengths,
+            chunks.start_positions,
+            self._scale,
+            out=out,
+        )
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer],
+    caches: Sequence[LayerCache],
+    x: torch.Tensor,  # [tokens, hidden]: residual after the first layer's `input_norm`
+    residual: torch.Tensor,  # [tokens, hidden], in place
+    inputs: ForwardInputs,
+    cos_sin: torch.Tensor,  # [max_position, head_dim]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Through one layer after the other. [tokens, hidden], or of the last tokens alone if they are all that is
+    wanted: the residual, and what is still to be added to it, if anything."""
+    if layers[0].takes_few(residual):
+        _run_few(layers, caches, x, residual, inputs, cos_sin)
+        return residual if inputs.last is None else residual[inputs.last.places], None
+    delta: torch.Tensor | None = None
+    for layer, cache in zip(layers, caches, strict=True):
+        if layer is not layers[0]:
+            x = normed_sum(delta, residual, layer.input_norm, layer.epsilon)
+        if layer is layers[-1] and inputs.last is not None:
+            return layer.of_last(x, residual, inputs, inputs.last, cache, cos_sin)
+        delta = layer(x, residual, inputs, cache, cos_sin)
+    return residual, delta
+
+
+def _run_few(
+    layers: Sequence[DecoderLayer],
+    caches: Sequence[LayerCache],
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    inputs: ForwardInputs,
+    cos_sin: torch.Tensor,
+) -> None:
+    """Between layers stand the residual stream times the next norm's weight, and what that norm is to divide by."""
+    norm: LateNorm | None = None
+    for index, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
+        inner = layer.feed_forward_inputs(x, norm, residual, inputs, cache, cos_sin)
+        if layer is layers[-1]:
+            skinny_linear(inner, layer.down.weight, residual=residual, out=residual)
+        else:
+            following = layers[index + 1]
+            x, norm = add_linear(inner, layer.down.weight, residual, following.input_norm, following.epsilon)
+
+
+def _windows(
+    heads: torch.Tensor,  # [tokens, heads, head_dim], of all segments
+    segment: Segment,
+) -> torch.Tensor:
+    """[rows, window, heads, head_dim]: the segment's."""
+    tokens = slice(segment.first_token, segment.first_token + segment.rows * segment.window)
+    return heads[tokens].view(segment.rows, segment.window, *heads.shape[1:])
 
 
 def _parts(pattern: str, linear: Linear, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:

@@ -24,6 +24,8 @@ MAX_INT8 = 127.0
 QUANTIZED_AT_ONCE = 4096
 # Beyond so many rows bfloat16 is as fast; sums shorter than LONG_SUM cost less than what their rows bring in.
 MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
+# Of so many rows a GPU's norm is held up by memory, and the library adds a product to the residual for nothing.
+MIN_ADDED_ROWS = 2048
 TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256)
 
 
@@ -61,6 +63,18 @@ class Linear:
             return F.linear(x, self.weight, self.bias)
         return F.linear(_padded(x, num_rows + padding), self.weight, self.bias)[:num_rows]
 
+    def added_to(
+        self,
+        residual: torch.Tensor,  # [n, out], in place where the product adds itself
+        x: torch.Tensor,  # [n, in]
+    ) -> torch.Tensor | None:
+        """[n, out]: what is still to be added to the residual; None: it was added. Without a bias."""
+        assert self.bias is None, "a bias is not added"
+        if not x.is_cuda or self._has_fixed_order or x.shape[0] < MIN_ADDED_ROWS:
+            return self(x)
+        torch.addmm(residual, x, self.weight.t(), out=residual)
+        return None
+
     def gated(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out / 2]
         """silu of the first half of the outputs times the second half; without a bias."""
         is_fused = x.is_cuda and not self._has_fixed_order
@@ -69,6 +83,10 @@ class Linear:
     def fix_order_of_sums(self) -> None:
         """On a GPU, from now on, a row's result is the same beside any number of others. Not in float64."""
         self._has_fixed_order = True
+
+    @property
+    def has_fixed_order(self) -> bool:
+        return self._has_fixed_order
 
     @property
     def can_be_packed(self) -> bool:

@@ -10,10 +10,10 @@ import torch
 from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
-from headway.engine.models.layers import DecoderLayer, LayerCache, Placement
+from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, normed_sum, run_layers
 from headway.engine.models.linear import Linear, QuantizedLinear
 from headway.engine.models.qwen2 import Qwen2
-from headway.kernels import add_rms_norm, rms_norm
+from headway.kernels import embed_rms_norm, rms_norm
 
 
 class MiMo:
@@ -49,7 +49,7 @@ class MiMo:
 
     def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
-        pairs = self.head.pair(hidden, self.trunk.embed(inputs.token_ids))
+        pairs = self.head.pair(hidden, inputs.token_ids, self.trunk.embedding)
         return self.head.carry(pairs, inputs, self._cache(pool), self.trunk.cos_sin)
 
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
@@ -60,8 +60,10 @@ class MiMo:
 
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
-        pairs = self.head.pair(hidden, self.trunk.embed(inputs.token_ids))
-        self.head.block.append(None, pairs, inputs, self._cache(pool), self.trunk.cos_sin)
+        pairs = self.head.pair(hidden, inputs.token_ids, self.trunk.embedding)
+        block = self.head.block
+        x = rms_norm(pairs, block.input_norm, block.epsilon)
+        block.append(x, inputs, self._cache(pool), self.trunk.cos_sin)
 
     def _cache(self, pool: KVPool) -> LayerCache:
         return LayerCache(*pool.layer(self.config.num_layers), first_position=1)
@@ -91,12 +93,15 @@ class MTPLayer:
     def pair(
         self,
         hidden: torch.Tensor,  # [tokens, hidden]: h_{i-1}, or the carry of slot i - 1
-        embedded: torch.Tensor,  # [tokens, hidden]: of t_i
+        token_ids: torch.Tensor,  # [tokens] int64: t_i
+        embedding: torch.Tensor,  # [vocab, hidden]
     ) -> torch.Tensor:  # [tokens, hidden]
         """The hidden state comes first, unlike in all other families."""
-        normed_hidden = rms_norm(hidden, self.hidden_norm, self._epsilon)
-        normed_token = rms_norm(embedded, self.token_norm, self._epsilon)
-        return self.input(torch.cat([normed_hidden, normed_token], dim=-1))
+        both = hidden.new_empty(len(hidden), 2 * hidden.shape[1])
+        normed_hidden, normed_token = both.chunk(2, dim=1)
+        rms_norm(hidden, self.hidden_norm, self._epsilon, out=normed_hidden)
+        embed_rms_norm(token_ids, embedding, self.token_norm, self._epsilon, out=normed_token)
+        return self.input(both)
 
     def carry(
         self,
@@ -105,5 +110,6 @@ class MTPLayer:
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor:  # [tokens, hidden]
-        delta = self.block(None, pairs, inputs, cache, cos_sin)
-        return add_rms_norm(delta, pairs, self.final_norm, self._epsilon)
+        x = rms_norm(pairs, self.block.input_norm, self._epsilon)
+        pairs, delta = run_layers([self.block], [cache], x, pairs, inputs, cos_sin)
+        return normed_sum(delta, pairs, self.final_norm, self._epsilon)

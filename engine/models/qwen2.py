@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
-from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, rotary_table
+from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, rotary_table, run_layers
 from headway.engine.models.linear import Linear
-from headway.kernels import rms_norm
+from headway.kernels import embed_rms_norm, rms_norm
 
 
 class Qwen2:
@@ -44,14 +43,11 @@ class Qwen2:
     def linears(self) -> tuple[Linear, ...]:
         return (*(linear for layer in self.layers for linear in layer.linears()), self.lm_head)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:  # [tokens] int64 -> [tokens, hidden]
-        return F.embedding(token_ids, self.embedding)
-
     def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
-        residual = self.embed(inputs.token_ids)
-        delta: torch.Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            delta = layer(delta, residual, inputs, LayerCache(*pool.layer(index)), self.cos_sin)
+        first = self.layers[0]
+        residual, x = embed_rms_norm(inputs.token_ids, self.embedding, first.input_norm, first.epsilon)
+        caches = [LayerCache(*pool.layer(index)) for index in range(len(self.layers))]
+        residual, delta = run_layers(self.layers, caches, x, residual, inputs, self.cos_sin)
         return residual if delta is None else residual.add_(delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

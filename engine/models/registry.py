@@ -36,7 +36,7 @@ class CausalLM(Protocol):
         ...
 
     def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
-        """The residual stream h before the final norm: [tokens, hidden]."""
+        """The residual stream h before the final norm: [tokens, hidden], or [n, hidden] of inputs.last."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from headway.engine.assembly import (
     _idle_prefill_chunk,
     _make_deterministic,
     _max_running,
+    _prefill_chunk,
     _quantizes_draft_lm_head,
 )
 from headway.engine.config import EngineConfig
@@ -76,23 +77,24 @@ def test_8_bits_that_cannot_be_are_refused(changes: dict[str, object], words: st
 
 
 @pytest.mark.parametrize(
-    ("billions", "multiprocessors", "available_gib", "chunk"),
+    ("billions", "multiprocessors", "available_gib", "chunk", "idle_chunk"),
     [
-        (7.8, 132, 110, 8192),
-        (0.5, 132, 110, 8192),
-        (7.8, 58, 110, 2048),
-        (7.8, 108, 110, 4096),
-        (70, 132, 110, 2048),
-        (7.8, 132, 7, 4096),
-        (7.8, 132, 0.5, 512),
+        (7.8, 132, 110, 1024, 8192),
+        (0.5, 132, 110, 1024, 8192),
+        (7.8, 58, 110, 512, 2048),
+        (7.8, 108, 110, 512, 4096),
+        (70, 132, 110, 512, 2048),
+        (7.8, 132, 7, 1024, 4096),
+        (7.8, 132, 0.5, 512, 512),
     ],
     ids=["usual", "small-model", "slow", "slower", "large-model", "little-memory", "hardly-any"],
 )  # fmt: skip
-def test_a_gpu_takes_longer_chunks_while_idle(
+def test_a_fast_gpu_takes_longer_chunks_and_the_longest_while_idle(
     billions: float,
     multiprocessors: int,
     available_gib: float,
     chunk: int,
+    idle_chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 7 GiB half of 15 %, 0.5 GiB, for 5,269 tokens of 107 kB."""
@@ -100,24 +102,27 @@ def test_a_gpu_takes_longer_chunks_while_idle(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr("headway.engine.assembly.available_bytes", lambda device: int(available_gib * 2**30))
     config, num_parameters = EngineConfig(model_path=""), int(1e9 * billions)
-    assert _idle_prefill_chunk(config, model(), num_parameters) == chunk  # type: ignore[arg-type]
+    assert _prefill_chunk(config, model(), num_parameters) == chunk  # type: ignore[arg-type]
+    assert _idle_prefill_chunk(config, model(), num_parameters) == idle_chunk  # type: ignore[arg-type]
 
 
 def test_chunks_are_as_long_as_while_decoding_on_a_cpu_and_where_a_user_says_how_long() -> None:
     config, asked = EngineConfig(model_path=""), EngineConfig(model_path="", prefill_chunk=256)
     assert _idle_prefill_chunk(config, model(device="cpu"), 1) is None  # type: ignore[arg-type]
     assert _idle_prefill_chunk(asked, model(), 1) is None  # type: ignore[arg-type]
+    assert _prefill_chunk(asked, model(), 1) == 256  # type: ignore[arg-type]
+    assert _prefill_chunk(config, model(device="cpu"), int(7.8e9)) == 16  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("available_gib", "depth", "vocab_size", "rows"),
-    [(120, 3, 151_680, 256), (24, 3, 151_680, 256), (7, 3, 151_680, 192), (7, 0, 151_680, 256), (2, 3, 151_680, 64)],
+    [(120, 3, 151_680, 256), (24, 3, 151_680, 256), (7, 3, 151_680, 224), (7, 0, 151_680, 256), (2, 3, 151_680, 64)],
     ids=["large", "enough", "small", "no-drafts", "tiny"],
 )  # fmt: skip
 def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
     available_gib: int, depth: int, vocab_size: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the 15 % beside the KV cache, in float32: of 7 GiB 0.5, for 232 rows of 2.3 MiB, in steps of 64."""
+    """Half of the 15 % beside the KV cache, in float32: of 7 GiB 0.5, for 232 rows of 2.3 MiB, in steps of 32."""
     monkeypatch.setattr("headway.engine.assembly.available_bytes", lambda device: available_gib << 30)
     assert _max_running(model(vocab_size=vocab_size), depth) == rows  # type: ignore[arg-type]
     assert _max_running(model(device="cpu"), depth) == 64  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.exactness import Case, generate, generate_with, logits_of
 from headway_testing.local import LateRunner, LocalEngine
+from headway_testing.oracle import bfloat16_logits
 from headway_testing.poison import PoisoningRunner
 from headway_testing.prefills import PaddedPrefills
 from tokenizers import Tokenizer
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.gpu
 
 DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)
-MAX_ULPS = 2
+MAX_ULPS, MAX_NOISE, MAX_SHARE_BEYOND = 2, 8, 0.05
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -59,19 +61,37 @@ class PaddedLaunches:
         return self._runner._launch_round(padded), False
 
 
-def count_flips(cases: list[Case], wanted: list[list[int]], got: list[list[int]]) -> int:
-    """Texts that differ, each at a place where the two tokens' exact logits are within MAX_ULPS of bfloat16."""
-    flips = 0
+@dataclass
+class Flips:
+    """Texts that differ; of these, those where the two tokens' exact logits are more than MAX_ULPS of bfloat16 apart."""
+
+    count: int = 0
+    beyond: int = 0
+
+
+def count_flips(cases: list[Case], wanted: list[list[int]], got: list[list[int]]) -> Flips:
+    """Each differs at a place where the exact logits are within MAX_ULPS, or within what rounding does there.
+
+    Where the residual stream is large, bfloat16 rounds it by far more than MAX_ULPS of a logit. The measure is
+    transformers: the root mean square of its bfloat16 logits' errors at that place, of which two of its own logits
+    are up to 7 apart (24 held-out prompts, 2,400 places).
+    """
+    flips = Flips()
     for case, first, second in zip(cases, wanted, got, strict=True):
         if first == second:
             continue
-        flips += 1
+        flips.count += 1
         place = next(i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
-        logits = logits_of(MODEL, [*case.prompt, *first[:place]])
+        tokens = [*case.prompt, *first[:place]]
+        logits = logits_of(MODEL, tokens)
         a, b = float(logits[first[place]]), float(logits[second[place]])
         ulp = 2.0 ** (math.floor(math.log2(max(abs(a), abs(b)))) - 7)
-        print(f"token {place}: {first[place]} or {second[place]}, {abs(a - b) / ulp:.2f} ulps apart")
-        assert abs(a - b) <= MAX_ULPS * ulp
+        noise = float((bfloat16_logits(MODEL, tokens) - logits).pow(2).mean().sqrt())
+        gap = f"{abs(a - b) / ulp:.2f} ulps, {abs(a - b) / noise:.1f} times transformers' rounding errors"
+        print(f"token {place}: {first[place]} or {second[place]}, {gap} apart")
+        if abs(a - b) > MAX_ULPS * ulp:
+            flips.beyond += 1
+            assert abs(a - b) <= MAX_NOISE * noise
     return flips
 
 
@@ -80,9 +100,13 @@ def test_depth_and_batch_change_bfloat16_text_at_ties_only(prompts: list[tuple[i
     cases = [Case(prompt, 100, GREEDY) for prompt in prompts]
     alone = LocalEngine(config_of(depth=0, prefix_caching=False))
     wanted = [generate_with(alone, [case])[0] for case in cases]
+    total = Flips()
     for depth in range(5):
         flips = count_flips(cases, wanted, generate(cases, config_of(depth=depth)))
-        print(f"depth {depth}, {len(cases)} rows: {flips} texts differ from those of depth 0, one row")
+        print(f"depth {depth}, {len(cases)} rows: {flips.count} texts differ from those of depth 0, one row")
+        total = Flips(total.count + flips.count, total.beyond + flips.beyond)
+    print(f"{total.beyond} of {total.count} at logits more than {MAX_ULPS} ulps apart")
+    assert total.beyond <= MAX_SHARE_BEYOND * 5 * len(cases)
 
 
 @pytest.mark.timeout(300)
@@ -124,10 +148,11 @@ class NeverWaiting:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(("depth", "chunk"), [(3, 256), (0, 600)])
+def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], depth: int, chunk: int) -> None:
     """Whatever a request asks for, long prompts, found prefixes and rows that come and go among them."""
-    engine = LocalEngine(config_of(max_running=8, prefill_chunk=256), reads_late=True)
-    engine.engine.runner.capture([3], progress=lambda _: None)
+    engine = LocalEngine(config_of(max_running=8, prefill_chunk=chunk, depth=depth), reads_late=True)
+    engine.engine.runner.capture([depth], progress=lambda _: None)
     late = LateRunner(NeverWaiting(engine.engine.runner))
     engine.loop = EngineLoop(engine.engine.scheduler, late, engine.post)
     wishes: list[dict[str, object]] = [
@@ -142,6 +167,31 @@ def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]]) -> N
         engine.submit(prompt * (9 if i % 7 == 0 else 1), max_tokens=3 + 5 * (i % 4), sampling=sampling)
     outputs = engine.run()
     assert all(output.finish_reason is not None for output in outputs.values())
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_nothing_is_compiled_once_requests_are_served(
+    prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """A kernel takes about a second to compile, in which no stream gets a token. Not so with --deterministic, whose
+    windows are of all widths, nor behind more than 8,192 keys."""
+    triton = pytest.importorskip("triton")
+    engine = LocalEngine(config_of(max_running=32, prefill_chunk=1024, depth=depth))
+    engine.engine.runner.capture([depth], progress=lambda _: None)
+    compiled: list[str] = []
+
+    def note(*, repr: str, **_: object) -> None:
+        compiled.append(repr)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
+    for num_prompts in (1, 2, 3, 5, 8, 15, 16, 31):
+        for tokens in (1, 7, 100, 128, 600, 1024, 1500):
+            long = prompts[num_prompts] * 16
+            for i in range(num_prompts):
+                sampling = GREEDY if i % 2 else SamplingParams(temperature=0.8, top_p=0.9, seed=i)
+                engine.submit(long[i : i + tokens - i % 2 * (tokens > 1)], max_tokens=9, sampling=sampling)
+            engine.run()
+    assert compiled == []
 
 
 @pytest.mark.timeout(500)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
-from headway_testing.local import LocalEngine
+from headway_testing.local import GREEDY, LocalEngine
 from headway_testing.prefills import PaddedPrefills
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway import kernels
 from headway.engine import prefill
+from headway.engine import runner as runner_module
+from headway.engine.batch import PrefillChunk
 from headway.engine.config import EngineConfig
 from headway.engine.models import layers
 from headway.engine.request import SamplingParams
+from headway.kernels import FEW_ROWS
 
 
 @pytest.mark.parametrize("make", [constructed_mimo, random_qwen2], ids=lambda make: make.__name__)
@@ -97,12 +100,81 @@ def test_beginnings_attended_without_the_cache_give_the_same_text(
     assert set(attended) == {(2, 20), (1, 30), (1, 50)}
 
 
-def check_equal(*engines: LocalEngine) -> None:
+@pytest.mark.parametrize(
+    ("depth", "scores", "is_few"),
+    [(0, False, False), (0, True, False), (2, False, False), (0, False, True)],
+    ids=["last", "scored", "drafts", "few-launches"],
+)
+def test_the_last_layer_computes_what_is_wanted_of_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, *, scores: bool, is_few: bool
+) -> None:
+    """Without drafts and scores its last token, several prompts at once, parts of prompts and prefixes found."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    monkeypatch.setattr(layers.DecoderLayer, "takes_few", lambda *_: is_few)
+    config = EngineConfig(model_path=path, prefill_chunk=48, depth=depth, dtype="float64")
+    engines = [LocalEngine(config) for _ in range(2)]
+    sizes: list[tuple[int, int]] = []
+    runner = engines[0].engine.runner
+    launch = runner._launch_prefill
+
+    def noting(chunks: Sequence[PrefillChunk], **wishes: bool) -> torch.Tensor:
+        hidden = launch(chunks, **wishes)
+        sizes.append((len(hidden), sum(len(chunk.token_ids) for chunk in chunks)))
+        return hidden
+
+    monkeypatch.setattr(runner, "_launch_prefill", noting)
+    every = engines[1].engine.runner
+    launch_every = every._launch_prefill
+    monkeypatch.setattr(
+        every,
+        "_launch_prefill",
+        lambda chunks, **wishes: launch_every(chunks, **wishes | {"wants_last": False}),
+    )
+    monkeypatch.setattr(
+        every, "_compute", lambda chunks, **wishes: (every._launch_prefill(chunks, **wishes), True)
+    )
+    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=1 if scores else None)
+    for _ in range(2):
+        check_equal(*engines, sampling=sampling)
+    takes_few = depth == 0 and not scores
+    assert sizes[0] == ((3 if takes_few else 48), 48)
+    assert all(num_states < num_tokens or not takes_few for num_states, num_tokens in sizes)
+
+
+@pytest.mark.parametrize(
+    ("depth", "wanted"), [(0, [1, 2, FEW_ROWS]), (2, [100, 300])], ids=["last", "drafts"]
+)
+def test_the_warm_up_computes_one_last_token_and_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, wanted: list[int]
+) -> None:
+    """Or the first step in which as many prompts end would compile kernels while streams wait."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    runner = LocalEngine(EngineConfig(model_path=path, prefill_chunk=100, depth=depth)).engine.runner
+    monkeypatch.setattr(runner, "_max_prefill_tokens", 300)
+    monkeypatch.setattr(runner_module, "WARM_UP_TOKENS", 100)
+    sizes: list[int] = []
+    launch = runner._launch_prefill
+
+    def noting(chunks: Sequence[PrefillChunk], **wishes: bool) -> torch.Tensor:
+        hidden = launch(chunks, **wishes)
+        sizes.append(len(hidden))
+        return hidden
+
+    monkeypatch.setattr(runner, "_launch_prefill", noting)
+    with torch.inference_mode():
+        runner._warm_up_prefill()
+    assert sizes == wanted
+
+
+def check_equal(*engines: LocalEngine, sampling: SamplingParams = GREEDY) -> None:
     prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33)]
-    ids = [[engine.submit(prompt, max_tokens=30) for prompt in prompts] for engine in engines]
+    ids = [
+        [engine.submit(prompt, max_tokens=30, sampling=sampling) for prompt in prompts] for engine in engines
+    ]
     outputs = [engine.run() for engine in engines]
     assert ids[0] == ids[1]
     assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
+    assert [outputs[0][i].prompt_logprobs for i in ids[0]] == [outputs[1][i].prompt_logprobs for i in ids[1]]
 
 
 @pytest.mark.parametrize("depth", [0, 3])

@@ -136,6 +136,18 @@ def test_rounds_are_counted_from_the_moment_when_all_rows_decode(tmp_path: Path)
     assert rounds.num_rounds == 20 - 5 - 2 - 1 - 1
 
 
+def test_rounds_that_are_read_in_one_step_count_as_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU's short rounds two are over when the host looks."""
+    config = EngineConfig(model_path=str(random_mimo(tmp_path / "model")), depth=0, prefix_caching=False)
+    driver = Driver(LocalEngine(config).engine)
+    step = driver._loop.step
+    monkeypatch.setattr(driver._loop, "step", lambda: step() and step())
+    rounds = driver.decode(batch=2, depth=0, input_len=5, output_len=12)
+    assert rounds.tokens == 2 * rounds.num_rounds == 14
+
+
 def test_a_closed_loop_has_as_many_rows_as_streams_until_the_end(tmp_path: Path) -> None:
     config = EngineConfig(model_path=str(random_mimo(tmp_path)), depth=0, prefix_caching=False, max_running=8)
     engine = LocalEngine(config).engine

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.paged import PagedSequences, load
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway.engine.model_config import read_model_config
-from headway.engine.models.layers import Placement, rotary_table
+from headway.engine.models.inputs import Chunks, ForwardInputs
+from headway.engine.models.layers import DecoderLayer, Placement, rotary_table
 
 EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
     "vocab_size": 4096,
@@ -68,6 +72,76 @@ def test_logits_of_a_window_are_bitwise_those_of_single_steps(
         sequences.forward([(0, 0, 63)], tokens[:63])
         found = sequences.forward([(0, 63, width)], tokens[63 : 63 + width])[:1]
         assert torch.equal(model.logits(found), model.logits(window)), width
+
+
+@pytest.mark.parametrize("head_dim", [16, 64], ids=["tiny-heads", "whole-tiles"])
+def test_what_products_do_for_few_tokens_is_what_the_layers_do(
+    head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden states, drafts, and keys and values; a GPU takes this way, here with the twins."""
+    model = load(random_mimo(tmp_path / "model", head_dim=head_dim), dtype="float64")
+    tokens = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(0))
+    spans = [(0, 0, 30), (1, 0, 3)]
+    steps = [(0, 30, 4), (1, 3, 4)]
+    results = []
+    for takes_few in (False, True):
+        monkeypatch.setattr(DecoderLayer, "takes_few", lambda *_, answer=takes_few: answer)
+        sequences = PagedSequences(model, 2, 40)
+        sequences.forward(spans, torch.cat([tokens[0, :30], tokens[1, :3]]))
+        hidden = sequences.forward(steps, torch.cat([tokens[0, 30:34], tokens[1, 3:7]]))
+        carry = sequences.draft(steps, torch.cat([tokens[0, 31:35], tokens[1, 4:8]]), hidden)
+        results.append((hidden, carry, sequences.pool.keys, sequences.pool.values))
+    for plain, few in zip(*results, strict=True):
+        torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
+
+
+def as_chunks(inputs: ForwardInputs) -> ForwardInputs:
+    """The same, as a graph of a prefill gets it: one more chunk, which does not exist."""
+    tables = torch.cat([segment.block_table for segment in inputs.segments])
+    numbers = [[segment.first_token, segment.window] for segment in inputs.segments]
+    firsts, lengths = torch.tensor([*numbers, [0, 0]]).unbind(1)
+    starts = torch.cat([*(segment.start_positions for segment in inputs.segments), torch.zeros(1).long()])
+    return replace(
+        inputs, segments=(), chunks=Chunks(torch.cat([tables, tables[:1]]), firsts, lengths, starts)
+    )
+
+
+def as_beginnings(inputs: ForwardInputs) -> ForwardInputs:
+    """The same, of prompts that begin: their own keys are all there are."""
+    own = [replace(s, is_self_contained=not s.start_positions.any()) for s in inputs.segments]
+    return replace(inputs, segments=tuple(own))
+
+
+@pytest.mark.parametrize("form", [as_chunks, as_beginnings])
+def test_few_launches_attend_prompts_as_many_do(
+    form: Callable[[ForwardInputs], ForwardInputs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks from the first position on, then what follows, and a prompt that begins beside it."""
+    model = load(random_mimo(tmp_path / "model", head_dim=64), dtype="float64")
+    tokens = torch.randint(0, 151, (32,), generator=torch.Generator().manual_seed(0))
+    results = []
+    for takes_few in (False, True):
+        monkeypatch.setattr(DecoderLayer, "takes_few", lambda *_, answer=takes_few: answer)
+        sequences = PagedSequences(model, 3, 40)
+        hidden = [
+            model.forward(form(sequences.inputs(spans, tokens[:count])), sequences.pool)
+            for spans, count in (([(0, 0, 11), (1, 0, 11)], 22), ([(0, 11, 7), (1, 11, 20), (2, 0, 5)], 32))
+        ]
+        results.append((*hidden, sequences.pool.keys, sequences.pool.values))
+    for plain, few in zip(*results, strict=True):
+        torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hidden_size", [2048, 2112])
+def test_how_wide_a_model_is_decides_about_few_launches(hidden_size: int, tmp_path: Path) -> None:
+    """And no number of tokens up to 32, or a row's result would depend on those beside it."""
+    config = read_model_config(random_mimo(tmp_path / "model", head_dim=64))
+    place = Placement(torch.device("meta"), torch.bfloat16)
+    layer = DecoderLayer(replace(config, hidden_size=hidden_size, intermediate_size=64), place)
+    with FakeTensorMode():
+        streams = [torch.empty(n, hidden_size, dtype=place.dtype, device="cuda") for n in (1, 16, 32, 33)]
+    is_narrow = hidden_size <= 2048
+    assert [layer.takes_few(stream) for stream in streams] == [is_narrow, is_narrow, is_narrow, False]
 
 
 def test_rotary_angles_are_rounded_to_float32_in_every_dtype(tmp_path: Path) -> None:

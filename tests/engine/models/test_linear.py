@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from headway.engine.models import linear
-from headway.engine.models.linear import CAN_PACK, Linear, QuantizedLinear, pack_all, quantize_rows
+from headway.engine.models.linear import (
+    CAN_PACK,
+    MIN_ADDED_ROWS,
+    Linear,
+    QuantizedLinear,
+    pack_all,
+    quantize_rows,
+)
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
 ROUNDING = 1e-5  # of sums of 2048 products of size 1, divided by their root
@@ -130,3 +137,24 @@ def test_many_rows_take_the_full_weight(inputs: int, count: int, is_full: bool) 
     else:
         torch.testing.assert_close(quantized, full(x), rtol=0, atol=0.06)
         assert not torch.equal(quantized, full(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, MIN_ADDED_ROWS - 1, MIN_ADDED_ROWS, MIN_ADDED_ROWS + 77])
+def test_many_rows_are_added_to_the_residual_on_the_way(num_rows: int) -> None:
+    x, weight, residual = (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)
+        for seed, shape in enumerate([(num_rows, 704), (256, 704), (num_rows, 256)])
+    )
+    wanted = residual.double() + x.double() @ weight.double().T
+    delta = Linear(weight).added_to(residual, x)
+    assert (delta is None) == (num_rows >= MIN_ADDED_ROWS)
+    total = residual.double() if delta is None else residual.double() + delta.double()
+    assert (total - wanted).abs().max() < 2**-7 * wanted.abs().max()
+
+
+def test_few_rows_leave_the_residual_as_it_is() -> None:
+    layer = Linear(torch.eye(3))
+    residual, rows = torch.ones(5, 3), torch.arange(15.0).view(5, 3)
+    assert torch.equal(layer.added_to(residual, rows), rows)
+    assert torch.equal(residual, torch.ones(5, 3))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import types
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
@@ -128,6 +130,24 @@ class Oracle:
             hidden = torch.cat([hidden, carry])
             tokens = torch.cat([tokens, found[-1].argmax()[None]])
         return torch.stack(found)
+
+
+def bfloat16_logits(folder: str, token_ids: Sequence[int]) -> torch.Tensor:
+    """[vocab] float64: what transformers says after these tokens when it computes in bfloat16."""
+    with torch.no_grad():
+        logits: torch.Tensor = _bfloat16_trunk(folder)(torch.tensor([token_ids]), use_cache=False).logits
+    return logits[0, -1].double()
+
+
+@cache
+def _bfloat16_trunk(folder: str) -> Qwen2ForCausalLM:
+    """A checkpoint in one file, of MiMo's or Qwen2's kind with an lm_head of its own, without its MTP head."""
+    content = json.loads((Path(folder) / "config.json").read_text())
+    config = Qwen2Config(**{k: v for k, v in content.items() if k not in ("architectures", "model_type")})
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
+    tensors = load_file(Path(folder) / "model.safetensors")
+    model.load_state_dict({k: v for k, v in tensors.items() if not k.startswith(HEAD_PREFIX)})
+    return model
 
 
 def _randomise(module: nn.Module, generator: torch.Generator) -> None:
