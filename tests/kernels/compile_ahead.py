@@ -407,7 +407,8 @@ def may_be_fused(binary: Any) -> bool:
 def registers_and_spills(report: str) -> tuple[int, int]:
     registers = re.search(r"Used (\d+) registers", report)
     spilled = re.findall(r"(\d+) bytes spill", report)
-    assert registers is not None and spilled, report
+    assert registers is not None, report
+    assert spilled, report
     return int(registers[1]), sum(int(size) for size in spilled)
 
 
