@@ -60,8 +60,8 @@ class Linear:
                 return _multiply_packed(x, self._packed, self.bias)
             return _multiply_packed(_padded(x, self._least_rows), self._packed, self.bias)[:num_rows]
         padding = -num_rows % ROW_MULTIPLE
-        some_rows = (_padded(x, num_rows + padding) if padding > 0 else x).split(ROWS_AT_ONCE)
-        products = [F.linear(rows, self.weight, self.bias) for rows in some_rows]
+        padded = _padded(x, num_rows + padding) if padding > 0 else x
+        products = [F.linear(rows, self.weight, self.bias) for rows in torch.split(padded, ROWS_AT_ONCE)]
         return (products[0] if len(products) == 1 else torch.cat(products))[:num_rows]
 
     def added_to(
