@@ -97,8 +97,6 @@ def _values_of_runs(
 def _draw(
     logits_ptr: tl.tensor,
     list_ptr: tl.tensor,
-    score_ptr: tl.tensor,
-    token_ptr: tl.tensor,
     unit: tl.tensor,
     listed: tl.tensor,
     bound: tl.tensor,
@@ -111,8 +109,8 @@ def _draw(
     SHIFT: tl.constexpr,
     RUN: tl.constexpr,
     UNIT: tl.constexpr,
-) -> None:
-    """Writes the best score, and its token, among those of UNIT listed runs that have keys of `bound` or more."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """(the best score, its token) among those of UNIT listed runs that have keys of `bound` or more."""
     run, token, value = _values_of_runs(logits_ptr, list_ptr, unit * UNIT, listed, vocab_size, RUN, UNIT)
     group = run[:, None] * (RUN // 4) + tl.arange(0, RUN // 4)[None, :]
     noise = tl.reshape(noise_of_groups(seed, position, group), (UNIT, RUN))
@@ -121,8 +119,7 @@ def _draw(
     score = tl.where(is_kept, scaled + noise, -float("inf"))
     best = tl.max(tl.max(score, 1), 0)
     drawn = tl.min(tl.min(tl.where(is_kept & (score == best), token, 2**31 - 1), 1), 0)
-    tl.store(score_ptr + unit, best)
-    tl.store(token_ptr + unit, tl.minimum(drawn, vocab_size - 1))
+    return best, tl.minimum(drawn, vocab_size - 1)
 
 
 @jit
@@ -173,11 +170,11 @@ def _first_kept(
 ) -> tl.tensor:
     """The best token with less than `limit` above it; units whose best is rejected are drawn from anew, further up."""
     unit = tl.arange(0, UNITS)
+    # Other programs may have written these; from here on they stay in registers, the same in all threads.
+    score = tl.load(score_ptr + unit, mask=unit < units, other=-float("inf"), cache_modifier=".cg")
+    drawn = tl.load(token_ptr + unit, mask=unit < units, other=0, cache_modifier=".cg")
     token, is_done = tl.full((), 0, tl.int32), units == 0
     while is_done == 0:
-        # Other programs may have written these.
-        score = tl.load(score_ptr + unit, mask=unit < units, other=-float("inf"), cache_modifier=".cg")
-        drawn = tl.load(token_ptr + unit, mask=unit < units, other=0, cache_modifier=".cg")
         best = tl.max(score, 0)
         token = tl.min(tl.where((score == best) & (unit < units), drawn, vocab_size - 1), 0)
         key = key_of(tl.load(logits_ptr + token).to(tl.float32), SHIFT)
@@ -193,12 +190,13 @@ def _first_kept(
             is_rejected = ((unit < units) & (key_of(value, SHIFT) <= key)).to(tl.int32)
             while tl.max(is_rejected, 0) > 0:
                 again = tl.argmax(is_rejected, 0)
-                _draw(
-                    logits_ptr, list_ptr, score_ptr, token_ptr, again, listed, key + 1, highest, temperature, min_p,
-                    seed, position, vocab_size, SHIFT, RUN, UNIT,
+                best_of_unit, token_of_unit = _draw(
+                    logits_ptr, list_ptr, again, listed, key + 1, highest, temperature, min_p, seed, position,
+                    vocab_size, SHIFT, RUN, UNIT,
                 )  # fmt: skip
+                score = tl.where(unit == again, best_of_unit, score)
+                drawn = tl.where(unit == again, token_of_unit, drawn)
                 is_rejected = tl.where(unit == again, 0, is_rejected)
-            tl.debug_barrier()
     return token
 
 
@@ -261,10 +259,12 @@ def pick_by_rejection(
     listed = list_runs(list_ptr, key_of(tops, SHIFT) >= low, RUNS)
     units = (listed + UNIT - 1) // UNIT
     for unit in range(tl.program_id(1), units, tl.num_programs(1)):
-        _draw(
-            logits_ptr, list_ptr, score_ptr, token_ptr, unit, listed, low, base, temperature, min_p, seed, position,
-            vocab_size, SHIFT, RUN, UNIT,
+        best, drawn = _draw(
+            logits_ptr, list_ptr, unit, listed, low, base, temperature, min_p, seed, position, vocab_size,
+            SHIFT, RUN, UNIT,
         )  # fmt: skip
+        tl.store(score_ptr + unit, best)
+        tl.store(token_ptr + unit, drawn)
     programs = tl.minimum(tl.maximum(units, 1), tl.num_programs(1))
     is_last = tl.program_id(1) < programs
     if is_last:
