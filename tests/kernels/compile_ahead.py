@@ -1,20 +1,28 @@
 """Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill.
 
 python -P tests/kernels/compile_ahead.py 90
+
+For Blackwell Triton 3.7 has the assembler allocate registers anew (--regAllocOptLevel=2, around a fault of ptxas 13),
+which spills a few of kernels that fit: these may spill TOLERATED_BYTES, and nothing without that option.
 """
 
 import importlib
 import re
+import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 VECTOR = "*i64"
+TOLERATED_BYTES = 128
 
 
 class Case(NamedTuple):
@@ -412,13 +420,28 @@ def registers_and_spills(report: str) -> tuple[int, int]:
     return int(registers[1]), sum(int(size) for size in spilled)
 
 
+def plain_report(binary: Any, capability: int) -> str:
+    """What the assembler says without Triton's options."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(binary.asm["ptx"])
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name=sm_{capability}a", str(source)]
+        return subprocess.run(
+            [*command, "-o", f"{folder}/kernel.cubin"], capture_output=True, text=True, check=True
+        ).stderr
+
+
 def main(capability: int) -> int:
     failures = 0
     triton.knobs.nvidia.dump_ptxas_log = True
     for case in CASES:
         binary, report = compiled(case, capability)
         registers, spilled = registers_and_spills(report)
-        failures += spilled > 0
+        if capability >= 100 and 0 < spilled <= TOLERATED_BYTES:
+            _, spilled_without_options = registers_and_spills(plain_report(binary, capability))
+            failures += spilled_without_options > 0
+        else:
+            failures += spilled > 0
         if case.op == "paged_attention" and may_be_fused(binary):
             print(f"{case.op} {case.kernel}: rounding is left to the compiler")
             failures += 1
