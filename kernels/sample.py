@@ -22,6 +22,9 @@ _CHUNK, _RUN = 2048, 64
 # other, and to gather; runs to draw from at once, and to sum up at once.
 _PIECE, _RUNS, _BLOCK, _PAIRED, _FEW, _UNIT, _TESTED = 512, 32, 1024, 128, 8192, 16, 64
 _SCAN_WARPS, _PICK_WARPS, _SCANS_PER_MULTIPROCESSOR, _PICKS_PER_MULTIPROCESSOR = 4, 8, 24, 2
+# Where one warp holds all terms of a sum, each of its threads adds them up for itself, and a product that is fused with an
+# addition rounds otherwise in each. Threads that disagree about a bound part before a barrier, and the device stands.
+_PICK_OPTIONS = {"enable_fp_fusion": False}
 _ROW_POINTERS = ("position_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr")
 _PARTIAL_POINTERS = ("highest_ptr", "score_ptr", "top_ptr", "near_ptr")
 
@@ -287,6 +290,7 @@ def sample(
     _pick_kernel[(lines, min(picks, chunks))](
         logits, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, window, vocab_size, chunks,
         CHUNK=_CHUNK, CHUNKS=power_of_two(chunks), SHIFT=_SHIFTS[logits.dtype], RUN=_RUN, LISTED=_RUNS,
-        FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, UNIT=_UNIT, TESTED=_TESTED, OVERLAPS=overlaps, num_warps=_PICK_WARPS, **launch,
+        FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, UNIT=_UNIT, TESTED=_TESTED, OVERLAPS=overlaps, num_warps=_PICK_WARPS,
+        **_PICK_OPTIONS, **launch,
     )  # fmt: skip
     return tokens

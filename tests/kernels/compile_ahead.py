@@ -1,4 +1,5 @@
-"""Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill.
+"""Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill, or where
+the threads of a warp may disagree about a sum.
 
 python -P tests/kernels/compile_ahead.py 90
 
@@ -26,7 +27,7 @@ TOLERATED_BYTES = 128
 
 
 class Case(NamedTuple):
-    """A kernel with the types of its arguments, those that are no i32."""
+    """A kernel with the types of its arguments, those that are no i32. may_spill: it is of no weight where it does."""
 
     op: str
     kernel: str
@@ -35,6 +36,7 @@ class Case(NamedTuple):
     num_warps: int = 4
     num_stages: int = 3
     divisible: tuple[str, ...] = ()
+    may_spill: bool = False
 
 
 def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
@@ -45,7 +47,7 @@ SAMPLING = pointers("position top_k seed out") | pointers("list id arrived", "*i
 SAMPLING |= pointers("temperature top_p min_p highest score top near value", "*fp32")
 LOGITS = ("vocab_size",)
 SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
-PICK = SEARCH | {"CHUNKS": 128, "PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED": 64}
+PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED": 64}
 PICK |= {"BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
 ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR, "scale": "fp32"}
@@ -305,13 +307,17 @@ CASES = [
         for kind in ("*bf16", "*fp32")
         for case in (
             Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, SEARCH, divisible=LOGITS),
-            Case(
-                "sample",
-                "_pick_kernel",
-                SAMPLING | {"logits_ptr": kind},
-                PICK | {"SHIFT": 16 if kind == "*bf16" else 0},
-                8,
-                divisible=LOGITS,
+            *(
+                Case(
+                    "sample",
+                    "_pick_kernel",
+                    SAMPLING | {"logits_ptr": kind},
+                    PICK | {"SHIFT": 16 if kind == "*bf16" else 0, "CHUNKS": chunks},
+                    8,
+                    divisible=LOGITS,
+                    may_spill=chunks == 2,  # vocabularies of up to 4,096 tokens
+                )
+                for chunks in (2, 128)
             ),
             *(
                 Case(
@@ -400,7 +406,9 @@ def compiled(case: Case, capability: int) -> tuple[Any, str]:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages} | getattr(module, "_OPTIONS", {})
+    own_options = f"{case.kernel.removesuffix('_kernel').upper()}_OPTIONS"
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    options |= getattr(module, own_options, getattr(module, "_OPTIONS", {}))
     report = StringIO()
     with redirect_stdout(report):
         binary = triton.compile(source, target=target, options=options)
@@ -410,6 +418,14 @@ def compiled(case: Case, capability: int) -> tuple[Any, str]:
 def may_be_fused(binary: Any) -> bool:
     """Whether a product or a sum stands there whose rounding the assembler may leave out."""
     return re.search(r"\b(mul|add|sub)\.f32\b", binary.asm["ptx"]) is not None
+
+
+def differs_by_thread(binary: Any) -> bool:
+    """Whether a thread fuses a product of its own with what it adds from another: that one does it the other way round,
+    and rounds otherwise."""
+    shuffled = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+),", binary.asm["ptx"]))
+    fused = re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", binary.asm["ptx"])
+    return not shuffled.isdisjoint(fused)
 
 
 def registers_and_spills(report: str) -> tuple[int, int]:
@@ -437,7 +453,9 @@ def main(capability: int) -> int:
     for case in CASES:
         binary, report = compiled(case, capability)
         registers, spilled = registers_and_spills(report)
-        if capability >= 100 and 0 < spilled <= TOLERATED_BYTES:
+        if case.may_spill:
+            pass
+        elif capability >= 100 and 0 < spilled <= TOLERATED_BYTES:
             _, spilled_without_options = registers_and_spills(plain_report(binary, capability))
             failures += spilled_without_options > 0
         else:
@@ -445,9 +463,12 @@ def main(capability: int) -> int:
         if case.op == "paged_attention" and may_be_fused(binary):
             print(f"{case.op} {case.kernel}: rounding is left to the compiler")
             failures += 1
+        if differs_by_thread(binary):
+            print(f"{case.op} {case.kernel}: threads of a warp may disagree about a sum")
+            failures += 1
         kinds = "/".join(sorted(set(case.types.values())))
         print(f"{case.op} {case.kernel} {kinds} {case.constants}: {registers} registers, {spilled} B spilled")
-    print(f"sm_{capability}: {len(CASES)} kernels, {failures} spill registers or round as they are compiled")
+    print(f"sm_{capability}: {len(CASES)} kernels, {failures} that spill registers or round as they must not")
     return min(failures, 1)
 
 

@@ -412,3 +412,24 @@ def test_tokens_are_those_of_the_twin_over_a_whole_vocabulary(
     parameters = whole, ones, whole * 0 + top_k, ones * top_p, ones * min_p, whole + 5
     tokens = sample(logits.to(dtype), *parameters)
     assert torch.equal(tokens, reference.sample(logits.to(dtype), *parameters))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("vocab_size", [1500, 4096, 32_000])
+def test_the_threads_of_a_line_agree_about_its_bound(vocab_size: int, dtype: torch.dtype) -> None:
+    """Of a small vocabulary one warp has all sums; where its threads round them otherwise, the device stands in one of
+    thousands of lines."""
+    rows, window, num_lines, num_other = 512, 4, 0, 0
+    generator = torch.Generator("cuda").manual_seed(vocab_size)
+    for _ in range(12):
+        logits = torch.randn(rows, window, vocab_size, device="cuda", generator=generator).mul_(3).to(dtype)
+        chance = torch.rand(3, rows, device="cuda", generator=generator)
+        seeds = torch.randint(0, 1 << 62, (rows,), device="cuda", generator=generator)
+        none = torch.zeros_like(seeds)
+        parameters = seeds % 1000, 0.5 + chance[0], none, 0.05 + 0.94 * chance[1], 0.05 * chance[2], seeds
+        tokens = sample(logits, *parameters)
+        num_lines += tokens.numel()
+        num_other += int((tokens != reference.sample(logits, *parameters)).sum())
+    assert num_other <= 0.001 * num_lines
