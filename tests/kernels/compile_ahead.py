@@ -421,11 +421,14 @@ def may_be_fused(binary: Any) -> bool:
 
 
 def differs_by_thread(binary: Any) -> bool:
-    """Whether a thread fuses a product of its own with what it adds from another: that one does it the other way round,
-    and rounds otherwise."""
-    shuffled = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+),", binary.asm["ptx"]))
-    fused = re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", binary.asm["ptx"])
-    return not shuffled.isdisjoint(fused)
+    """Whether a thread fuses a product of its own, or lets the assembler fuse it, with what it adds from another: that
+    one does it the other way round, and rounds otherwise."""
+    ptx = binary.asm["ptx"]
+    shuffled = dict(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+), (%\w+),", ptx))
+    fused = re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", ptx)
+    products = set(re.findall(r"mul\.f32\s+(%\w+),", ptx)) if binary.metadata.enable_fp_fusion else set()
+    added = [name for pair in re.findall(r"add\.f32\s+%\w+, (%\w+), (%\w+);", ptx) for name in pair]
+    return not shuffled.keys().isdisjoint(fused) or any(shuffled.get(name) in products for name in added)
 
 
 def registers_and_spills(report: str) -> tuple[int, int]:
