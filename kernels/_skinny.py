@@ -98,8 +98,8 @@ def sum_products(
 
 
 @jit
-def leave_part(
-    sums: tl.tensor,  # [OUTPUTS, ROWS] float32
+def add_up(
+    sums: tl.tensor,  # [OUTPUTS, ROWS] float32: the part's
     partial_ptr: tl.tensor,
     arrived_ptr: tl.tensor,
     tile: tl.tensor,
@@ -107,29 +107,21 @@ def leave_part(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     SPLIT: tl.constexpr,
-) -> tl.tensor:
-    """Whether all parts of the tile have been left by now."""
-    tl.store(_cells(partial_ptr, tile, ROWS, OUTPUTS, SPLIT) + part * (OUTPUTS * ROWS), sums)
-    tl.debug_barrier()
-    return tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
-
-
-@jit
-def add_parts(
-    partial_ptr: tl.tensor,
-    arrived_ptr: tl.tensor,
-    tile: tl.tensor,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SPLIT: tl.constexpr,
-) -> tl.tensor:
-    """[OUTPUTS, ROWS] float32: the parts' sum, in their order."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """(the tile's sums, the parts added in their order; whether this program has them: of a tile's programs the last to
+    arrive does)."""
+    if SPLIT == 1:
+        return sums, True
     cells = _cells(partial_ptr, tile, ROWS, OUTPUTS, SPLIT)
-    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for part in tl.static_range(SPLIT):
-        sums += tl.load(cells + part * (OUTPUTS * ROWS), cache_modifier=".cg")
-    tl.store(arrived_ptr + tile, 0)
-    return sums
+    tl.store(cells + part * (OUTPUTS * ROWS), sums)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
+    if is_last:
+        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for other in tl.static_range(SPLIT):
+            sums += tl.load(cells + other * (OUTPUTS * ROWS), cache_modifier=".cg")
+        tl.store(arrived_ptr + tile, 0)
+    return sums, is_last
 
 
 @jit

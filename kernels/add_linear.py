@@ -6,12 +6,11 @@ import torch
 
 from headway.kernels._late_norm import LateNorm, square_tiles
 from headway.kernels._skinny import (
-    add_parts,
+    add_up,
     constants_of,
     cut_of,
     first_weights,
     is_skinny,
-    leave_part,
     sum_products,
     workspace_of,
 )
@@ -62,11 +61,7 @@ def _add_kernel(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
         ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
     )  # fmt: skip
-    is_last = True
-    if SPLIT > 1:
-        is_last = leave_part(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
-        if is_last:
-            sums = add_parts(partial_ptr, arrived_ptr, tile, ROWS, OUTPUTS, SPLIT)
+    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         total = (sums + residual.to(tl.float32)).to(residual.dtype)
         stream = total.to(tl.float32)

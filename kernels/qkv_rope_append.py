@@ -6,14 +6,13 @@ import torch
 
 from headway.kernels._late_norm import LateNorm
 from headway.kernels._skinny import (
-    add_parts,
+    add_up,
     constants_of,
     cut_of,
     first_weights,
     is_second,
     is_skinny,
     late_factor,
-    leave_part,
     load_squares,
     pair_of,
     split_pairs,
@@ -86,11 +85,7 @@ def _qkv_kernel(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
         ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
     )  # fmt: skip
-    is_last = True
-    if SPLIT > 1:
-        is_last = leave_part(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
-        if is_last:
-            sums = add_parts(partial_ptr, arrived_ptr, tile, ROWS, OUTPUTS, SPLIT)
+    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         if TILES > 0:
             sums *= late_factor(squares, num_inputs, EPSILON)[None, :]

@@ -11,14 +11,13 @@ from headway.kernels._device import multiprocessors
 from headway.kernels._late_norm import LateNorm
 from headway.kernels._skinny import (
     Cut,
-    add_parts,
+    add_up,
     constants_of,
     cut_of,
     first_weights,
     is_second,
     is_skinny,
     late_factor,
-    leave_part,
     load_squares,
     pair_of,
     split_pairs,
@@ -71,11 +70,7 @@ def _linear_kernel(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
         ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
     )  # fmt: skip
-    is_last = True
-    if SPLIT > 1:
-        is_last = leave_part(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
-        if is_last:
-            sums = add_parts(partial_ptr, arrived_ptr, tile, ROWS, OUTPUTS, SPLIT)
+    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         if HAS_BIAS:
             sums += tl.load(bias_ptr + output, mask=is_output, other=0).to(tl.float32)[:, None]
