@@ -30,6 +30,7 @@ logger = logging.getLogger("headway.engine")
 def main(address: str) -> int:
     """Serves until told to leave. Returns the exit status: 0 after a Shutdown, 1 after a failure."""
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # asks where the threads stand, without a dump of all memory
     with closing(Mailbox(address)) as mailbox:
         config = _receive_config(mailbox)
         if config is None:

@@ -22,8 +22,8 @@ _CHUNK, _RUN = 2048, 64
 # other, and to gather; runs to draw from at once, and to sum up at once.
 _PIECE, _RUNS, _BLOCK, _PAIRED, _FEW, _UNIT, _TESTED = 512, 32, 1024, 128, 8192, 16, 64
 _SCAN_WARPS, _PICK_WARPS, _SCANS_PER_MULTIPROCESSOR, _PICKS_PER_MULTIPROCESSOR = 4, 8, 24, 2
-# Where one warp holds all terms of a sum, each of its threads adds them up for itself, and a product that is fused with an
-# addition rounds otherwise in each. Threads that disagree about a bound part before a barrier, and the device stands.
+# Where one warp holds all terms of a sum, each of its threads adds them up for itself, and a product fused with an
+# addition rounds otherwise in each. Threads that disagree about a bound may part before a barrier, for good.
 _PICK_OPTIONS = {"enable_fp_fusion": False}
 _ROW_POINTERS = ("position_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr")
 _PARTIAL_POINTERS = ("highest_ptr", "score_ptr", "top_ptr", "near_ptr")

@@ -138,7 +138,7 @@ class EngineProcess:
                     "stderr"
                 )
                 with suppress(ProcessLookupError):
-                    self._child.send_signal(signal.SIGABRT)  # faulthandler's
+                    self._child.send_signal(signal.SIGUSR1)
                 await asyncio.wait([exit_code], timeout=STACKS_SECONDS)
                 self._kill()
         await self._hear_last_words(exit_code.result())

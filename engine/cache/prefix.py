@@ -63,7 +63,7 @@ class PrefixCache:
         """Lets others find the request's blocks that lie wholly within its first num_tokens tokens.
 
         The caller vouches that nothing in them is missing and that nobody will write to them again. Each is
-        offered once: one whose content another block was found by is not found when that other is evicted.
+        offered once: where another block has the same content, it stays unfound when that one is evicted.
         """
         if not self._is_enabled:
             return

@@ -27,7 +27,7 @@ QUANTIZED_AT_ONCE = 4096
 MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
 # Of so many rows a GPU's norm is held up by memory, and the library adds a product to the residual for nothing.
 MIN_ADDED_ROWS = 2048
-TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256)
+TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256, 304, 512)
 
 
 class Linear:

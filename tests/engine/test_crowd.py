@@ -21,6 +21,7 @@ from headway.engine.batch import Plan
 from headway.engine.checkpoint import DtypeName
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop
+from headway.engine.mailbox import Abort
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.results import RoundHandle
 from headway.engine.runner import Runner
@@ -48,8 +49,7 @@ class Noting:
             return "nothing was launched"
         return (
             f"step {self.num_launched}: {len(plan.decode_request_ids)} rows at depth {plan.depth}, adjusted: "
-            f"{self._runner.adjustments.is_used}, with log-probabilities: {sorted(self._runner._num_logprobs)}, "
-            f"prefills (start, tokens, scored): "
+            f"{self._runner.adjustments.is_used}, prefills (start, tokens, scored): "
             f"{[(c.start, len(c.token_ids), len(c.scored_token_ids)) for c in plan.prefill]}"
         )
 
@@ -118,7 +118,8 @@ def test_requests_of_every_kind_end_beside_one_another(
     tokenizer = Tokenizer.from_str(DEMO.joinpath("tokenizer.json").read_text())
     prompts = json.loads(DEMO.joinpath("heldout_prompts.json").read_text())
     texts = [tokenizer.encode(entry["text"]).ids for entry in prompts]
-    engine = LocalEngine(EngineConfig(model_path=str(DEMO), device=device, dtype=dtype, depth=3))  # type: ignore[arg-type]
+    config = EngineConfig(model_path=str(DEMO), device=device, dtype=dtype, depth=3)  # type: ignore[arg-type]
+    engine = LocalEngine(config)
     runner, scheduler = engine.engine.runner, engine.engine.scheduler
     runner.capture(range(4), progress=lambda _: None)
     noting, chance, active, num_aborted = Noting(runner), random.Random(0), list[int](), 0
@@ -129,7 +130,7 @@ def test_requests_of_every_kind_end_beside_one_another(
                 active.append(submit_random(engine, chance, texts))
             if chance.random() < 0.1:
                 request_id = active.pop(chance.randrange(len(active)))
-                scheduler.abort(request_id)
+                engine.post.inbox.append(Abort(request_id))
                 engine.outputs[request_id].finish_reason = FinishReason.ABORT
                 num_aborted += 1
             engine.step()

@@ -96,7 +96,7 @@ def info(config: Configure) -> EngineInfo:
 
 
 def main(mode: str, address: str) -> int:
-    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
     mailbox = Mailbox(address)
     (configure, *_) = mailbox.receive(10.0)
     assert isinstance(configure, Configure), configure
