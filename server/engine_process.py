@@ -6,6 +6,7 @@ The API process binds a PAIR socket in a private folder; the child connects and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -35,7 +36,12 @@ from headway.engine import (
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
+FRAMES_AT_ONCE = (
+    4  # then the loop's others have their turn: an engine may make them faster than they are taken
+)
 STACKS_SECONDS = 2.0  # for a process that got stuck to write where
+
+logger = logging.getLogger("headway.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +166,27 @@ class EngineProcess:
         self._taken.close()
 
     def _read(self) -> None:
-        """The socket's descriptor signals changes, not frames: take all that waits."""
-        if self._socket.closed:
-            return
-        while (events := int(self._socket.getsockopt(zmq.EVENTS))) & zmq.POLLIN:
-            self._take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
-        if events & zmq.POLLOUT and not self._is_configured:
-            self._is_configured = True
-            self.send(Configure(self._config))
+        """The socket's descriptor signals changes, not frames: as long as any wait, this comes again by itself."""
+        if self._take_frames(FRAMES_AT_ONCE):
+            asyncio.get_running_loop().call_soon(self._read)
+
+    def _take_frames(self, most: int) -> bool:
+        """Whether more may wait. A frame that cannot be taken ends this life: requests would wait for it for ever."""
+        for _ in range(most):
+            events = 0 if self._socket.closed else int(self._socket.getsockopt(zmq.EVENTS))
+            if not events & zmq.POLLIN:
+                if events & zmq.POLLOUT and not self._is_configured:
+                    self._is_configured = True
+                    self.send(Configure(self._config))
+                return False
+            try:
+                self._take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except Exception as error:
+                logger.exception("a frame of the engine could not be taken")
+                self._failure = Failure("crash", f"a frame of the engine could not be taken: {error}")
+                self._kill()
+                return False
+        return True
 
     def _take(self, message: FromEngine) -> None:
         self._heard_seconds = time.monotonic()
@@ -185,10 +204,10 @@ class EngineProcess:
 
     async def _hear_last_words(self, exit_code: int) -> None:
         deadline = time.monotonic() + (LAST_WORDS_SECONDS if exit_code > 0 else 0)
-        self._read()
+        self._take_frames(sys.maxsize)
         while self._failure is None and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-            self._read()
+            self._take_frames(sys.maxsize)
 
     def _kill(self) -> None:
         """The whole group: what the engine started must not outlive it."""

@@ -26,12 +26,13 @@ from headway.engine import (
     EngineConfig,
     EngineDeadError,
     FinishReason,
+    FromEngine,
     ModelError,
     SamplingParams,
     Submit,
 )
 from headway.server.engine_client import BackOff, EngineClient
-from headway.server.engine_process import Patience
+from headway.server.engine_process import FRAMES_AT_ONCE, Patience
 
 SUPPORT = Path(headway_testing.__file__).parents[1]
 CONFIG = EngineConfig(model_path="/nowhere", depth=2, max_running=5)
@@ -179,6 +180,38 @@ async def test_the_last_words_of_an_engine_reach_its_requests(client: EngineClie
     stream = submit(client, [request(client, fake_process.FAULTY_MAX_TOKENS)])
     with pytest.raises(EngineDeadError, match="a fault of the engine's own"):
         await within(5, stream.take())
+
+
+async def test_an_engine_whose_frames_cannot_be_read_is_replaced_at_once(client: EngineClient) -> None:
+    streams = [submit(client, [request(client, n)]) for n in (10_000, fake_process.GARBLING_MAX_TOKENS)]
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match="a frame of the engine could not be taken"):
+            await within(5, collect(stream))
+    await until(lambda: client.status().state == "serving")
+
+
+async def test_a_backlog_of_frames_leaves_the_loop_to_others_in_between(client: EngineClient) -> None:
+    loop, process, num_taken = asyncio.get_running_loop(), client._process, [0]
+    assert process is not None
+    take = process._take
+
+    def count(message: FromEngine) -> None:
+        num_taken[-1] += 1
+        take(message)
+
+    def turn() -> None:
+        num_taken.append(0)
+        turns[0] = loop.call_soon(turn)
+
+    submit(client, [request(client, 10_000)])
+    await asyncio.sleep(0.1)
+    time.sleep(1)  # noqa: ASYNC251  # three frames come each 10 ms
+    process._take = count  # type: ignore[method-assign]
+    turns = [loop.call_soon(turn)]
+    await asyncio.sleep(0.5)
+    turns[0].cancel()
+    assert sum(num_taken) > 100
+    assert max(num_taken) <= 2 * FRAMES_AT_ONCE  # by itself and by the descriptor
 
 
 async def test_an_engine_that_gives_no_sign_of_life_is_killed_and_replaced(

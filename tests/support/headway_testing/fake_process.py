@@ -34,6 +34,7 @@ from headway.engine import (
 DEADLY_MAX_TOKENS = 666
 SILENCING_MAX_TOKENS = 667
 FAULTY_MAX_TOKENS = 668
+GARBLING_MAX_TOKENS = 669
 ROUND_SECONDS = 0.01
 
 
@@ -72,6 +73,8 @@ class FakeLoop:
             os.kill(os.getpid(), signal.SIGKILL)
         if message.max_tokens == SILENCING_MAX_TOKENS:
             time.sleep(3600)
+        if message.max_tokens == GARBLING_MAX_TOKENS:
+            self.mailbox._socket.send(b"no frame of ours")
         if message.max_tokens == FAULTY_MAX_TOKENS:
             raise RuntimeError("a fault of the engine's own")
         self.stats.num_prompt_tokens += len(message.prompt_token_ids)
