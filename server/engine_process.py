@@ -86,7 +86,7 @@ class EngineProcess:
         self._taken = ExitStack()
         self._taken.callback(self._context.term)
         self._taken.callback(self._socket.close)
-        self._is_configured = False
+        self._is_configured = self._will_read = False
         self._failure: Failure | None = None
         self._process: Process | None = None
         self._heard_seconds = time.monotonic()
@@ -129,7 +129,7 @@ class EngineProcess:
         with suppress(zmq.Again):
             self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         # Sending may swallow the edge that would have announced frames to read.
-        asyncio.get_running_loop().call_soon(self._read)
+        self._read_soon()
 
     async def ended(self) -> Failure:
         """Waits for the process to leave or to get stuck (then it is killed). Says why it ended."""
@@ -167,7 +167,13 @@ class EngineProcess:
 
     def _read(self) -> None:
         """The socket's descriptor signals changes, not frames: as long as any wait, this comes again by itself."""
+        self._will_read = False
         if self._take_frames(FRAMES_AT_ONCE):
+            self._read_soon()
+
+    def _read_soon(self) -> None:
+        if not self._will_read:
+            self._will_read = True
             asyncio.get_running_loop().call_soon(self._read)
 
     def _take_frames(self, most: int) -> bool:
