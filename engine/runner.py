@@ -256,9 +256,8 @@ class Runner:
         that a step may take is tried. Raises ConfigError."""
         most, drafts = self._max_prefill_tokens, self.model.has_mtp
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most})]
-        if (
-            not drafts
-        ):  # products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS
+        if not drafts:
+            # Products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS.
             steps.append([2] * FEW_ROWS)
         for lengths in steps:
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]

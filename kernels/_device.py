@@ -34,14 +34,14 @@ def shared_memory_bytes(device: torch.device) -> int:
 
 
 @functools.cache
-def overlaps_launches(device: torch.device) -> bool:
+def _overlaps_launches(device: torch.device) -> bool:
     """Programmatic dependent launch: a kernel starts while the one before it drains (Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
     """(a kernel's OVERLAPS, the options of its launch)."""
-    overlaps = overlaps_launches(device)
+    overlaps = _overlaps_launches(device)
     return overlaps, {"launch_pdl": True} if overlaps else {}
 
 

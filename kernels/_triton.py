@@ -67,4 +67,19 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-__all__ = ["Kernel", "blocks_of", "check_dense", "jit", "jit_once_for", "power_of_two", "takes_triton", "tl"]
+def warps_of(block: int) -> int:
+    """For a program that goes once over a row of `block` elements."""
+    return min(max(block // 512, 1), 16)
+
+
+__all__ = [
+    "Kernel",
+    "blocks_of",
+    "check_dense",
+    "jit",
+    "jit_once_for",
+    "power_of_two",
+    "takes_triton",
+    "tl",
+    "warps_of",
+]

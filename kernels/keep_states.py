@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels._device import overlap
-from headway.kernels._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl, warps_of
 from headway.kernels.reference.keep_states import keep_states as keep_states_twin
 
 
@@ -67,5 +67,5 @@ def keep_states(
         _keep_kernel[(rows * window,)](
             states, prefill_status, slot_mapping, pending_hidden, blocks, window, hidden, pending_hidden.stride(0),
             BLOCK_SIZE=block_size_tokens, HAS_BLOCKS=block_hidden is not None, BLOCK=block, OVERLAPS=overlaps,
-            num_warps=min(max(block // 512, 1), 16), **launch,
+            num_warps=warps_of(block), **launch,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels._attention import check_attention
-from headway.kernels._device import multiprocessors, overlaps_launches
+from headway.kernels._device import multiprocessors, overlap
 from headway.kernels._triton import blocks_of, jit, jit_once_for, takes_triton, tl
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.reference.paged_attention import paged_attention as paged_attention_twin
@@ -432,7 +432,7 @@ def _attend(
     mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     heads_per_program = sharing if rows * window * q_heads > _COMBINE_PROGRAMS else 1
-    overlaps = overlaps_launches(query.device)
+    overlaps, launch = overlap(query.device)
     extent = rows, max_blocks
     visible = first_position, window, fine_below
     shape = {
@@ -440,7 +440,6 @@ def _attend(
         "TILE": tile, "GROUP": group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,
     }  # fmt: skip
     ends = start_positions if end_positions is None else end_positions
-    launch = _OPTIONS | ({"launch_pdl": True} if overlaps else {})
     is_narrow = query.element_size() <= 2 and head_dim <= _NARROW_HEAD and rows <= _NARROW_ROWS
     programs = _PROGRAMS_OF_NARROW_HEADS if is_narrow else _PROGRAMS_PER_MULTIPROCESSOR
     _window_kernel[(num_multiprocessors * programs,)](
@@ -448,9 +447,9 @@ def _attend(
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
         IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=8 if queries > _QUERIES[0] or head_dim > 128 else 4,
-        num_stages=_STAGES, **launch,
+        num_stages=_STAGES, **_OPTIONS, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, q_heads // heads_per_program)](
         mixed, tops, totals, start_positions, ends, out, *extent, *visible, *out.stride()[:3],
-        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=4, **shape, num_warps=2, **launch,
+        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=4, **shape, num_warps=2, **_OPTIONS, **launch,
     )  # fmt: skip

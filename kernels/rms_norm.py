@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels._device import overlap
-from headway.kernels._triton import check_dense, jit, power_of_two, takes_triton, tl
+from headway.kernels._triton import check_dense, jit, power_of_two, takes_triton, tl, warps_of
 from headway.kernels._wide import wide
 from headway.kernels.reference.rms_norm import add_rms_norm as add_rms_norm_twin
 from headway.kernels.reference.rms_norm import embed_rms_norm as embed_rms_norm_twin
@@ -81,7 +81,7 @@ def _launch(
             x, x if ids is None else ids, residual, weight, result, hidden,
             x.stride(0), residual.stride(0), result.stride(0),
             EPSILON=epsilon, HAS_RESIDUAL=has_residual, HAS_IDS=ids is not None, UNIT_OFFSET=unit_offset,
-            BLOCK=block, OVERLAPS=overlaps, num_warps=min(max(block // 512, 1), 16), **launch,
+            BLOCK=block, OVERLAPS=overlaps, num_warps=warps_of(block), **launch,
         )  # fmt: skip
     return result
 

@@ -22,6 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
+from headway.kernels._triton import warps_of
+
 VECTOR = "*i64"
 TOLERATED_BYTES = 128
 
@@ -332,7 +334,7 @@ CASES = [
                         "BLOCK": block,
                         "OVERLAPS": True,
                     },
-                    num_warps=min(block // 512, 16),
+                    num_warps=warps_of(block),
                 )
                 for has_residual, unit_offset, block in ((False, False, 1024), (True, True, 8192))
             ),
@@ -355,7 +357,7 @@ CASES = [
                     "_keep_kernel",
                     pointers("state pending block_hidden", kind) | pointers("prefill slot"),
                     {"BLOCK_SIZE": 16, "HAS_BLOCKS": has_blocks, "BLOCK": block, "OVERLAPS": True},
-                    num_warps=min(block // 512, 16),
+                    num_warps=warps_of(block),
                 )
                 for has_blocks, block in ((False, 1024), (True, 8192))
             ),
