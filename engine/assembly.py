@@ -36,6 +36,7 @@ from headway.engine.scheduler import Scheduler
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.kernels import FEW_ROWS
 
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
 # Of an H200's about a thirtieth of a second, and while no stream waits a fifth.
@@ -86,6 +87,7 @@ def assemble(
         max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=_prefill_chunk(config, model, num_parameters),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
+        mixed_above_tokens=_mixed_above_tokens(config, model),
     )
     max_model_len = _max_model_len(config, model)
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
@@ -120,6 +122,7 @@ def assemble(
         synthetic=synthetic,
         prefill_window=prefill_window,
         max_prefill_tokens=max(config.prefill_chunk or 0, config.idle_prefill_chunk or 0),
+        mixed_above_tokens=config.mixed_above_tokens,
     )
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
@@ -219,6 +222,14 @@ def _idle_prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: i
     in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, model, num_parameters)
     wanted = min(max(in_time, MIN_IDLE_PREFILL_CHUNK), MAX_IDLE_PREFILL_CHUNK)
     return _fitting_chunk(wanted, model)
+
+
+def _mixed_above_tokens(config: EngineConfig, model: CausalLM) -> int | None:
+    """Beside a round of few tokens none: what its rows get, to the last bit, is to depend on nobody else. With
+    --deterministic that holds for all rounds."""
+    if config.mixed_above_tokens is not None or model.device.type != "cuda" or config.deterministic:
+        return config.mixed_above_tokens
+    return FEW_ROWS
 
 
 def _tokens_in_time(multiprocessor_flop: float, model: CausalLM, num_parameters: int) -> int:

@@ -1,7 +1,8 @@
 """What crosses between scheduler and runner in one step: an immutable plan out, a result back.
 
 A step is: row moves, row set-ups, grants, prefill chunks, then one decode round over the rows
-[0, num_rows) in which `decode_request_ids` names the live ones. Only ids and numbers, no tensors.
+[0, num_rows) in which `decode_request_ids` names the live ones; in a mixed step the chunks come with or after the
+round. Only ids and numbers, no tensors.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class PrefillChunk:
 
     hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
     a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
-    is_last: a token is sampled after this chunk and the row takes part in rounds from this step on.
+    is_last: a token is sampled after this chunk and the row takes part in rounds from this step on, or from the
+    next one on where the step is mixed.
     scored_token_ids: the prompt's tokens start + 1, start + 2, ...; the log-probabilities of as many come
     back, with num_top tokens beside each.
     """
@@ -82,6 +84,7 @@ class Plan:
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; rows of this step's last chunks are already in it.
     depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
+    is_mixed: the chunks may share the round's forward pass, since the rows they prefill are not in the round.
     """
 
     step: int
@@ -93,13 +96,15 @@ class Plan:
     prefill: tuple[PrefillChunk, ...] = ()
     decode_request_ids: tuple[int | None, ...] = ()
     fills_drafts: bool = True
+    is_mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
     """How long the device worked on the parts of a step, by its own clock.
 
-    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
+    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included. Prompts of a
+    mixed step count under target; what starts their rows counts nowhere.
     """
 
     draft: float = 0.0

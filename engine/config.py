@@ -17,13 +17,17 @@ MAX_DEPTH = 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
+# Prompt tokens that one forward pass may compute beside those of a round.
+MAX_MIXED_TOKENS = 512
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the engine process needs to start.
 
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
-    a step beside a decode round; idle_prefill_chunk: while nobody decodes, who would have to wait for it. load_format:
+    a step beside a decode round; idle_prefill_chunk: while nobody decodes, who would have to wait for it.
+    mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more tokens; None: of
+    no round. load_format:
     "dummy" draws the weights at random instead of reading them, for measurements. synthetic_acceptance: how often the draft at each
     position is taken, whatever the model picks there, for measurements. draft_lm_head: the weights by which drafts
     are picked; the target's are always full. deterministic: no row's result depends, in its last bit, on how many are
@@ -43,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None = None
     prefill_chunk: int | None = None
     idle_prefill_chunk: int | None = None
+    mixed_above_tokens: int | None = None
     prefix_caching: bool = True
     threads: int | None = None
     synthetic_acceptance: tuple[float, ...] | None = None

@@ -15,7 +15,15 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from headway.engine.batch import PrefillChunk
-from headway.engine.padded_prefill import HEADER, Prefill, packed_chunks, prefills_of, smallest_prefill
+from headway.engine.padded_prefill import (
+    HEADER,
+    Prefill,
+    is_near,
+    packed_chunks,
+    padded_count,
+    prefills_of,
+    smallest_prefill,
+)
 from headway.engine.round import Outcome
 from headway.engine.transfer import copy_to_device
 
@@ -24,6 +32,9 @@ _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
 # Longer prefills take the device longer than the host takes to launch them kernel by kernel (7B model, H200).
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
+# An H200 takes for the products of a 7B model's layer 292 us for 512 tokens, 356 for 640, 422 for 768, but 341 for 576
+# and 415 for 704.
+_MIXED_TOKEN_COUNTS = (128, 256, 384, 512)
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -38,6 +49,14 @@ class Round(NamedTuple):
     depth: int
     is_adjusted: bool = False
     keeps_logits: bool = False
+
+
+class Mixed(NamedTuple):
+    """A round with up to num_tokens tokens of prompts. fills_drafts: the MTP layer sees those too."""
+
+    round: Round
+    num_tokens: int
+    fills_drafts: bool
 
 
 class GraphMemory:
@@ -132,6 +151,53 @@ class RoundGraphs:
         return self._graphs.run(wanted._replace(num_rows=num_rows))
 
 
+class MixedGraphs:
+    """Rounds whose forward pass computes parts of prompts too. Where prompts are few tokens, what they take is little
+    beside what reading the weights once more for them alone would.
+
+    launch: given the chunks as `packed_chunks` makes them, on the device.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[torch.Tensor, Mixed], Outcome],
+        memory: GraphMemory,
+        packed: torch.Tensor,  # [HEADER + tokens] int64, from where graphs read chunks
+        *,
+        max_rows: int,
+    ) -> None:
+        self._graphs = Graphs(self._launch, memory)
+        self._compute = launch
+        self._packed = packed
+        self._row_counts = row_counts(max_rows)
+        self._token_counts = mixed_token_counts(len(packed) - HEADER)
+
+    def capture(self, depth: int, *, above_tokens: int, fills_drafts: bool) -> None:
+        """Those of plain rounds of one depth and more tokens than above_tokens, the largest first. Only while every
+        row of the table is padding."""
+        started = time.monotonic()
+        rows = [n for n in reversed(self._row_counts) if n * (depth + 1) > above_tokens]
+        wanted = [Mixed(Round(n, depth), m, fills_drafts) for n in rows for m in reversed(self._token_counts)]
+        for mixed in wanted:
+            _pack_any(mixed.num_tokens, self._packed)
+            self._graphs.capture(mixed)
+        logger.info("captured %d rounds with prompts in %.1f s", len(wanted), time.monotonic() - started)
+
+    def run(
+        self, wanted: Round, chunks: Sequence[PrefillChunk], *, fills_drafts: bool
+    ) -> tuple[Outcome, bool] | None:
+        """As RoundGraphs.run; None: no graph is for these chunks."""
+        num_tokens = padded_count(chunks, self._token_counts)
+        if num_tokens is None or not is_near(chunks):
+            return None
+        copy_to_device(packed_chunks(chunks, num_tokens), self._packed)
+        num_rows = next(n for n in self._row_counts if n >= wanted.num_rows)
+        return self._graphs.run(Mixed(wanted._replace(num_rows=num_rows), num_tokens, fills_drafts))
+
+    def _launch(self, wanted: Mixed) -> Outcome:
+        return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted)
+
+
 class PrefillGraphs:
     """Prefills of few tokens, which the host would launch more slowly than the device computes them.
 
@@ -142,22 +208,19 @@ class PrefillGraphs:
         self,
         launch: Callable[[torch.Tensor, Prefill], torch.Tensor],
         memory: GraphMemory,
-        *,
-        max_tokens: int,
-        device: torch.device,
+        packed: torch.Tensor,  # [HEADER + tokens] int64, from where graphs read chunks
     ) -> None:
         self._graphs = Graphs(self._launch, memory)
         self._compute = launch
-        self._token_counts = token_counts(max_tokens)
-        self._packed = torch.zeros(HEADER + max(self._token_counts), dtype=torch.int64, device=device)
+        self._token_counts = token_counts(len(packed) - HEADER)
+        self._packed = packed
 
     def capture(self, *, fills_drafts: bool) -> None:
         """The largest first. Only while row 0 of the slot table is padding: its blocks are nobody's."""
         started = time.monotonic()
         wanted = sorted(prefills_of(self._token_counts, fills_drafts=fills_drafts), reverse=True)
         for prefill in wanted:
-            chunk = PrefillChunk(0, 0, 0, (0,) * prefill.num_tokens, hidden_block_id=None, is_last=False)
-            copy_to_device(packed_chunks([chunk], prefill.num_tokens), self._packed)
+            _pack_any(prefill.num_tokens, self._packed)
             self._graphs.capture(prefill)
         logger.info("captured %d prefills in %.1f s", len(wanted), time.monotonic() - started)
 
@@ -174,6 +237,12 @@ class PrefillGraphs:
         return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted)
 
 
+def _pack_any(num_tokens: int, packed: torch.Tensor) -> None:
+    """One chunk, of row 0."""
+    chunk = PrefillChunk(0, 0, 0, (0,) * num_tokens, hidden_block_id=None, is_last=False)
+    copy_to_device(packed_chunks([chunk], num_tokens), packed)
+
+
 def row_counts(max_rows: int) -> tuple[int, ...]:
     """1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, ... and max_rows."""
     steps = range(_ROW_COUNTS[-1] // ROW_STEP * ROW_STEP + ROW_STEP, max_rows, ROW_STEP)
@@ -181,5 +250,14 @@ def row_counts(max_rows: int) -> tuple[int, ...]:
 
 
 def token_counts(max_tokens: int) -> tuple[int, ...]:
-    """Those of _TOKEN_COUNTS that fit, at least one."""
-    return tuple(n for n in _TOKEN_COUNTS if n <= max_tokens) or (max_tokens,)
+    """Of prefills: those that fit, at least one."""
+    return _fitting(_TOKEN_COUNTS, max_tokens)
+
+
+def mixed_token_counts(max_tokens: int) -> tuple[int, ...]:
+    """Of prompts beside a round: those that fit, at least one."""
+    return _fitting(_MIXED_TOKEN_COUNTS, max_tokens)
+
+
+def _fitting(counts: Sequence[int], most: int) -> tuple[int, ...]:
+    return tuple(n for n in counts if n <= most) or (most,)

@@ -7,6 +7,7 @@ padding: they are computed, and written nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -34,18 +35,28 @@ class Prefill(NamedTuple):
     is_window: bool
 
 
+def padded_count(chunks: Sequence[PrefillChunk], token_counts: Sequence[int]) -> int | None:
+    """That of the token counts, ascending, which holds the chunks, if any does."""
+    needed = sum(len(chunk.token_ids) for chunk in chunks)
+    if needed > token_counts[-1] or len(chunks) > MAX_CHUNKS:
+        return None
+    return next(count for count in token_counts if count >= needed)
+
+
+def is_near(chunks: Sequence[PrefillChunk]) -> bool:
+    """Whether few keys stand before each, so that a program may walk through all of them."""
+    return all(chunk.start <= FAR for chunk in chunks)
+
+
 def smallest_prefill(
     chunks: Sequence[PrefillChunk], token_counts: Sequence[int], *, fills_drafts: bool
 ) -> Prefill | None:
     """That of one of the token counts, ascending, which holds the chunks; None: they are better off without."""
-    needed = sum(len(chunk.token_ids) for chunk in chunks)
-    if needed > token_counts[-1] or len(chunks) > MAX_CHUNKS:
+    num_tokens = padded_count(chunks, token_counts)
+    if num_tokens is None:
         return None
-    num_tokens = next(count for count in token_counts if count >= needed)
     is_window = len(chunks) == 1 and num_tokens <= _WINDOW_TOKENS
-    if not is_window and any(chunk.start > FAR for chunk in chunks):
-        return None
-    return Prefill(num_tokens, fills_drafts, is_window)
+    return Prefill(num_tokens, fills_drafts, is_window) if is_window or is_near(chunks) else None
 
 
 def prefills_of(token_counts: Sequence[int], *, fills_drafts: bool) -> list[Prefill]:
@@ -66,6 +77,47 @@ def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
     return [*rows, *starts, *lengths, *hits, *token_ids, *([0] * (num_tokens - len(token_ids)))]
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedChunks:
+    """What follows from packed chunks. Chunks that do not exist have no length."""
+
+    inputs: ForwardInputs
+    rows: torch.Tensor  # [MAX_CHUNKS] int64
+    lengths: torch.Tensor  # [MAX_CHUNKS] int64
+    ends: torch.Tensor  # [MAX_CHUNKS] int64: the flat list's place behind the chunk
+    hits: torch.Tensor  # [MAX_CHUNKS] int64: the block of the hidden state before it; -1: the row's own
+    chunk_of_token: torch.Tensor  # [tokens] int64
+    is_first: torch.Tensor  # [tokens] bool: of its chunk
+
+
+def padded_chunks(
+    packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
+    slots: SlotTable,
+    block_size: int,
+    *,
+    is_window: bool,
+) -> PaddedChunks:
+    token_ids = packed[HEADER:]
+    rows, starts, lengths, hits = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
+    ends = lengths.cumsum(0)
+    firsts = ends - lengths
+    places = torch.arange(len(token_ids), device=packed.device)
+    chunk_of_token = torch.searchsorted(ends, places, right=True).clamp_(max=MAX_CHUNKS - 1)
+    is_token = places < ends[-1]
+    positions = torch.where(is_token, places + (starts - firsts)[chunk_of_token], 0)
+    tables = slots.granted_block_ids.index_select(0, rows)
+    blocks = tables[chunk_of_token, positions // block_size]
+    slot_mapping = torch.where(is_token, blocks * block_size + positions % block_size, -1)
+    if is_window:
+        window = Segment(0, 1, len(token_ids), tables[:1], starts[:1], starts[:1] + lengths[:1])
+        inputs = ForwardInputs(token_ids, positions, slot_mapping, (window,))
+    else:
+        chunks = Chunks(tables, firsts, lengths, starts)
+        inputs = ForwardInputs(token_ids, positions, slot_mapping, segments=(), chunks=chunks)
+    is_first = places == firsts[chunk_of_token]
+    return PaddedChunks(inputs, rows, lengths, ends, hits, chunk_of_token, is_first)
+
+
 def padded_prefill(
     model: CausalLM,
     pool: KVPool,
@@ -77,36 +129,30 @@ def padded_prefill(
 
     `prefill_inputs` and `fill_draft_cache` do the same for chunks that the host knows.
     """
-    token_ids = packed[HEADER:]
-    rows, starts, lengths, hits = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
-    through = lengths.cumsum(0)
-    firsts = through - lengths
-    places = torch.arange(wanted.num_tokens, device=packed.device)
-    chunk_of_token = torch.searchsorted(through, places, right=True).clamp_(max=MAX_CHUNKS - 1)
-    is_token = places < through[-1]
-    positions = torch.where(is_token, places + (starts - firsts)[chunk_of_token], 0)
-    tables = slots.granted_block_ids.index_select(0, rows)
-    blocks = tables[chunk_of_token, positions // pool.block_size]
-    slot_mapping = torch.where(is_token, blocks * pool.block_size + positions % pool.block_size, -1)
-    if wanted.is_window:
-        window = Segment(0, 1, wanted.num_tokens, tables[:1], starts[:1], starts[:1] + lengths[:1])
-        inputs = ForwardInputs(token_ids, positions, slot_mapping, (window,))
-    else:
-        chunks = Chunks(tables, firsts, lengths, starts)
-        inputs = ForwardInputs(token_ids, positions, slot_mapping, segments=(), chunks=chunks)
-    hidden = model.forward(inputs, pool)
+    chunks = padded_chunks(packed, slots, pool.block_size, is_window=wanted.is_window)
+    hidden = model.forward(chunks.inputs, pool)
     if wanted.fills_drafts:
-        assert pool.block_hidden is not None, "drafts need block_hidden"
-        states = model.draft_hidden(hidden)
-        own = slots.chunk_hidden.index_select(0, rows)
-        before = torch.where((hits < 0)[:, None], own, pool.block_hidden[hits])
-        is_first = (places == firsts[chunk_of_token])[:, None]
-        previous = torch.where(is_first, before[chunk_of_token], states.roll(1, 0))
-        # Chunks that do not exist write what the first one writes.
-        lasts = torch.where(lengths > 0, through, lengths[0]) - 1
-        slots.chunk_hidden.index_copy_(0, rows, states.index_select(0, lasts))
-        pool.keep_hidden(slot_mapping, states)
-        pair_slots = torch.where(positions == 0, -1, slot_mapping)
-        pairs = ForwardInputs(token_ids, positions, pair_slots, inputs.segments, inputs.chunks)
-        model.fill_draft_cache(pairs, previous, pool)
+        fill_padded_drafts(model, pool, slots, chunks, hidden)
     return hidden
+
+
+def fill_padded_drafts(
+    model: CausalLM,
+    pool: KVPool,
+    slots: SlotTable,
+    chunks: PaddedChunks,
+    hidden: torch.Tensor,  # [tokens, hidden], of the trunk
+) -> None:
+    """What the MTP layer keeps of the chunks' tokens."""
+    assert pool.block_hidden is not None, "drafts need block_hidden"
+    inputs = chunks.inputs
+    states = model.draft_hidden(hidden)
+    own = slots.chunk_hidden.index_select(0, chunks.rows)
+    before = torch.where((chunks.hits < 0)[:, None], own, pool.block_hidden[chunks.hits])
+    previous = torch.where(chunks.is_first[:, None], before[chunks.chunk_of_token], states.roll(1, 0))
+    # Chunks that do not exist write what the first one writes.
+    lasts = torch.where(chunks.lengths > 0, chunks.ends, chunks.lengths[0]) - 1
+    slots.chunk_hidden.index_copy_(0, chunks.rows, states.index_select(0, lasts))
+    pool.keep_hidden(inputs.slot_mapping, states)
+    pair_slots = torch.where(inputs.positions == 0, -1, inputs.slot_mapping)
+    model.fill_draft_cache(replace(inputs, slot_mapping=pair_slots), previous, pool)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import inputs_of
+from headway.engine.models.inputs import ForwardInputs, beside, inputs_of
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
 from headway.engine.slots import SlotTable
@@ -34,6 +34,7 @@ class Outcome:
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
     depth: int
     logits: torch.Tensor | None  # [rows, depth + 1, vocab], raw, of the picked tokens
+    prompt_hidden: torch.Tensor  # [prompt tokens, hidden]: of those that shared the forward pass
 
     @property
     def emitted(self) -> torch.Tensor:  # [rows, depth + 2] int64
@@ -54,8 +55,12 @@ def decode_round(
     synthetic: SyntheticAcceptance | None = None,
     *,
     keeps_logits: bool = False,
+    prompts: ForwardInputs | None = None,
 ) -> Outcome:
-    """Runs one round over all given rows and moves their state on."""
+    """Runs one round over all given rows and moves their state on.
+
+    prompts: further tokens for the target's forward pass, of rows that are padding.
+    """
     size = pool.block_size
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     # Where nothing drafts, both times are one.
@@ -65,7 +70,10 @@ def decode_round(
         drafts = drafter(model, pool, rows, depth)
         stamp(packed[1:2])
     window = open_round(rows.state(), drafts, size)
-    hidden = model.forward(inputs_of(window, rows.granted_block_ids), pool)
+    inputs = inputs_of(window, rows.granted_block_ids)
+    num_tokens = len(inputs.token_ids)
+    states = model.forward(inputs if prompts is None else beside(inputs, prompts), pool)
+    hidden, prompt_hidden = states[:num_tokens], states[num_tokens:]
     logits = model.logits(hidden).view(*window.token_ids.shape, -1)
     stamp(packed[2:3])
     picked = pick_tokens(logits, rows, window.next_positions, window.token_ids[:, 1:])
@@ -73,10 +81,10 @@ def decode_round(
         synthetic.force(picked, window.token_ids, rows, window.start_positions)
     emitted = commit_round(rows.state(), window, picked, size, out=emitted_of(packed, depth))
     if model.has_mtp:
-        states = model.draft_hidden(hidden)
+        kept = model.draft_hidden(hidden)
         # (h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass.
         keep_states(
-            states.view(*window.token_ids.shape, -1),
+            kept.view(*window.token_ids.shape, -1),
             rows.prefill_status,
             window.slot_mapping,
             rows.pending_hidden,
@@ -86,4 +94,4 @@ def decode_round(
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
     stamp(packed[3:4])
-    return Outcome(packed, depth, logits if keeps_logits else None)
+    return Outcome(packed, depth, logits if keeps_logits else None, prompt_hidden)

@@ -14,10 +14,18 @@ from headway.engine.adjustments import AdjustmentTable
 from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.cache.pool import KVPool
 from headway.engine.errors import ConfigError, describe_fault
-from headway.engine.graphs import GraphMemory, PrefillGraphs, Round, RoundGraphs
-from headway.engine.models.inputs import cut_to_windows
+from headway.engine.graphs import (
+    GraphMemory,
+    Mixed,
+    MixedGraphs,
+    PrefillGraphs,
+    Round,
+    RoundGraphs,
+    token_counts,
+)
+from headway.engine.models.inputs import ForwardInputs, cut_to_windows
 from headway.engine.models.registry import CausalLM
-from headway.engine.padded_prefill import Prefill, padded_prefill
+from headway.engine.padded_prefill import HEADER, Prefill, fill_padded_drafts, padded_chunks, padded_prefill
 from headway.engine.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import NUM_STAMPS, Outcome, decode_round
@@ -47,9 +55,10 @@ class Runner:
         synthetic: SyntheticAcceptance | None = None,
         prefill_window: int | None = None,
         max_prefill_tokens: int = WARM_UP_TOKENS,
+        mixed_above_tokens: int | None = None,
     ) -> None:
         """prefill_window: prompts are attended in windows of so many tokens; None: in whole chunks.
-        max_prefill_tokens: of all chunks of a step together."""
+        max_prefill_tokens: of all chunks of a step together. mixed_above_tokens: as in EngineConfig."""
         self.model = model
         self.pool = pool
         self.slots = slots
@@ -62,19 +71,23 @@ class Runner:
         self._synthetic = synthetic
         self._prefill_window = prefill_window
         self._max_prefill_tokens = max_prefill_tokens
+        self._mixed_above_tokens = mixed_above_tokens
         self._splits_beginnings = prefill_window is None and has_fused_attention(
             self.device, model.dtype, model.config.head_dim
         )
         self._views: dict[tuple[int, bool], SlotTable] = {}
         self._graphs: RoundGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
+        self._mixed_graphs: MixedGraphs | None = None
         if self.device.type == "cuda":
             memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
-                most = min(max_prefill_tokens, self._max_row_tokens)
-                self._prefill_graphs = PrefillGraphs(
-                    self._launch_padded_prefill, memory, max_tokens=most, device=self.device
+                most = token_counts(min(max_prefill_tokens, self._max_row_tokens))[-1]
+                packed = torch.zeros(HEADER + most, dtype=torch.int64, device=self.device)
+                self._prefill_graphs = PrefillGraphs(self._launch_padded_prefill, memory, packed)
+                self._mixed_graphs = MixedGraphs(
+                    self._launch_mixed_round, memory, packed, max_rows=len(slots.limits)
                 )
 
     @property
@@ -90,19 +103,28 @@ class Runner:
         if self._graphs is None or not depths:
             return
         self._warm_up_prefill()
+        depth = max(depths)
+        fills_drafts = self.model.has_mtp and depth > 0
+        if self._mixed_graphs is not None and self._mixed_above_tokens is not None:
+            above = self._mixed_above_tokens
+            self._mixed_graphs.capture(depth, above_tokens=above, fills_drafts=fills_drafts)
         if self._prefill_graphs is not None:
-            self._prefill_graphs.capture(fills_drafts=self.model.has_mtp and max(depths) > 0)
+            self._prefill_graphs.capture(fills_drafts=fills_drafts)
         self._graphs.capture(depths, progress)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:
-        """Starts all the work of one step, in the order of the plan's fields."""
+        """Starts all the work of one step, in the order of the plan's fields; of a mixed one the round first."""
         self._release(plan.released_rows)
         self._move(plan.moves)
         faults = self._set_up(plan.setups)
         self._grant(plan.grants)
         results, prefills = DeviceResults(self.device, plan.depth, faults), None
-        self._prefill(plan.prefill, results, fills_drafts=plan.fills_drafts and self.model.has_mtp)
+        fills_drafts = plan.fills_drafts and self.model.has_mtp
+        if plan.is_mixed:
+            self._mix(plan, results, fills_drafts=fills_drafts)
+            return RoundHandle(results)
+        self._prefill(plan.prefill, results, fills_drafts=fills_drafts)
         if results.first_tokens is not None and plan.decode_request_ids and self.device.type == "cuda":
             # They do not wait for the round.
             prefills, results = RoundHandle(results), DeviceResults(self.device, plan.depth)
@@ -112,20 +134,48 @@ class Runner:
     def _decode(self, num_rows: int, depth: int, results: DeviceResults) -> None:
         if num_rows == 0:
             return
-        scored = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
-        wanted = Round(num_rows, depth, self.adjustments.is_used, keeps_logits=bool(scored))
+        wanted = self._round_of(num_rows, depth)
         if self._graphs is None:
             outcome = self._launch_round(wanted)
         else:
             outcome, results.is_replayed = self._graphs.run(wanted)
-        results.round = outcome.packed[: NUM_STAMPS + num_rows * (depth + 2)]
+        self._take_outcome(outcome, num_rows, results)
+
+    def _mix(self, plan: Plan, results: DeviceResults, *, fills_drafts: bool) -> None:
+        """The round, and the chunks in its forward pass or behind it: their rows are padding to it."""
+        num_rows = len(plan.decode_request_ids)
+        wanted = self._round_of(num_rows, plan.depth)
+        graphs = self._mixed_graphs
+        mixed = None if graphs is None else graphs.run(wanted, plan.prefill, fills_drafts=fills_drafts)
+        if mixed is None:
+            self._decode(num_rows, plan.depth, results)
+            self._prefill(plan.prefill, results, fills_drafts=fills_drafts)
+            return
+        outcome, results.is_replayed = mixed
+        self._take_outcome(outcome, num_rows, results)
+        self._finish_chunks(plan.prefill, outcome.prompt_hidden, results, has_all=True)
+
+    def _round_of(self, num_rows: int, depth: int) -> Round:
+        keeps_logits = any(row < num_rows for row in self._num_logprobs)
+        return Round(num_rows, depth, self.adjustments.is_used, keeps_logits)
+
+    def _take_outcome(self, outcome: Outcome, num_rows: int, results: DeviceResults) -> None:
+        results.round = outcome.packed[: NUM_STAMPS + num_rows * (outcome.depth + 2)]
         if outcome.logits is not None:
+            scored = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
             index = self._to_device(list(scored))
             picked = outcome.emitted[index, 1:]
             scores = score_tokens(outcome.logits[index].flatten(0, 1), picked.flatten())
             results.emitted_logprobs = (scored, scores.view(*picked.shape, -1))
 
-    def _launch_round(self, wanted: Round) -> Outcome:
+    def _launch_mixed_round(self, packed: torch.Tensor, wanted: Mixed) -> Outcome:
+        chunks = padded_chunks(packed, self.slots, self.pool.block_size, is_window=False)
+        outcome = self._launch_round(wanted.round, chunks.inputs)
+        if wanted.fills_drafts:
+            fill_padded_drafts(self.model, self.pool, self.slots, chunks, outcome.prompt_hidden)
+        return outcome
+
+    def _launch_round(self, wanted: Round, prompts: ForwardInputs | None = None) -> Outcome:
         """With adjustments only while a row uses any, so that nothing is spent on them else."""
         key = (wanted.num_rows, wanted.is_adjusted)
         if key not in self._views:
@@ -139,6 +189,7 @@ class Runner:
             self._drafter,
             self._synthetic,
             keeps_logits=wanted.keeps_logits,
+            prompts=prompts,
         )
 
     def _release(self, rows: Sequence[int]) -> None:
@@ -206,16 +257,22 @@ class Runner:
         stamp(results.prefill_stamps[:1])
         scores = any(chunk.scored_token_ids for chunk in chunks)
         hidden, has_all = self._compute(chunks, fills_drafts=fills_drafts, wants_last=not scores)
+        self._finish_chunks(chunks, hidden, results, has_all=has_all)
+        stamp(results.prefill_stamps[1:])
+
+    def _finish_chunks(
+        self, chunks: Sequence[PrefillChunk], hidden: torch.Tensor, results: DeviceResults, *, has_all: bool
+    ) -> None:
+        """Samples after the chunks that are last, and scores. hidden, has_all: as `_compute` gives them."""
         last = [chunk for chunk in chunks if chunk.is_last]
         if last:
             of_last = hidden[self._to_device(last_places(chunks))] if has_all else hidden
             self._start_rows(last, of_last, results)
-        if scores:
+        if any(chunk.scored_token_ids for chunk in chunks):
             results.prompt_logprobs = [
                 self._score_prompt(chunk, hidden[first:])
                 for chunk, first in zip(chunks, first_places(chunks), strict=True)
             ]
-        stamp(results.prefill_stamps[1:])
 
     def _compute(
         self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool

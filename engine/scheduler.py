@@ -20,7 +20,7 @@ from typing import Concatenate, ParamSpec
 from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
-from headway.engine.config import DEFAULT_PREFILL_CHUNK, EngineConfig
+from headway.engine.config import DEFAULT_PREFILL_CHUNK, MAX_MIXED_TOKENS, EngineConfig
 from headway.engine.errors import QueueFullError, describe_fault
 from headway.engine.limits import Limits
 from headway.engine.logprobs import TokenLogprobs
@@ -169,11 +169,22 @@ class Scheduler:
         setups = tuple(row_setup(r, history, self._depth_cap(r)) for r, history in admitted)
         grants = tuple(block_grant(r, first) for r, first in [*grown, *((r, 0) for r, _ in admitted)])
         chunks = self._take_chunks()
-        depth, decode_request_ids = self._join_round()
+        is_mixed = self._mixes(chunks)
+        apart = {chunk.request_id for chunk in chunks} if is_mixed else set()
+        depth, decode_request_ids = self._join_round(apart)
         self._step += 1
         self._stats.num_steps += 1
         return Plan(
-            self._step, depth, released, moves, setups, grants, chunks, decode_request_ids, self._depth > 0
+            self._step,
+            depth,
+            released,
+            moves,
+            setups,
+            grants,
+            chunks,
+            decode_request_ids,
+            fills_drafts=self._depth > 0,
+            is_mixed=is_mixed,
         )
 
     def _grow_rows(self) -> list[tuple[Request, int]]:
@@ -309,9 +320,24 @@ class Scheduler:
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit
 
-    def _join_round(self) -> tuple[int, tuple[int | None, ...]]:
-        """(depth, request ids by row up to the last row that takes part). Nobody drafts deeper than someone may."""
-        by_row = {row_of(r): r for r in self._running if self._can_decode(r)}
+    def _mixes(self, chunks: tuple[PrefillChunk, ...]) -> bool:
+        """Whether the round is large and the chunks are few tokens, so that they share its forward pass.
+
+        The rows that start then miss a round. Beside a small round they do not: its rows are computed in the same
+        way, to the last bit, whoever else comes.
+        """
+        above = self._config.mixed_above_tokens
+        num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
+        if above is None or not 0 < num_tokens <= MAX_MIXED_TOKENS:
+            return False
+        started = {chunk.request_id for chunk in chunks}
+        rows = [r for r in self._running if r.request_id not in started and self._can_decode(r)]
+        return len(rows) * (max(map(self._depth_cap, rows), default=0) + 1) > above
+
+    def _join_round(self, apart: set[int]) -> tuple[int, tuple[int | None, ...]]:
+        """(depth, request ids by row up to the last row that takes part), without those of `apart`. Nobody drafts
+        deeper than someone may."""
+        by_row = {row_of(r): r for r in self._running if r.request_id not in apart and self._can_decode(r)}
         if not by_row:
             return self._depth, ()
         depth = max(map(self._depth_cap, by_row.values()))

@@ -239,8 +239,8 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("headway_spec_decode_num_accepted_tokens", "Accepted drafts.", stats.num_accepted_tokens)
     yield _labelled(
         "headway_stage_seconds",
-        "Seconds that the device worked on prefill, and in rounds on drafts, on the target's forward pass and on "
-        "the bookkeeping around them; by the device's own clock.",
+        "Seconds that the device worked on prefill, and in rounds on drafts, on the target's forward pass (prompts that "
+        "share it included) and on the bookkeeping around them; by the device's own clock.",
         "stage",
         dict.fromkeys(STAGES, 0.0) | stats.stage_seconds,
     )

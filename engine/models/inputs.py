@@ -41,13 +41,15 @@ class Segment:
 class Chunks:
     """Parts of prompts, whose number and lengths are data: tokens [first_tokens[i], + lengths[i]) of the flat list.
 
-    The chunk's token w stands at start_positions[i] + w. Tokens of no chunk are padding.
+    The chunk's token w stands at start_positions[i] + w. Tokens of no chunk are padding. first_tokens count from
+    first_token, where their part of the list begins.
     """
 
     block_table: torch.Tensor  # [chunks, max_blocks] int64, -1 where no block is granted
     first_tokens: torch.Tensor  # [chunks] int64
     lengths: torch.Tensor  # [chunks] int64; 0: no chunk
     start_positions: torch.Tensor  # [chunks] int64
+    first_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,13 @@ class LastTokens:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """Flat tokens of all segments, or of chunks. last: None where the states of all tokens are wanted."""
+    """Flat tokens of all segments, then of chunks. last: None where the states of all tokens are wanted."""
 
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     segments: tuple[Segment, ...]
-    chunks: Chunks | None = None  # instead of segments
+    chunks: Chunks | None = None
     last: LastTokens | None = None
 
 
@@ -81,6 +83,21 @@ def inputs_of(
         window.positions.flatten(),
         window.slot_mapping.flatten(),
         (Segment(0, num_rows, width, block_table, window.start_positions, window.end_positions),),
+    )
+
+
+def beside(first: ForwardInputs, second: ForwardInputs) -> ForwardInputs:
+    """The tokens of both as one list, those of `second` behind: all states are wanted, `first` has no chunks."""
+    assert first.chunks is None, "chunks come last"
+    assert first.last is second.last is None, "the states of all tokens are wanted"
+    count = len(first.token_ids)
+    chunks = second.chunks
+    return ForwardInputs(
+        torch.cat([first.token_ids, second.token_ids]),
+        torch.cat([first.positions, second.positions]),
+        torch.cat([first.slot_mapping, second.slot_mapping]),
+        (*first.segments, *(replace(s, first_token=count + s.first_token) for s in second.segments)),
+        None if chunks is None else replace(chunks, first_token=count + chunks.first_token),
     )
 
 

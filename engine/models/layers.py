@@ -225,7 +225,7 @@ class DecoderLayer:
             if own is not None and segment.is_self_contained and cache.first_position == 0:
                 q, k, v = (_windows(heads, segment) for heads in (query, *own))
                 attended = causal_attention(q, k, v, self._scale)
-                if len(inputs.segments) == 1:
+                if len(inputs.segments) == 1 and inputs.chunks is None:
                     return attended.view(len(query), -1)
                 _windows(out, segment).copy_(attended)
                 continue
@@ -252,7 +252,7 @@ class DecoderLayer:
     ) -> None:
         assert cache.first_position == 0, "chunks are attended from their first key on"
         varlen_attention(
-            query,
+            query[chunks.first_token :],
             cache.keys,
             cache.values,
             chunks.block_table,
@@ -260,7 +260,7 @@ class DecoderLayer:
             chunks.lengths,
             chunks.start_positions,
             self._scale,
-            out=out,
+            out=out[chunks.first_token :],
         )
 
 

@@ -6,15 +6,16 @@ Slot i of the MTP layer's KV cache holds the pair (h_{i-1}, t_i), which predicts
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import inputs_of
+from headway.engine.models.inputs import LastTokens, Segment, inputs_of
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
 from headway.engine.slots import SlotTable
-from headway.kernels import open_drafts
+from headway.kernels import FEW_ROWS, DraftWindow, open_drafts
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
 Drafter = Callable[[CausalLM, KVPool, SlotTable, int], torch.Tensor]
@@ -30,14 +31,24 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> to
     drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
     # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
     window = open_drafts(state, rows.pending_tokens, rows.pending_counts, 0, size)
-    carry = model.draft(inputs_of(window, rows.granted_block_ids), rows.pending_hidden.flatten(0, 1), pool)
-    carry = carry.index_select(0, window.last_places)
+    inputs, hidden = inputs_of(window, rows.granted_block_ids), rows.pending_hidden.flatten(0, 1)
+    if len(inputs.token_ids) > FEW_ROWS:
+        # Of the others the keys and values are all that is needed: it saves as much as there are more of them.
+        carry = model.draft(replace(inputs, last=_last_of(window, rows.granted_block_ids)), hidden, pool)
+    else:
+        carry = model.draft(inputs, hidden, pool).index_select(0, window.last_places)
     _pick(model, rows, carry, window.next_positions, drafts, 0)
     for step in range(1, depth):
         window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
         carry = model.draft(inputs_of(window, rows.granted_block_ids), carry, pool)
         _pick(model, rows, carry, window.next_positions, drafts, step)
     return drafts.T
+
+
+def _last_of(window: DraftWindow, block_table: torch.Tensor) -> LastTokens:
+    positions = window.next_positions - 1
+    segment = Segment(0, len(positions), 1, block_table, positions, window.end_positions)
+    return LastTokens(window.last_places, segment)
 
 
 def _pick(

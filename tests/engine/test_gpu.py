@@ -18,12 +18,12 @@ from headway_testing.exactness import Case, generate, generate_with, logits_of
 from headway_testing.local import LateRunner, LocalEngine
 from headway_testing.oracle import bfloat16_logits
 from headway_testing.poison import PoisoningRunner
-from headway_testing.prefills import PaddedPrefills
+from headway_testing.prefills import MixedLaunches, PaddedPrefills
 from tokenizers import Tokenizer
 
 from headway.engine.batch import Plan
 from headway.engine.config import EngineConfig
-from headway.engine.graphs import Round, row_counts, token_counts
+from headway.engine.graphs import Round, mixed_token_counts, row_counts, token_counts
 from headway.engine.loop import EngineLoop
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.results import RoundHandle
@@ -128,10 +128,14 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
     launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]
     prefills = PaddedPrefills(launching, token_counts(256))
     launching._prefill_graphs = prefills  # type: ignore[assignment]
+    rows = row_counts(len(launching.slots.limits))
+    mixed = MixedLaunches(launching, mixed_token_counts(256), rows)
+    launching._mixed_graphs = mixed  # type: ignore[assignment]
     assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
     for i in range(3, 24, 4):
         assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
     assert prefills.launched, "prefills of several sizes are compared too"
+    assert mixed.launched, "and rounds with prompts"
 
 
 class NeverWaiting:
@@ -151,7 +155,8 @@ class NeverWaiting:
 @pytest.mark.parametrize(("depth", "chunk"), [(3, 256), (0, 600)])
 def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], depth: int, chunk: int) -> None:
     """Whatever a request asks for, long prompts, found prefixes and rows that come and go among them."""
-    engine = LocalEngine(config_of(max_running=8, prefill_chunk=chunk, depth=depth), reads_late=True)
+    config = config_of(max_running=8, prefill_chunk=chunk, depth=depth, mixed_above_tokens=4)
+    engine = LocalEngine(config, reads_late=True)
     engine.engine.runner.capture([depth], progress=lambda _: None)
     late = LateRunner(NeverWaiting(engine.engine.runner))
     engine.loop = EngineLoop(engine.engine.scheduler, late, engine.post)
@@ -235,6 +240,9 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
     assert stats.num_kv_blocks_used == 0
     assert stats.rounds_by_depth.keys() == {0, 1, 3}
     assert stats.num_graph_replays > 100
+    mixed = engine.engine.runner._mixed_graphs
+    assert mixed is not None
+    assert mixed._graphs._graphs, "prompts shared rounds"
 
 
 @pytest.mark.timeout(120)

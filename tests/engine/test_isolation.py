@@ -60,7 +60,7 @@ class Watch:
         self.poison = PoisoningRunner(self.runner, engine.scheduler)
         self.num_blocks = num_blocks
         self.chance = random.Random(1)
-        self.rounds = 0
+        self.rounds = self.mixed = 0
         self.bystanders = 0
 
     def launch(self, plan: Plan) -> Late:
@@ -70,6 +70,7 @@ class Watch:
         live = self.live_rows(plan)
         handle = self.poison.launch(plan)
         self.rounds += len(plan.decode_request_ids) > 0
+        self.mixed += plan.is_mixed
         mine = self.blocks_of(plan, live)
         others = [block for block in range(self.num_blocks + GUARD_BLOCKS) if block not in mine]
         assert torch.equal(blocks[others], self.blocks()[others]), (
@@ -158,7 +159,13 @@ def run_watched(
 ) -> Watch:
     path = constructed_mimo(folder / "model", noise=0.06, max_position_embeddings=160)
     config = EngineConfig(
-        model_path=str(path), device=device, dtype=dtype, max_running=9, prefill_chunk=64, depth=3
+        model_path=str(path),
+        device=device,
+        dtype=dtype,
+        max_running=9,
+        prefill_chunk=64,
+        depth=3,
+        mixed_above_tokens=12,
     )
     engine = LocalEngine(sized(config, num_blocks=30))
     watch = Watch(engine.engine)
@@ -178,6 +185,7 @@ def run_watched(
     assert stats.num_preemptions > 10
     assert stats.num_cached_prompt_tokens > 1000
     assert watch.bystanders > 100
+    assert watch.mixed > 0.05 * watch.rounds
     return watch
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
-from headway_testing.local import GREEDY, LocalEngine
-from headway_testing.prefills import PaddedPrefills
+from headway_testing.local import GREEDY, LocalEngine, Output
+from headway_testing.prefills import MixedLaunches, PaddedPrefills
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway import kernels
@@ -18,6 +19,7 @@ from headway.engine import prefill
 from headway.engine import runner as runner_module
 from headway.engine.batch import PrefillChunk
 from headway.engine.config import EngineConfig
+from headway.engine.logprobs import TokenLogprobs
 from headway.engine.models import layers
 from headway.engine.request import SamplingParams
 from headway.kernels import FEW_ROWS
@@ -209,3 +211,52 @@ def test_prefills_among_padding_give_the_same_text(
     counts = [engine.engine.scheduler.snapshot() for engine in engines]
     assert counts[0].accepted_tokens_per_position == counts[1].accepted_tokens_per_position
     assert bool(counts[1].num_cached_prompt_tokens) == prefix_caching
+
+
+def check_scores(found: TokenLogprobs | None, wanted: TokenLogprobs | None) -> None:
+    assert (found is None) == (wanted is None)
+    if found is not None and wanted is not None:
+        assert (found.ranks, found.top_ids) == (wanted.ranks, wanted.top_ids)
+        assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_prompts_beside_rounds_give_the_same_text(
+    tmp_path: Path, depth: int, *, prefix_caching: bool
+) -> None:
+    """In the round's own forward pass, or behind the round where no graph is for them: requests that come while others
+    run, whole and in chunks, some with penalties and log-probabilities."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(
+        model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
+    )
+    mixing = msgspec.structs.replace(config, mixed_above_tokens=0)
+    engines = [LocalEngine(config), LocalEngine(mixing), LocalEngine(mixing)]
+    runner = engines[1].engine.runner
+    mixed = MixedLaunches(runner, (16, 32), row_counts=(4, 8))  # 48 tokens go behind the round
+    runner._mixed_graphs = mixed  # type: ignore[assignment]
+    wishes: list[dict[str, object]] = [
+        {}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}, {"num_logprobs": 2}, {"frequency_penalty": 0.5},
+    ]  # fmt: skip
+    prompts = [
+        [(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16, 70, 31)
+    ]
+    outputs: list[dict[int, Output]] = []
+    for engine in engines:
+        for number, prompt in enumerate(prompts * 2):
+            sampling = SamplingParams(**({"temperature": 0.0, "seed": number} | wishes[number % 5]))  # type: ignore[arg-type]
+            cap = 1 if number % 4 == 3 else None
+            engine.submit(prompt, max_tokens=9 + number % 3, sampling=sampling, max_draft_tokens=cap)
+            engine.step()
+        outputs.append(engine.run())
+    for other in outputs[1:]:
+        for number, output in outputs[0].items():
+            assert other[number].token_ids == output.token_ids, number
+            check_scores(other[number].logprobs, output.logprobs)
+            check_scores(other[number].prompt_logprobs, output.prompt_logprobs)
+    assert {wanted.num_tokens for wanted in mixed.launched} == {16, 32}
+    assert {wanted.round.depth for wanted in mixed.launched} == {depth}
+    assert {wanted.round.is_adjusted for wanted in mixed.launched} == {False, True}
+    assert {wanted.round.keeps_logits for wanted in mixed.launched} == {False, True}
+    assert {wanted.fills_drafts for wanted in mixed.launched} == {depth > 0}

@@ -33,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefill_chunk=st.sampled_from([16, 23, 48, 512]),
         prefix_caching=st.sampled_from([True, True, True, False]),
         acceptance=st.sampled_from(sorted(ACCEPTANCE)),
+        mixed_above_tokens=st.sampled_from([None, 0, 3, 9]),
     )
     def start(
         self,
@@ -43,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefill_chunk: int,
         prefix_caching: bool,
         acceptance: str,
+        mixed_above_tokens: int | None,
     ) -> None:
         self.config = EngineConfig(
             model_path="none",
@@ -51,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_chunk=prefill_chunk,
             prefix_caching=prefix_caching,
             block_size=BLOCK_SIZE,
+            mixed_above_tokens=mixed_above_tokens,
         )
         self.scheduler = Scheduler(
             self.config,

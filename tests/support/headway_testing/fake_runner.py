@@ -133,12 +133,10 @@ class FakeRunner:
             self._rows[setup.row] = _Row(setup)
         for grant in plan.grants:
             self._grant(grant)
-        last = [
-            token
-            for chunk in plan.prefill
-            if (token := self._prefill(chunk, fills_drafts=plan.fills_drafts)) is not None
-        ]
-        return FakeHandle(StepResult(tuple(last), self._decode(plan)), self._ready)
+        if plan.is_mixed:
+            emitted = self._decode(plan)
+            return FakeHandle(StepResult(self._prefill_all(plan), emitted), self._ready)
+        return FakeHandle(StepResult(self._prefill_all(plan), self._decode(plan)), self._ready)
 
     def snapshot(self, block_id: int) -> tuple[object, ...]:
         """All that the block holds, to be compared later."""
@@ -183,6 +181,11 @@ class FakeRunner:
         return _Block([None] * self._size, [None] * self._size)
 
     # --- work ------------------------------------------------------------------------------------------
+
+    def _prefill_all(self, plan: Plan) -> tuple[int, ...]:
+        """The first tokens of the chunks that are last."""
+        tokens = (self._prefill(chunk, fills_drafts=plan.fills_drafts) for chunk in plan.prefill)
+        return tuple(token for token in tokens if token is not None)
 
     def _prefill(self, chunk: PrefillChunk, *, fills_drafts: bool) -> int | None:
         """The first token after a last chunk."""

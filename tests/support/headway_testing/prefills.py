@@ -1,4 +1,4 @@
-"""Prefills of few sizes, kernel by kernel: on a CPU, and beside the graphs of a GPU."""
+"""Prefills of few sizes, alone and beside rounds, kernel by kernel: on a CPU, and beside the graphs of a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from headway.engine.batch import PrefillChunk
-from headway.engine.padded_prefill import Prefill, packed_chunks, smallest_prefill
+from headway.engine.graphs import Mixed, Round
+from headway.engine.padded_prefill import Prefill, packed_chunks, padded_count, smallest_prefill
+from headway.engine.round import Outcome
 from headway.engine.runner import Runner
 
 
@@ -26,3 +28,25 @@ class PaddedPrefills:
         self.launched.append(wanted)
         packed = torch.tensor(packed_chunks(chunks, wanted.num_tokens), device=self._runner.device)
         return self._runner._launch_padded_prefill(packed, wanted)
+
+
+class MixedLaunches:
+    """What graphs of rounds with prompts replay, launched. row_counts: to which rounds are padded; (): to none."""
+
+    def __init__(self, runner: Runner, token_counts: Sequence[int], row_counts: Sequence[int] = ()) -> None:
+        self._runner = runner
+        self._token_counts = token_counts
+        self._row_counts = row_counts
+        self.launched: list[Mixed] = []
+
+    def run(
+        self, wanted: Round, chunks: Sequence[PrefillChunk], *, fills_drafts: bool
+    ) -> tuple[Outcome, bool] | None:
+        num_tokens = padded_count(chunks, self._token_counts)
+        if num_tokens is None:
+            return None
+        num_rows = next((n for n in self._row_counts if n >= wanted.num_rows), wanted.num_rows)
+        mixed = Mixed(wanted._replace(num_rows=num_rows), num_tokens, fills_drafts)
+        self.launched.append(mixed)
+        packed = torch.tensor(packed_chunks(chunks, num_tokens), device=self._runner.device)
+        return self._runner._launch_mixed_round(packed, mixed), False
