@@ -11,7 +11,7 @@ import torch
 
 from headway.kernels._attention import check_attention
 from headway.kernels._device import multiprocessors, overlap
-from headway.kernels._triton import blocks_of, jit, jit_once_for, takes_triton, tl
+from headway.kernels._triton import blocks_of, jit, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.reference.paged_attention import paged_attention as paged_attention_twin
 
@@ -30,9 +30,12 @@ _FINE_ITEMS: int | None = None
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
-# Numbers of rows to compile for; beyond so many programs the second kernel takes heads together.
+# Numbers of rows to compile for.
 _SCANNED_ROWS = 16, 64, 256, 1024, 4096
-_COMBINE_PROGRAMS = 2048
+# So many programs of the second kernel at most: it takes heads together, since mostly it finds nothing to sum.
+_COMBINE_PROGRAMS = 512
+# Groups that it sums at a time, which is part of the rounding.
+_SUMMED_GROUPS, _COMBINE_WARPS = 8, 2
 
 
 @jit
@@ -80,6 +83,26 @@ def _units_of_rows(
     groups = (end + GROUP - 1) // GROUP
     is_fine = tl.sum(groups, 0) < fine_below
     return row, start, end, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
+
+
+@jit
+def _entries(
+    entries_ptr: tl.tensor,
+    token: tl.tensor,
+    first_position: tl.tensor,
+    end: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """Blocks of the tokens from first_position on and before the end, -1 elsewhere."""
+    is_wanted = (token >= first_position) & (token < end)
+    return tl.load(entries_ptr + token // BLOCK_SIZE, mask=is_wanted, other=-1)
+
+
+@jit
+def _add_three(
+    a: tl.tensor, b: tl.tensor, c: tl.tensor, other_a: tl.tensor, other_b: tl.tensor, other_c: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    return a + other_a, b + other_b, c + other_c
 
 
 @jit_once_for(
@@ -145,9 +168,17 @@ def _window_kernel(
         unit = item // (KV_HEADS * PARTS)
         kv_head = (item // PARTS) % KV_HEADS
         row = tl.sum((units_through <= unit).to(tl.int32), 0)
-        start = tl.sum(tl.where(rows == row, starts, 0), 0)
-        begin = (unit - tl.sum(tl.where(rows == row, units_through - units, 0), 0)) * unit_keys
-        row_end = tl.sum(tl.where(rows == row, ends, 0), 0)
+        of_row = rows == row
+        start, row_end, first_unit = tl.reduce(
+            (
+                tl.where(of_row, starts, 0),
+                tl.where(of_row, ends, 0),
+                tl.where(of_row, units_through - units, 0),
+            ),
+            0,
+            _add_three,
+        )
+        begin = (unit - first_unit) * unit_keys
         end = tl.minimum(row_end, begin + unit_keys)
         row64 = row.to(tl.int64)
 
@@ -163,11 +194,13 @@ def _window_kernel(
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+        entries_ptr = table_ptr + row64 * table_stride
+        # A tile ahead of its keys, whose addresses would wait for it.
+        next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE)
         for tile in range(begin, end, TILE):
             token = tile + tl.arange(0, TILE)
-            entry_ptr = table_ptr + row64 * table_stride + token // BLOCK_SIZE
-            block = tl.load(entry_ptr, mask=(token >= first_position) & (token < end), other=-1)
-            block = block.to(tl.int64 if IS_WIDE else tl.int32)
+            block = next_block.to(tl.int64 if IS_WIDE else tl.int32)
+            next_block = _entries(entries_ptr, token + TILE, first_position, end, BLOCK_SIZE)
             exists = block >= 0
             cell = block * block_stride + (token % BLOCK_SIZE) * token_stride + kv_head * head_stride
             cells = cell[:, None] + column[None, :]
@@ -251,7 +284,9 @@ def _add_groups(
     return highest, total, mixed
 
 
-@jit_once_for("num_rows", "max_blocks", "window", "fine_below", "first_position", "start_ptr", "end_ptr")
+@jit_once_for(
+    "num_rows", "max_blocks", "window", "fine_below", "first_position", "heads_per_program", "start_ptr", "end_ptr"
+)  # fmt: skip
 def _combine_kernel(
     mixed_ptr: tl.tensor,
     top_ptr: tl.tensor,
@@ -264,11 +299,11 @@ def _combine_kernel(
     first_position: tl.tensor,
     window: tl.tensor,
     fine_below: tl.tensor,
+    heads_per_program: tl.tensor,
     out_row_stride: tl.tensor,
     out_place_stride: tl.tensor,
     out_head_stride: tl.tensor,
     HEADS: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -296,8 +331,8 @@ def _combine_kernel(
     column = tl.arange(0, HEAD_DIM)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
-    first_head = tl.program_id(1) * HEADS_PER_PROGRAM
-    last_head = tl.where(num_units != 1, first_head + HEADS_PER_PROGRAM, first_head)
+    first_head = tl.program_id(1) * heads_per_program
+    last_head = tl.where(num_units != 1, tl.minimum(first_head + heads_per_program, HEADS), first_head)
     tile_stride = window * HEADS
     for head in range(first_head, last_head):
         first_partial = (first_unit * window + place).to(tl.int64) * HEADS + head
@@ -404,6 +439,10 @@ def _tile(query: torch.Tensor) -> int:
     return _WIDE_HEAD_TILE if query.shape[3] > 128 else _TILE
 
 
+def _warps(queries: int, head_dim: int) -> int:
+    return 8 if queries > _QUERIES[0] or head_dim > 128 else 4
+
+
 def _attend(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -431,7 +470,7 @@ def _attend(
     num_partials = max(max_groups, fine_below * _TILES) * window * q_heads
     mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
-    heads_per_program = sharing if rows * window * q_heads > _COMBINE_PROGRAMS else 1
+    heads_per_program = min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
     overlaps, launch = overlap(query.device)
     extent = rows, max_blocks
     visible = first_position, window, fine_below
@@ -446,10 +485,10 @@ def _attend(
         query, key_cache, value_cache, block_table, start_positions, ends, out, mixed, tops, totals,
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
-        IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=8 if queries > _QUERIES[0] or head_dim > 128 else 4,
-        num_stages=_STAGES, **_OPTIONS, **launch,
+        IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_warps(queries, head_dim), num_stages=_STAGES,
+        **_OPTIONS, **launch,
     )  # fmt: skip
-    _combine_kernel[(rows * window, q_heads // heads_per_program)](
-        mixed, tops, totals, start_positions, ends, out, *extent, *visible, *out.stride()[:3],
-        HEADS=q_heads, HEADS_PER_PROGRAM=heads_per_program, GROUPS=4, **shape, num_warps=2, **_OPTIONS, **launch,
+    _combine_kernel[(rows * window, blocks_of(q_heads, heads_per_program))](
+        mixed, tops, totals, start_positions, ends, out, *extent, *visible, heads_per_program, *out.stride()[:3],
+        HEADS=q_heads, GROUPS=_SUMMED_GROUPS, **shape, num_warps=_COMBINE_WARPS, **_OPTIONS, **launch,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels._attention import check_attention
-from headway.kernels._triton import check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.prefill_attention import _attend_keys
 from headway.kernels.reference.varlen_attention import varlen_attention as varlen_attention_twin
 
@@ -18,25 +18,8 @@ _LOG2_E = 1.4426950408889634
 # cores and want registers; so do wide heads.
 _TILE, _SMALL_TILE = (64, 64, 8), (32, 32, 4)
 _STAGES = 3
-
-
-@jit
-def _place_of_tile(
-    length_ptr: tl.tensor,
-    num_chunks: tl.tensor,
-    index: tl.tensor,
-    CHUNKS: tl.constexpr,
-    QUERIES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """(whether there is a tile `index`, counted from the last, its chunk, its first query's place in it)."""
-    chunk = tl.arange(0, CHUNKS)
-    length = tl.load(length_ptr + chunk, mask=chunk < num_chunks, other=0).to(tl.int32)
-    tiles = (length + QUERIES - 1) // QUERIES
-    through = tl.cumsum(tiles, 0)
-    tile = tl.sum(tiles, 0) - 1 - index
-    found = tl.sum((through <= tile).to(tl.int32), 0)
-    before = tl.sum(tl.where(chunk == found, through - tiles, 0), 0)
-    return tile >= 0, found, (tile - before) * QUERIES
+# So many chunks may end within a tile before a program has to take two.
+_SHORT_CHUNKS = 4
 
 
 @jit_once_for("num_chunks", "max_blocks", "table_stride")
@@ -67,10 +50,18 @@ def _varlen_kernel(
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program a head and QUERIES queries of a chunk; the last queries, which see most keys, start first."""
+    """One program a head and QUERIES queries of a chunk, several where there are many short chunks; the last queries,
+    which see most keys, start first."""
     head = tl.program_id(0)
-    exists, chunk, first_place = _place_of_tile(length_ptr, num_chunks, tl.program_id(1), CHUNKS, QUERIES)
-    if exists:
+    chunks = tl.arange(0, CHUNKS)
+    lengths = tl.load(length_ptr + chunks, mask=chunks < num_chunks, other=0).to(tl.int32)
+    tiles = (lengths + QUERIES - 1) // QUERIES
+    tiles_through = tl.cumsum(tiles, 0)
+    num_tiles = tl.sum(tiles, 0)
+    for index in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
+        tile = num_tiles - 1 - index
+        chunk = tl.sum((tiles_through <= tile).to(tl.int32), 0)
+        first_place = (tile - tl.sum(tl.where(chunks == chunk, tiles_through - tiles, 0), 0)) * QUERIES
         length = tl.load(length_ptr + chunk).to(tl.int32)
         start = tl.load(start_ptr + chunk).to(tl.int32)
         place = first_place + tl.arange(0, QUERIES)
@@ -121,7 +112,7 @@ def varlen_attention(
     num_chunks, max_blocks = block_table.shape
     queries, tile, num_warps = _SMALL_TILE if query.dtype == torch.float32 or head_dim > 128 else _TILE
     if num_tokens > 0 and num_chunks > 0:
-        _varlen_kernel[(q_heads, num_tokens // queries + num_chunks)](
+        _varlen_kernel[(q_heads, num_tokens // queries + min(num_chunks, _SHORT_CHUNKS))](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
             num_chunks, max_blocks, scale * _LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
             block_table.stride(0), *result.stride()[:2], SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim,

@@ -88,9 +88,7 @@ CASES = [
         "paged_attention",
         "_combine_kernel",
         ATTENTION,
-        PIECES
-        | {"HEADS": 32, "HEADS_PER_PROGRAM": 1, "HEAD_DIM": 128, "TILE": 128, "GROUP": 1536}
-        | {"GROUPS": 4, "OVERLAPS": True},
+        PIECES | {"HEADS": 32, "HEAD_DIM": 128, "TILE": 128, "GROUP": 1536} | {"GROUPS": 8, "OVERLAPS": True},
         2,
         divisible=STRIDES,
     ),
