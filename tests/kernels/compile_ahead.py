@@ -453,6 +453,7 @@ def plain_report(binary: Any, capability: int) -> str:
 def main(capability: int) -> int:
     failures = 0
     triton.knobs.nvidia.dump_ptxas_log = True
+    triton.knobs.compilation.always_compile = True  # of what is in the cache the assembler says nothing
     # The pick of a small vocabulary as it would be without its option: what is looked for below is seen.
     control = next(c for c in CASES if c.kernel == "_pick_kernel" and c.constants["CHUNKS"] == 2)
     assert differs_by_thread(compiled(control, capability, enable_fp_fusion=True)[0])
