@@ -324,7 +324,8 @@ class Scheduler:
         """Whether the round is large and the chunks are few tokens, so that they share its forward pass.
 
         The rows that start then miss a round. Beside a small round they do not: its rows are computed in the same
-        way, to the last bit, whoever else comes.
+        way, to the last bit, whoever else comes. Nor beside rounds of rare kinds, or as many graphs more would be
+        captured of them.
         """
         above = self._config.mixed_above_tokens
         num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
@@ -332,7 +333,11 @@ class Scheduler:
             return False
         started = {chunk.request_id for chunk in chunks}
         rows = [r for r in self._running if r.request_id not in started and self._can_decode(r)]
-        return len(rows) * (max(map(self._depth_cap, rows), default=0) + 1) > above
+        is_deep = any(self._depth_cap(r) == self._depth for r in rows)
+        is_plain = not any(
+            r.sampling.adjusts_logits or r.sampling.num_logprobs is not None for r in self._running
+        )
+        return is_deep and is_plain and len(rows) * (self._depth + 1) > above
 
     def _join_round(self, apart: set[int]) -> tuple[int, tuple[int | None, ...]]:
         """(depth, request ids by row up to the last row that takes part), without those of `apart`. Nobody drafts

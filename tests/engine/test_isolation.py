@@ -192,14 +192,15 @@ def run_watched(
 def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[int]]) -> int:
     prompt = [*chance.choice(stems)[: chance.randint(1, 90)], chance.randrange(128)]
     temperature = chance.choice([0.0, 0.7])
+    is_plain = len(engine.outputs) % 100 < 50  # for a while all are: beside others no prompt shares a round
     return engine.submit(
         prompt,
         max_tokens=chance.randint(1, 60),
         sampling=SamplingParams(
             temperature=temperature,
             seed=chance.getrandbits(64),
-            presence_penalty=chance.choice([0.0, 0.0, 0.5]),
-            bad_words_token_ids=chance.choice([[], [[3, 9], [11]]]),
+            presence_penalty=0.0 if is_plain else chance.choice([0.0, 0.5]),
+            bad_words_token_ids=[] if is_plain else chance.choice([[], [[3, 9], [11]]]),
         ),
         stop_token_ids=[7],
         max_draft_tokens=chance.choice([None, None, 0, 2]),

@@ -19,6 +19,7 @@ from headway.engine import prefill
 from headway.engine import runner as runner_module
 from headway.engine.batch import PrefillChunk
 from headway.engine.config import EngineConfig
+from headway.engine.graphs import Round
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.models import layers
 from headway.engine.request import SamplingParams
@@ -226,7 +227,7 @@ def test_prompts_beside_rounds_give_the_same_text(
     tmp_path: Path, depth: int, *, prefix_caching: bool
 ) -> None:
     """In the round's own forward pass, or behind the round where no graph is for them: requests that come while others
-    run, whole and in chunks, some with penalties and log-probabilities."""
+    run, whole and in chunks. Beside penalties and log-probabilities they are computed before it."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     config = EngineConfig(
         model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
@@ -236,16 +237,15 @@ def test_prompts_beside_rounds_give_the_same_text(
     runner = engines[1].engine.runner
     mixed = MixedLaunches(runner, (16, 32), row_counts=(4, 8))  # 48 tokens go behind the round
     runner._mixed_graphs = mixed  # type: ignore[assignment]
-    wishes: list[dict[str, object]] = [
-        {}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}, {"num_logprobs": 2}, {"frequency_penalty": 0.5},
-    ]  # fmt: skip
+    plain: list[dict[str, object]] = [{}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}]
+    wishes = plain * 5 + [{"num_logprobs": 2}, {}, {"frequency_penalty": 0.5}]
     prompts = [
         [(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16, 70, 31)
     ]
     outputs: list[dict[int, Output]] = []
     for engine in engines:
         for number, prompt in enumerate(prompts * 2):
-            sampling = SamplingParams(**({"temperature": 0.0, "seed": number} | wishes[number % 5]))  # type: ignore[arg-type]
+            sampling = SamplingParams(**({"temperature": 0.0, "seed": number} | wishes[number]))  # type: ignore[arg-type]
             cap = 1 if number % 4 == 3 else None
             engine.submit(prompt, max_tokens=9 + number % 3, sampling=sampling, max_draft_tokens=cap)
             engine.step()
@@ -257,6 +257,6 @@ def test_prompts_beside_rounds_give_the_same_text(
             check_scores(other[number].prompt_logprobs, output.prompt_logprobs)
     assert {wanted.num_tokens for wanted in mixed.launched} == {16, 32}
     assert {wanted.round.depth for wanted in mixed.launched} == {depth}
-    assert {wanted.round.is_adjusted for wanted in mixed.launched} == {False, True}
-    assert {wanted.round.keeps_logits for wanted in mixed.launched} == {False, True}
+    rounds = {wanted.round._replace(num_rows=0, depth=0) for wanted in mixed.launched}
+    assert rounds == {Round(0, 0)}, "of no rare kind"
     assert {wanted.fills_drafts for wanted in mixed.launched} == {depth > 0}
