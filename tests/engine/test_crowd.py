@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 
@@ -28,6 +28,9 @@ from headway.engine.runner import Runner
 
 DEMO = files("headway.engine.demo")
 STUCK_SECONDS = 30.0
+# So many requests are aborted if they last as long: drawn for each, since how many steps one takes depends on how many
+# run beside it.
+SHARE_ABORTED, MAX_STEPS_TO_ABORT = 0.25, 10
 
 
 class Noting:
@@ -91,7 +94,7 @@ def random_sampling(chance: random.Random) -> SamplingParams:
     )
 
 
-def submit_random(engine: LocalEngine, chance: random.Random, texts: list[list[int]]) -> int:
+def submit_random(engine: LocalEngine, chance: random.Random, texts: Sequence[list[int]]) -> int:
     """Half the prompts share blocks with others."""
     return engine.submit(
         chance.choice(texts)[: chance.randint(1, 250)],
@@ -103,8 +106,30 @@ def submit_random(engine: LocalEngine, chance: random.Random, texts: list[list[i
     )
 
 
+def run_crowd(engine: LocalEngine, texts: Sequence[list[int]], *, num_streams: int, num_requests: int) -> int:
+    """So many requests, num_streams at a time; returns how many of them were aborted."""
+    chance, active, num_steps = random.Random(0), list[int](), 0
+    aborted_at = dict[int, int]()  # by request: the step before which it is, if it lasts
+    num_aborted = 0
+    while active or len(engine.outputs) < num_requests:
+        while len(active) < num_streams and len(engine.outputs) < num_requests:
+            active.append(submit_random(engine, chance, texts))
+            if chance.random() < SHARE_ABORTED:
+                aborted_at[active[-1]] = num_steps + chance.randint(0, MAX_STEPS_TO_ABORT)
+        for request_id in active:
+            if aborted_at.get(request_id) == num_steps:
+                engine.post.inbox.append(Abort(request_id))
+                engine.outputs[request_id].finish_reason = FinishReason.ABORT
+                num_aborted += 1
+        engine.step()
+        num_steps += 1
+        active = [i for i in active if engine.outputs[i].finish_reason is None]
+    engine.step()
+    return num_aborted
+
+
 @pytest.mark.parametrize(
-    ("device", "dtype", "streams", "num_requests"),
+    ("device", "dtype", "num_streams", "num_requests"),
     [
         pytest.param("cpu", "float32", 12, 80, id="cpu"),
         pytest.param(
@@ -113,7 +138,7 @@ def submit_random(engine: LocalEngine, chance: random.Random, texts: list[list[i
     ],
 )
 def test_requests_of_every_kind_end_beside_one_another(
-    device: str, dtype: DtypeName, streams: int, num_requests: int
+    device: str, dtype: DtypeName, num_streams: int, num_requests: int
 ) -> None:
     tokenizer = Tokenizer.from_str(DEMO.joinpath("tokenizer.json").read_text())
     prompts = json.loads(DEMO.joinpath("heldout_prompts.json").read_text())
@@ -122,20 +147,10 @@ def test_requests_of_every_kind_end_beside_one_another(
     engine = LocalEngine(config)
     runner, scheduler = engine.engine.runner, engine.engine.scheduler
     runner.capture(range(4), progress=lambda _: None)
-    noting, chance, active, num_aborted = Noting(runner), random.Random(0), list[int](), 0
+    noting = Noting(runner)
     engine.loop = EngineLoop(scheduler, noting, engine.post)
     with named_if_stuck(noting):
-        while active or len(engine.outputs) < num_requests:
-            while len(active) < streams and len(engine.outputs) < num_requests:
-                active.append(submit_random(engine, chance, texts))
-            if chance.random() < 0.1:
-                request_id = active.pop(chance.randrange(len(active)))
-                engine.post.inbox.append(Abort(request_id))
-                engine.outputs[request_id].finish_reason = FinishReason.ABORT
-                num_aborted += 1
-            engine.step()
-            active = [i for i in active if engine.outputs[i].finish_reason is None]
-        engine.step()
+        num_aborted = run_crowd(engine, texts, num_streams=num_streams, num_requests=num_requests)
     reasons = {output.finish_reason for output in engine.outputs.values()}
     assert reasons == {FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT}
     assert num_aborted > 0.05 * num_requests
