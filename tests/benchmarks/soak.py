@@ -70,7 +70,8 @@ def _line(stretch: Stretch, number: int, seconds: float) -> str:
     outcomes = ", ".join(f"{count} x {kind}" for kind, count in stretch.outcomes.items())
     return (
         f"{number}/{NUM_STRETCHES} after {seconds:.0f} s: {outcomes}; {stretch.num_aborted:g} aborted; "
-        f"acceptance length {acceptance_length([stretch]):.4f}; MiB: {memory}"
+        f"acceptance length {acceptance_length([stretch.rounds]):.4f}, of the probe "
+        f"{acceptance_length([stretch.probe]):.4f}; MiB: {memory}"
     )
 
 

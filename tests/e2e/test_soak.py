@@ -3,39 +3,65 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
+import httpx
 import pytest
-from headway_testing.daemon import start_server, stop_server
+from headway_testing.daemon import Server, running_server
 from headway_testing.soak import (
     GROWTH_BYTES_PER_REQUEST,
+    NUM_PROBES,
     NUM_STRETCHES,
+    Rounds,
     Stretch,
+    acceptance_length,
     checks_of,
+    probe_of,
     random_asks,
     soak,
 )
 
-# A hundred answers differ by when their clients left.
-SMALL_DRIFT = 0.05
+ADMIN = {"Authorization": "Bearer admin"}
 GOOD = Stretch(
-    outcomes={"200": 2000, "left": 500}, num_tokens=60_000, num_row_rounds=30_000, num_aborted=480,
+    outcomes={"200": 2000, "left": 500}, rounds=Rounds(60_000, 30_000), probe=Rounds(5640, 2980), num_aborted=480,
     num_server_errors=0, num_blocks_used=0, num_rows_used=0, api_bytes=100 << 20, engine_bytes=500 << 20,
     device_bytes=9 << 30, is_cpu=False,
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    yield from running_server("--log-level", "warning", "--kv-cache-memory", "300MiB", "--admin-key", "admin")
+
+
 @pytest.mark.timeout(200)
-def test_requests_of_every_kind_leave_nothing_behind() -> None:
-    server = start_server("--threads", "1", "--log-level", "warning", "--kv-cache-memory", "300MiB")
-    try:
-        stretches = list(soak(server, num_requests=240, concurrency=16, num_processes=1))
-    finally:
-        assert stop_server(server) == 0
+def test_requests_of_every_kind_leave_nothing_behind(server: Server) -> None:
+    stretches = list(soak(server, num_requests=240, concurrency=16, num_processes=1))
+    num_probes = len(list(probe_of(list(random_asks(30)))))
     assert len(stretches) == NUM_STRETCHES
-    assert all(sum(stretch.outcomes.values()) == 30 for stretch in stretches)
+    assert all(sum(stretch.outcomes.values()) == 30 + num_probes for stretch in stretches)
     assert all(stretch.outcomes["left"] > 0 for stretch in stretches)
-    missed = [check for check in checks_of(stretches, SMALL_DRIFT) if not check.is_met]
+    missed = [check for check in checks_of(stretches) if not check.is_met]
     assert not missed, missed
+    assert len({stretch.probe for stretch in stretches}) == 1  # on a CPU rounding is always the same
+
+
+def limit_drafts(server: Server, most: int | None) -> None:
+    body = {"max_draft_tokens": most}
+    httpx.put(f"{server.url}/v1/speculation", json=body, headers=ADMIN).raise_for_status()
+
+
+def test_drafts_that_are_right_less_often_are_found(server: Server) -> None:
+    """Those of the last stretches: they may draft one token, where they drafted up to three."""
+    stretches: list[Stretch] = []
+    for stretch in soak(server, num_requests=80, concurrency=16, num_processes=1):
+        stretches.append(stretch)
+        if len(stretches) == NUM_STRETCHES // 2:
+            limit_drafts(server, 1)
+    limit_drafts(server, None)
+    missed = [check.name for check in checks_of(stretches) if not check.is_met]
+    assert missed == ["drift of the acceptance length"]
+    assert acceptance_length([stretches[0].probe]) > 1.2 * acceptance_length([stretches[-1].probe])
 
 
 def test_a_server_that_forgets_nothing_passes() -> None:
@@ -52,7 +78,7 @@ def test_a_server_that_forgets_nothing_passes() -> None:
         ({"api_bytes": (100 << 20) + 10_001 * GROWTH_BYTES_PER_REQUEST}, "growth of the API process"),
         ({"engine_bytes": (500 << 20) + 10_001 * GROWTH_BYTES_PER_REQUEST}, "growth of the engine process"),
         ({"device_bytes": 10 << 30}, "growth of the GPU"),
-        ({"num_tokens": 61_300}, "drift of the acceptance length"),
+        ({"probe": Rounds(5770, 2980)}, "drift of the acceptance length"),
     ],
     ids=["answer", "5xx", "blocks", "rows", "api", "engine", "gpu", "drift"],
 )
@@ -68,6 +94,20 @@ def test_clients_that_leave_too_late_are_no_test_of_leaving() -> None:
     idle = dataclasses.replace(GOOD, num_aborted=200)
     missed = [check.name for check in checks_of([idle] * NUM_STRETCHES) if not check.is_met]
     assert missed == ["share of left requests that ended otherwise"]
+
+
+def test_drafts_are_judged_by_the_probe_alone() -> None:
+    """Those of other requests end when their clients happen to leave."""
+    luckier = dataclasses.replace(GOOD, rounds=Rounds(66_000, 30_000))
+    assert all(check.is_met for check in checks_of([GOOD] * 4 + [luckier] * 4))
+
+
+def test_of_the_probe_none_is_left_and_none_stops_at_a_string() -> None:
+    asks = list(random_asks(2500))
+    probe = list(probe_of(asks))
+    assert len(probe) == NUM_PROBES
+    assert not any(ask.is_left or "stop" in ask.body for ask in probe)
+    assert any("stop" in ask.body for ask in asks)
 
 
 def test_a_fifth_of_the_requests_is_left_and_every_field_is_used() -> None:

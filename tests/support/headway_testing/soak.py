@@ -1,12 +1,14 @@
 """Many short requests of every kind, some left by their clients, and what they leave behind in a server.
 
-The same requests are sent in each of several stretches: what differs between two of them is the server. After each
-stretch the server is to be idle, with all blocks and rows free; then memory is read.
+The same requests are sent in each of several stretches: what differs between two of them is the server. Behind each
+comes the probe: some of those that nobody leaves, by which drafts are judged. Then the server is to be idle, with all
+blocks and rows free, and memory is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import subprocess
@@ -25,6 +27,7 @@ from headway_testing.daemon import Server
 
 NUM_STRETCHES = 8
 SHARE_LEFT = 0.2
+NUM_PROBES = 256
 # What a server forgets to free of a request is more than this: its prompt's ids alone take as much.
 GROWTH_BYTES_PER_REQUEST = 1024
 # Allocators take memory from the system by the megabyte, whenever requests come in a new order.
@@ -34,6 +37,8 @@ LEAST_GROWTH_BYTES = 4 << 20
 CPU_GROWTH_BYTES = 128 << 20
 # Rounds of rare kinds are captured when they come a second time, and the allocator takes segments of 20 MiB.
 DEVICE_GROWTH_BYTES = 64 << 20
+# Where rounding makes a quarter of the texts others, the acceptance length of a probe differs by 0.2 % (one standard
+# deviation); where it does not, as on a CPU, by nothing.
 MAX_DRIFT = 0.01
 
 
@@ -51,16 +56,25 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """What rounds gave: tokens, over how many rows."""
+
+    num_tokens: float
+    num_row_rounds: float
+
+
+@dataclass(frozen=True)
 class Stretch:
-    """One pass over all requests, and the idle server behind it. Counters are this stretch's own.
+    """One pass over all requests and the probe, and the idle server behind them. Counters are this stretch's own.
 
     outcomes: how many ended how, by "200", "left", another status or the kind of an error.
+    rounds: of all requests but the probe's, some of which end when their clients happen to leave.
     device_bytes: memory in use on the GPU; None without one.
     """
 
     outcomes: dict[str, int]
-    num_tokens: float
-    num_row_rounds: float
+    rounds: Rounds
+    probe: Rounds
     num_aborted: float
     num_server_errors: float
     num_blocks_used: float
@@ -87,31 +101,41 @@ class Check:
 def soak(server: Server, *, num_requests: int, concurrency: int, num_processes: int) -> Iterator[Stretch]:
     """One stretch after the other, as they end. The server serves the embedded model."""
     asks = list(random_asks(num_requests // NUM_STRETCHES))
+    probe = list(probe_of(asks))
     context = get_context("spawn")
     with (
         ProcessPoolExecutor(num_processes, mp_context=context) as pool,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
+
+        def send(asks: Sequence[Ask], salt: str) -> Counter[str]:
+            """Returns once the server is idle."""
+            parts = [asks[i::num_processes] for i in range(num_processes)]
+            streams = -(-concurrency // num_processes)
+            args = ([server.url] * num_processes, parts, [streams] * num_processes, [salt] * num_processes)
+            outcomes = sum(pool.map(send_all, *args), Counter[str]())
+            server.wait_until_idle()
+            return outcomes
+
         is_cpu = read_engine(client)["device"] == "cpu"
         before = read_metrics(client)
         for number in range(NUM_STRETCHES):
-            parts = [asks[i::num_processes] for i in range(num_processes)]
-            streams = -(-concurrency // num_processes)
-            args = ([server.url] * num_processes, parts, [streams] * num_processes, [number] * num_processes)
-            outcomes = sum(pool.map(send_all, *args), Counter[str]())
-            server.wait_until_idle()
+            outcomes = send(asks, f"{number}")
+            between = read_metrics(client)
+            outcomes += send(probe, "probe")
             after = read_metrics(client)
-            yield _stretch(server, outcomes, before, after, is_cpu=is_cpu)
+            yield _stretch(server, outcomes, before, between, after, is_cpu=is_cpu)
             before = after
 
 
-def checks_of(stretches: Sequence[Stretch], max_drift: float = MAX_DRIFT) -> list[Check]:
+def checks_of(stretches: Sequence[Stretch]) -> list[Check]:
     """What must hold after a soak; growth over the last half, drift from the first quarter to the last."""
     half, quarter = len(stretches) // 2, len(stretches) // 4
     per_stretch = sum(stretches[0].outcomes.values())
     num_left = sum(s.outcomes.get("left", 0) for s in stretches)
     num_odd = sum(n for s in stretches for kind, n in s.outcomes.items() if kind not in ("200", "left"))
-    first, last = (acceptance_length(part) for part in (stretches[:quarter], stretches[-quarter:]))
+    probes = [stretch.probe for stretch in stretches]
+    first, last = acceptance_length(probes[:quarter]), acceptance_length(probes[-quarter:])
     growth = max(LEAST_GROWTH_BYTES, GROWTH_BYTES_PER_REQUEST * per_stretch * half)
     middle, end = stretches[half - 1], stretches[-1]
     engine_growth = CPU_GROWTH_BYTES if end.is_cpu else growth
@@ -124,7 +148,7 @@ def checks_of(stretches: Sequence[Stretch], max_drift: float = MAX_DRIFT) -> lis
               1 - min(1.0, sum(s.num_aborted for s in stretches) / max(num_left, 1)), 0.5),
         Check("growth of the API process, bytes", end.api_bytes - middle.api_bytes, growth),
         Check("growth of the engine process, bytes", end.engine_bytes - middle.engine_bytes, engine_growth),
-        Check("drift of the acceptance length", abs(last / first - 1), max_drift),
+        Check("drift of the acceptance length", abs(last / first - 1), MAX_DRIFT),
     ]  # fmt: skip
     if end.device_bytes is not None and middle.device_bytes is not None:
         grown = end.device_bytes - middle.device_bytes
@@ -132,8 +156,16 @@ def checks_of(stretches: Sequence[Stretch], max_drift: float = MAX_DRIFT) -> lis
     return checks
 
 
-def acceptance_length(stretches: Sequence[Stretch]) -> float:
-    return sum(s.num_tokens for s in stretches) / sum(s.num_row_rounds for s in stretches)
+def acceptance_length(parts: Sequence[Rounds]) -> float:
+    return sum(part.num_tokens for part in parts) / sum(part.num_row_rounds for part in parts)
+
+
+def probe_of(asks: Sequence[Ask]) -> Iterator[Ask]:
+    """The first that are never left. They stop at no string: how many tokens come behind it depends on how soon the
+    engine is told."""
+    unleft = (ask for ask in asks if not ask.is_left)
+    for ask in itertools.islice(unleft, NUM_PROBES):
+        yield Ask({name: value for name, value in ask.body.items() if name != "stop"})
 
 
 def random_asks(number: int, seed: int = 0) -> Iterator[Ask]:
@@ -174,19 +206,19 @@ def _random_body(chance: random.Random, text: str) -> dict[str, object]:
     return body | {name: value for name, value in fields.items() if chance.random() < 0.1}
 
 
-def send_all(url: str, asks: Sequence[Ask], num_streams: int, stretch: int) -> Counter[str]:
-    """In a process of its own. Half the prompts may share blocks with those of other stretches."""
-    return asyncio.run(_send_all(url, asks, num_streams, stretch))
+def send_all(url: str, asks: Sequence[Ask], num_streams: int, salt: str) -> Counter[str]:
+    """In a process of its own. Half the prompts share blocks only with those of the same salt."""
+    return asyncio.run(_send_all(url, asks, num_streams, salt))
 
 
-async def _send_all(url: str, asks: Sequence[Ask], num_streams: int, stretch: int) -> Counter[str]:
+async def _send_all(url: str, asks: Sequence[Ask], num_streams: int, salt: str) -> Counter[str]:
     outcomes = Counter[str]()
     waiting = iter(enumerate(asks))
 
     async def stream(client: httpx.AsyncClient) -> None:
         for number, ask in waiting:
-            salt = {"cache_salt": f"{stretch}"} if number % 2 else {}
-            outcomes[await send(client, ask, salt)] += 1
+            salted = {"cache_salt": salt} if number % 2 else {}
+            outcomes[await send(client, ask, salted)] += 1
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
@@ -194,10 +226,10 @@ async def _send_all(url: str, asks: Sequence[Ask], num_streams: int, stretch: in
     return outcomes
 
 
-async def send(client: httpx.AsyncClient, ask: Ask, salt: dict[str, str]) -> str:
+async def send(client: httpx.AsyncClient, ask: Ask, salted: dict[str, str]) -> str:
     try:
         async with asyncio.timeout(ask.leaves_after_seconds):
-            return await _read_answer(client, ask, ask.body | salt)
+            return await _read_answer(client, ask, ask.body | salted)
     except TimeoutError:
         return "left"
     except httpx.HTTPError as error:
@@ -227,6 +259,7 @@ def _stretch(
     server: Server,
     outcomes: dict[str, int],
     before: dict[str, float],
+    between: dict[str, float],  # its requests and the probe
     after: dict[str, float],
     *,
     is_cpu: bool,
@@ -234,8 +267,8 @@ def _stretch(
     changes = {name: value - before.get(name, 0.0) for name, value in after.items()}
     return Stretch(
         outcomes=dict(outcomes),
-        num_tokens=changes["headway_tokens_per_round_sum"],
-        num_row_rounds=changes["headway_tokens_per_round_count"],
+        rounds=_rounds(before, between),
+        probe=_rounds(between, after),
         num_aborted=changes.get('headway_requests_finished_total{reason="abort"}', 0.0),
         num_server_errors=sum(
             value
@@ -249,6 +282,11 @@ def _stretch(
         device_bytes=None if is_cpu else _device_bytes(),
         is_cpu=is_cpu,
     )
+
+
+def _rounds(before: dict[str, float], after: dict[str, float]) -> Rounds:
+    tokens, row_rounds = (f"headway_tokens_per_round_{part}" for part in ("sum", "count"))
+    return Rounds(after[tokens] - before[tokens], after[row_rounds] - before[row_rounds])
 
 
 def resident_bytes(pid: int) -> int:
