@@ -1,0 +1,83 @@
+"""Requests of every kind at once, come and gone at random, before an engine in the test's own process."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from importlib.resources import files
+
+from tokenizers import Tokenizer
+
+from headway.engine.mailbox import Abort
+from headway.engine.request import FinishReason, SamplingParams
+from headway_testing.local import LocalEngine
+
+# So many requests are aborted if they last as long: drawn for each, since how many steps one takes depends on how many
+# run beside it.
+SHARE_ABORTED, MAX_STEPS_TO_ABORT = 0.25, 10
+
+
+def heldout_texts() -> list[list[int]]:
+    """Of the embedded model's vocabulary."""
+    demo = files("headway.engine.demo")
+    tokenizer = Tokenizer.from_str(demo.joinpath("tokenizer.json").read_text())
+    prompts = json.loads(demo.joinpath("heldout_prompts.json").read_text())
+    return [tokenizer.encode(entry["text"]).ids for entry in prompts]
+
+
+def random_sampling(chance: random.Random) -> SamplingParams:
+    fields: dict[str, object] = {
+        "top_p": 0.9, "top_k": 20, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1, "logit_bias": {17: 2.0, 300: -100.0}, "bad_words_token_ids": [[40, 41], [52]],
+        "allowed_token_ids": list(range(1, 2000)), "min_tokens": 1, "num_logprobs": 3, "num_prompt_logprobs": 1,
+    }  # fmt: skip
+    return SamplingParams(
+        temperature=chance.choice([0.0, 0.0, 0.7, 1.0]),
+        seed=chance.getrandbits(63),
+        **{name: value for name, value in fields.items() if chance.random() < 0.1},  # type: ignore[arg-type]
+    )
+
+
+def submit_random(
+    engine: LocalEngine, chance: random.Random, texts: Sequence[list[int]], output_lens: Sequence[int]
+) -> int:
+    """Half the prompts share blocks with others."""
+    return engine.submit(
+        chance.choice(texts)[: chance.randint(1, 250)],
+        max_tokens=chance.choice(output_lens),
+        sampling=random_sampling(chance),
+        stop_token_ids=chance.choice([[], texts[0][-1:]]),
+        max_draft_tokens=chance.choice([0, 1, 2, None, None]),
+        cache_salt=chance.choice(["", f"{chance.random()}"]),
+    )
+
+
+def run_crowd(
+    engine: LocalEngine,
+    texts: Sequence[list[int]],
+    *,
+    num_streams: int,
+    num_requests: int,
+    output_lens: Sequence[int] = (1, 5, 40, 120),
+) -> int:
+    """The same requests each time, num_streams at once, on an engine without any. Returns how many were aborted."""
+    assert not engine.outputs, f"{len(engine.outputs)} requests were there before"
+    chance, active, num_steps = random.Random(0), list[int](), 0
+    aborted_at = dict[int, int]()  # by request: the step before which it is, if it lasts
+    num_aborted = 0
+    while active or len(engine.outputs) < num_requests:
+        while len(active) < num_streams and len(engine.outputs) < num_requests:
+            active.append(submit_random(engine, chance, texts, output_lens))
+            if chance.random() < SHARE_ABORTED:
+                aborted_at[active[-1]] = num_steps + chance.randint(0, MAX_STEPS_TO_ABORT)
+        for request_id in active:
+            if aborted_at.get(request_id) == num_steps:
+                engine.post.inbox.append(Abort(request_id))
+                engine.outputs[request_id].finish_reason = FinishReason.ABORT
+                num_aborted += 1
+        engine.step()
+        num_steps += 1
+        active = [i for i in active if engine.outputs[i].finish_reason is None]
+    engine.step()
+    return num_aborted
