@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +51,12 @@ class Server:
         raise AssertionError(f"{used} blocks in use, {waiting} requests wait")
 
 
-def start_server(*arguments: str) -> Server:
+def start_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Server:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-P", "-m", "headway", "serve", "--port", str(port), *arguments]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}))
     server = Server(f"http://127.0.0.1:{port}", process)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -75,7 +75,7 @@ def stop_server(server: Server) -> int:
     return server.process.wait(timeout=40)
 
 
-def running_server(*arguments: str) -> Iterator[Server]:
-    running = start_server("--threads", "1", *arguments)
+def running_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    running = start_server("--threads", "1", *arguments, environment=environment)
     yield running
     assert stop_server(running) == 0
