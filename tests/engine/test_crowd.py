@@ -33,11 +33,12 @@ class Noting:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._plan: Plan | None = None
-        self.num_launched = 0
+        self.num_launched = self.num_mixed = 0
 
     def launch(self, plan: Plan) -> RoundHandle:
         self._plan = plan
         self.num_launched += 1
+        self.num_mixed += plan.is_mixed
         return self._runner.launch(plan)
 
     def describe(self) -> str:
@@ -46,7 +47,7 @@ class Noting:
             return "nothing was launched"
         return (
             f"step {self.num_launched}: {len(plan.decode_request_ids)} rows at depth {plan.depth}, adjusted: "
-            f"{self._runner.adjustments.is_used}, prefills (start, tokens, scored): "
+            f"{self._runner.adjustments.is_used}, mixed: {plan.is_mixed}, prefills (start, tokens, scored): "
             f"{[(c.start, len(c.token_ids), len(c.scored_token_ids)) for c in plan.prefill]}"
         )
 
@@ -78,7 +79,7 @@ def named_if_stuck(runner: Noting) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("device", "dtype", "num_streams", "num_requests"),
     [
-        pytest.param("cpu", "float32", 12, 80, id="cpu"),
+        pytest.param("cpu", "float32", 12, 150, id="cpu"),
         pytest.param(
             "cuda", "bfloat16", 150, 6000, id="cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(580)]
         ),
@@ -87,7 +88,13 @@ def named_if_stuck(runner: Noting) -> Iterator[None]:
 def test_requests_of_every_kind_end_beside_one_another(
     device: str, dtype: DtypeName, num_streams: int, num_requests: int
 ) -> None:
-    config = EngineConfig(model_path=str(DEMO), device=device, dtype=dtype, depth=3)  # type: ignore[arg-type]
+    config = EngineConfig(
+        model_path=str(DEMO),
+        device=device,
+        dtype=dtype,
+        depth=3,
+        mixed_above_tokens=16,  # type: ignore[arg-type]
+    )
     engine = LocalEngine(config)
     runner, scheduler = engine.engine.runner, engine.engine.scheduler
     runner.capture(range(4), progress=lambda _: None)
@@ -98,6 +105,7 @@ def test_requests_of_every_kind_end_beside_one_another(
     reasons = {output.finish_reason for output in engine.outputs.values()}
     assert reasons == {FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT}
     assert num_aborted > 0.05 * num_requests
+    assert noting.num_mixed > 0.05 * noting.num_launched
     stats = scheduler.snapshot()
     assert (stats.num_kv_blocks_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
     assert stats.num_cached_prompt_tokens > 0

@@ -16,6 +16,8 @@ from headway_testing.local import LocalEngine
 # So many requests are aborted if they last as long: drawn for each, since how many steps one takes depends on how many
 # run beside it.
 SHARE_ABORTED, MAX_STEPS_TO_ABORT = 0.25, 10
+# Requests of every kind and plain ones take turns, after so many of each stream.
+PHASE_OF_STREAMS = 6
 
 
 def heldout_texts() -> list[list[int]]:
@@ -26,27 +28,35 @@ def heldout_texts() -> list[list[int]]:
     return [tokenizer.encode(entry["text"]).ids for entry in prompts]
 
 
-def random_sampling(chance: random.Random) -> SamplingParams:
+def random_sampling(chance: random.Random, *, is_plain: bool) -> SamplingParams:
+    """is_plain: neither adjusted nor scored, which is what prompts may share a round with."""
     fields: dict[str, object] = {
         "top_p": 0.9, "top_k": 20, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.5,
         "repetition_penalty": 1.1, "logit_bias": {17: 2.0, 300: -100.0}, "bad_words_token_ids": [[40, 41], [52]],
         "allowed_token_ids": list(range(1, 2000)), "min_tokens": 1, "num_logprobs": 3, "num_prompt_logprobs": 1,
     }  # fmt: skip
+    plain = {"top_p", "top_k", "min_p", "num_prompt_logprobs"}
+    chosen = [name for name in fields if chance.random() < 0.1 and (name in plain or not is_plain)]
     return SamplingParams(
         temperature=chance.choice([0.0, 0.0, 0.7, 1.0]),
         seed=chance.getrandbits(63),
-        **{name: value for name, value in fields.items() if chance.random() < 0.1},  # type: ignore[arg-type]
+        **{name: fields[name] for name in chosen},  # type: ignore[arg-type]
     )
 
 
 def submit_random(
-    engine: LocalEngine, chance: random.Random, texts: Sequence[list[int]], output_lens: Sequence[int]
+    engine: LocalEngine,
+    chance: random.Random,
+    texts: Sequence[list[int]],
+    output_lens: Sequence[int],
+    *,
+    is_plain: bool,
 ) -> int:
     """Half the prompts share blocks with others."""
     return engine.submit(
         chance.choice(texts)[: chance.randint(1, 250)],
         max_tokens=chance.choice(output_lens),
-        sampling=random_sampling(chance),
+        sampling=random_sampling(chance, is_plain=is_plain),
         stop_token_ids=chance.choice([[], texts[0][-1:]]),
         max_draft_tokens=chance.choice([0, 1, 2, None, None]),
         cache_salt=chance.choice(["", f"{chance.random()}"]),
@@ -68,7 +78,8 @@ def run_crowd(
     num_aborted = 0
     while active or len(engine.outputs) < num_requests:
         while len(active) < num_streams and len(engine.outputs) < num_requests:
-            active.append(submit_random(engine, chance, texts, output_lens))
+            is_plain = len(engine.outputs) // (PHASE_OF_STREAMS * num_streams) % 2 == 1
+            active.append(submit_random(engine, chance, texts, output_lens, is_plain=is_plain))
             if chance.random() < SHARE_ABORTED:
                 aborted_at[active[-1]] = num_steps + chance.randint(0, MAX_STEPS_TO_ABORT)
         for request_id in active:

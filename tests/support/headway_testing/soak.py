@@ -54,6 +54,12 @@ MAX_LATE_KINDS = 32
 MAX_DRIFT = 0.01
 
 
+ADJUSTING = {
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids",
+    "min_tokens", "logprobs",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Ask:
     """A body, and when its client hangs up: after so many seconds, or pieces of the stream; None: never."""
@@ -114,8 +120,8 @@ class Check:
 
 
 def bring_up(server: Server, *, concurrency: int) -> float:
-    """Has a GPU capture rounds of every rare kind but those that share their forward pass with prompts, too many to ask
-    for. Returns how many bytes of the engine process each takes; 0 on a CPU."""
+    """Has a GPU capture rounds of every rare kind; those that share their forward pass with prompts are plain, and there
+    from the start. Returns how many bytes of the engine process each takes; 0 on a CPU."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         info = msgspec.convert(read_engine(client), EngineInfo)
         if info.device == "cpu":
@@ -206,12 +212,15 @@ def probe_of(asks: Sequence[Ask]) -> Iterator[Ask]:
 
 
 def random_asks(number: int, seed: int = 0) -> Iterator[Ask]:
-    """Every field that changes how is sampled or answered, depths from 0 to all, a fifth left."""
+    """Every field that changes how is sampled or answered, depths from 0 to all, a fifth left. The first quarter do
+    without what adjusts or scores logits: beside that no prompts share a round's forward pass."""
     chance = random.Random(seed)
     text = files("headway.engine.demo").joinpath("heldout_prompts.json").read_text()
     texts = [entry["text"] for entry in json.loads(text)]
-    for _ in range(number):
+    for place in range(number):
         body = _random_body(chance, chance.choice(texts))
+        if place < number // 4:
+            body = {name: value for name, value in body.items() if name not in ADJUSTING}
         if chance.random() >= SHARE_LEFT:
             yield Ask(body)
             continue
