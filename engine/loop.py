@@ -101,7 +101,9 @@ class EngineLoop:
         if not self._in_flight:
             yield from self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS)
             return
-        kind = _kind_of(self._in_flight[0][0])
+        running = self._in_flight[0][0]
+        # First tokens that do not wait for their round do not wait for mail either.
+        kind = None if running.prefill and not running.is_mixed else _kind_of(running)
         messages = None
         while messages is None or messages:
             left = self._pace.seconds_left(kind, time.monotonic())

@@ -1,8 +1,9 @@
 """When to plan the next step: late enough that requests which come meanwhile are in it, and before the device is idle.
 
 A step is planned while the one before runs. Planned at its begin, a request that comes just then waits for two steps.
-Knows durations only; steps of a kind are alike. The device must be done on time, so they are taken as short as the
-shortest of late, and the host as slow as it has been of late.
+Knows durations only; steps of a kind are alike. So that the device seldom waits they are taken as short as the shortest
+of late, and the host as slow as it has been of late; where it waited all the same, what was known of the kind is
+forgotten.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ class Pace:
     def ended(self, kind: Hashable | None, now: float, *, was_awaited: bool, is_followed: bool) -> None:
         """A step is over. kind: None if its length says nothing of others. was_awaited: the host saw it happen.
         is_followed: the next one was launched already, and begins."""
-        if was_awaited and self._began is not None and kind is not None:
-            seconds = now - self._began
-            self._shortest[kind] = min(seconds, self._shortest.get(kind, seconds) * (1 + FORGETTING))
+        if self._began is not None and kind is not None:
+            if was_awaited:
+                seconds = now - self._began
+                self._shortest[kind] = min(seconds, self._shortest.get(kind, seconds) * (1 + FORGETTING))
+            else:
+                self._shortest.pop(kind, None)
         self._began = now if was_awaited and is_followed else None
 
     def seconds_left(self, kind: Hashable | None, now: float) -> float:

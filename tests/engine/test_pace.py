@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from headway.engine import loop as loop_module
-from headway.engine.batch import Plan, StepResult
+from headway.engine.batch import Plan, PrefillChunk, StepResult
 from headway.engine.loop import EngineLoop
 from headway.engine.mailbox import Abort, FromEngine, ToEngine
 from headway.engine.pace import Pace
@@ -55,18 +56,24 @@ def test_nobody_waits_for_short_steps_or_unknown_ones() -> None:
     pace.ended(KIND, now + 0.020, was_awaited=False, is_followed=True)
     assert pace.seconds_left(KIND, now + 0.020) == 0.0, "when the step that runs began is not known"
     pace.ended(KIND, now + 0.021, was_awaited=True, is_followed=True)
-    assert pace.seconds_left(KIND, now + 0.021) > 0.016, "nor how long it took"
+    assert pace.seconds_left(KIND, now + 0.021) == 0.0, "the device waited: nothing is known of the kind"
+    pace.ended(KIND, now + 0.041, was_awaited=True, is_followed=True)
+    assert pace.seconds_left(KIND, now + 0.041) == pytest.approx(0.017)
 
 
 class Clock:
-    """A device whose steps take 20 ms, and mail that comes at given times; both move the time on."""
+    """A device whose steps take these durations, then 20 ms each, and mail that comes at given times; both move the time on."""
 
-    def __init__(self, arrivals: Sequence[float]) -> None:
+    def __init__(self, arrivals: Sequence[float], durations: Sequence[float] = ()) -> None:
         self.now = self.busy_until = 0.0
         self.arrivals = deque(arrivals)
+        self.durations = deque(durations)
+        self.idle_before: list[float] = []
 
     def launch(self, plan: Plan) -> _Handle:
-        self.busy_until = max(self.now, self.busy_until) + 0.020
+        self.idle_before.append(max(0.0, self.now - self.busy_until))
+        duration = self.durations.popleft() if self.durations else 0.020
+        self.busy_until = max(self.now, self.busy_until) + duration
         return _Handle(self, self.busy_until)
 
     def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
@@ -121,11 +128,18 @@ class Plans:
     def snapshot(self) -> None: ...
 
 
-def test_mail_that_comes_while_a_step_runs_is_in_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock([0.102, 0.104, 0.119, 0.130])
-    plans = Plans(clock)
+@pytest.fixture
+def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Parametrized: what `Clock` takes."""
+    clock = Clock(*request.param)
     monkeypatch.setattr(loop_module.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(EngineLoop, "_send_stats", lambda self: None)
+    return clock
+
+
+@pytest.mark.parametrize("clock", [[[0.102, 0.104, 0.119, 0.130]]], indirect=True, ids=["20-ms"])
+def test_mail_that_comes_while_a_step_runs_is_in_the_next_plan(clock: Clock) -> None:
+    plans = Plans(clock)
     loop = EngineLoop(plans, clock, clock)  # type: ignore[arg-type]
     while len(plans.planned) < 9:
         loop.step()
@@ -133,3 +147,29 @@ def test_mail_that_comes_while_a_step_runs_is_in_the_next_plan(monkeypatch: pyte
     late = [round(1000 * t % 20, 3) for t in plans.planned[4:]]
     assert late == [17.0] * 5, "3 ms before the step that runs is over"
     assert clock.busy_until == pytest.approx(9 * 0.020), "and the device is never idle"
+
+
+@pytest.mark.parametrize(
+    "clock", [[[], [0.015] * 20 + [0.040] * 100 + [0.015] * 60]], indirect=True, ids=["40-ms"]
+)
+def test_steps_that_get_shorter_are_noticed(clock: Clock) -> None:
+    """After long steps the first short one ends before the next was planned. Then it is known."""
+    loop = EngineLoop(Plans(clock), clock, clock)  # type: ignore[arg-type]
+    while len(clock.idle_before) < 170:
+        loop.step()
+    late = clock.idle_before[1:]
+    assert sum(late[:119]) == 0.0
+    assert 0.0 < sum(late) < 0.025
+    assert sum(late[125:]) == 0.0
+
+
+@pytest.mark.parametrize("clock", [[[]]], indirect=True, ids=["20-ms"])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_first_tokens_that_come_before_their_round_do_not_wait(clock: Clock, *, is_mixed: bool) -> None:
+    plans = Plans(clock)
+    plan, chunk = plans.plan, PrefillChunk(7, 7, 0, (1,), None, is_last=True)
+    plans.plan = lambda: replace(plan(), prefill=(chunk,), is_mixed=is_mixed)  # type: ignore[method-assign]
+    loop = EngineLoop(plans, clock, clock)  # type: ignore[arg-type]
+    while len(plans.planned) < 9:
+        loop.step()
+    assert [round(1000 * t % 20, 3) for t in plans.planned[4:]] == [17.0 if is_mixed else 0.0] * 5
