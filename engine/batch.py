@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.request import SamplingParams
 
+# Behind more keys few tokens are attended as a round's windows, whose keys the device shares out; the kernel of prompts
+# has one program walk through them all. Behind less it is fast enough, and compiled already for any number of tokens.
+FAR = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class RowMove:
@@ -78,11 +82,11 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Applied in the order of the fields.
+    """One step. Applied in the order of the fields; where is_mixed, the round before its prefill or with it.
 
     released_rows: rows whose request ended or was preempted; they become padding.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
-    Its length is the number of active rows R; rows of this step's last chunks are already in it.
+    Its length is the number of active rows R; unless is_mixed, rows of this step's last chunks are already in it.
     depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
     is_mixed: the chunks may share the round's forward pass, since the rows they prefill are not in the round.
     """

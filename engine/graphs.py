@@ -1,5 +1,5 @@
 """What runs over and over as CUDA graphs: decode rounds for each padded number of rows and depth, prefills for each
-padded number of tokens, all from one memory pool.
+padded number of tokens, large rounds with the tokens of prompts, all from one memory pool.
 
 Knows how to capture and which graph to take; what a round or a prefill does is theirs. A graph's outcome lies in the
 pool's memory until any graph is replayed: copies of it are to be launched before that, on the same stream.
@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from headway.engine.batch import PrefillChunk
+from headway.engine.config import MAX_MIXED_TOKENS
 from headway.engine.padded_prefill import (
     HEADER,
     Prefill,
@@ -34,7 +35,7 @@ ROW_STEP = 32
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 # An H200 takes for the products of a 7B model's layer 292 us for 512 tokens, 356 for 640, 422 for 768, but 341 for 576
 # and 415 for 704.
-_MIXED_TOKEN_COUNTS = (128, 256, 384, 512)
+_MIXED_TOKEN_COUNTS = (128, 256, 384, MAX_MIXED_TOKENS)
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -172,15 +173,18 @@ class MixedGraphs:
         self._row_counts = row_counts(max_rows)
         self._token_counts = mixed_token_counts(len(packed) - HEADER)
 
-    def capture(self, depth: int, *, above_tokens: int, fills_drafts: bool) -> None:
+    def capture(
+        self, depth: int, *, above_tokens: int, fills_drafts: bool, progress: Callable[[float], None]
+    ) -> None:
         """Those of plain rounds of one depth and more tokens than above_tokens, the largest first. Only while every
-        row of the table is padding."""
+        row of the table is padding. progress: called with the share that is done."""
         started = time.monotonic()
         rows = [n for n in reversed(self._row_counts) if n * (depth + 1) > above_tokens]
         wanted = [Mixed(Round(n, depth), m, fills_drafts) for n in rows for m in reversed(self._token_counts)]
-        for mixed in wanted:
+        for done, mixed in enumerate(wanted, start=1):
             _pack_any(mixed.num_tokens, self._packed)
             self._graphs.capture(mixed)
+            progress(done / len(wanted))
         logger.info("captured %d rounds with prompts in %.1f s", len(wanted), time.monotonic() - started)
 
     def run(
@@ -250,14 +254,10 @@ def row_counts(max_rows: int) -> tuple[int, ...]:
 
 
 def token_counts(max_tokens: int) -> tuple[int, ...]:
-    """Of prefills: those that fit, at least one."""
-    return _fitting(_TOKEN_COUNTS, max_tokens)
+    """Those of _TOKEN_COUNTS that fit, at least one."""
+    return tuple(n for n in _TOKEN_COUNTS if n <= max_tokens) or (max_tokens,)
 
 
 def mixed_token_counts(max_tokens: int) -> tuple[int, ...]:
-    """Of prompts beside a round: those that fit, at least one."""
-    return _fitting(_MIXED_TOKEN_COUNTS, max_tokens)
-
-
-def _fitting(counts: Sequence[int], most: int) -> tuple[int, ...]:
-    return tuple(n for n in counts if n <= most) or (most,)
+    """Of prompts beside a round: those of _MIXED_TOKEN_COUNTS that are less, and max_tokens."""
+    return (*(n for n in _MIXED_TOKEN_COUNTS if n < max_tokens), max_tokens)

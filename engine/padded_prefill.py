@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from headway.engine.batch import PrefillChunk
+from headway.engine.batch import FAR, PrefillChunk
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import FAR, Chunks, ForwardInputs, Segment
+from headway.engine.models.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 

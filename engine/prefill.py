@@ -11,9 +11,9 @@ from itertools import accumulate, groupby
 
 import torch
 
-from headway.engine.batch import PrefillChunk
+from headway.engine.batch import FAR, PrefillChunk
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import FAR, ForwardInputs, LastTokens, Segment
+from headway.engine.models.inputs import ForwardInputs, LastTokens, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 from headway.engine.transfer import to_device

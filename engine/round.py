@@ -34,7 +34,7 @@ class Outcome:
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
     depth: int
     logits: torch.Tensor | None  # [rows, depth + 1, vocab], raw, of the picked tokens
-    prompt_hidden: torch.Tensor  # [prompt tokens, hidden]: of those that shared the forward pass
+    prompt_hidden: torch.Tensor | None  # [prompt tokens, hidden]: of those that shared the forward pass
 
     @property
     def emitted(self) -> torch.Tensor:  # [rows, depth + 2] int64
@@ -72,8 +72,12 @@ def decode_round(
     window = open_round(rows.state(), drafts, size)
     inputs = inputs_of(window, rows.granted_block_ids)
     num_tokens = len(inputs.token_ids)
-    states = model.forward(inputs if prompts is None else beside(inputs, prompts), pool)
-    hidden, prompt_hidden = states[:num_tokens], states[num_tokens:]
+    if prompts is None:
+        hidden, prompt_hidden = model.forward(inputs, pool), None
+    else:
+        states = model.forward(beside(inputs, prompts), pool)
+        # A copy: a graph keeps the memory of what it gives, and the round's part is of no use to anyone.
+        hidden, prompt_hidden = states[:num_tokens], states[num_tokens:].clone()
     logits = model.logits(hidden).view(*window.token_ids.shape, -1)
     stamp(packed[2:3])
     picked = pick_tokens(logits, rows, window.next_positions, window.token_ids[:, 1:])

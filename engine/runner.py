@@ -105,12 +105,18 @@ class Runner:
         self._warm_up_prefill()
         depth = max(depths)
         fills_drafts = self.model.has_mtp and depth > 0
+        share_of_mixed = 0.0
         if self._mixed_graphs is not None and self._mixed_above_tokens is not None:
-            above = self._mixed_above_tokens
-            self._mixed_graphs.capture(depth, above_tokens=above, fills_drafts=fills_drafts)
+            share_of_mixed = 0.5
+            self._mixed_graphs.capture(
+                depth,
+                above_tokens=self._mixed_above_tokens,
+                fills_drafts=fills_drafts,
+                progress=lambda done: progress(share_of_mixed * done),
+            )
         if self._prefill_graphs is not None:
             self._prefill_graphs.capture(fills_drafts=fills_drafts)
-        self._graphs.capture(depths, progress)
+        self._graphs.capture(depths, lambda done: progress(share_of_mixed + (1 - share_of_mixed) * done))
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:
@@ -149,10 +155,13 @@ class Runner:
         mixed = None if graphs is None else graphs.run(wanted, plan.prefill, fills_drafts=fills_drafts)
         if mixed is None:
             self._decode(num_rows, plan.depth, results)
+            assert results.round is not None
+            results.round = results.round.clone()  # where it lies a prefill's graph may write
             self._prefill(plan.prefill, results, fills_drafts=fills_drafts)
             return
         outcome, results.is_replayed = mixed
         self._take_outcome(outcome, num_rows, results)
+        assert outcome.prompt_hidden is not None
         self._finish_chunks(plan.prefill, outcome.prompt_hidden, results, has_all=True)
 
     def _round_of(self, num_rows: int, depth: int) -> Round:
@@ -172,6 +181,7 @@ class Runner:
         chunks = padded_chunks(packed, self.slots, self.pool.block_size, is_window=False)
         outcome = self._launch_round(wanted.round, chunks.inputs)
         if wanted.fills_drafts:
+            assert outcome.prompt_hidden is not None
             fill_padded_drafts(self.model, self.pool, self.slots, chunks, outcome.prompt_hidden)
         return outcome
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
-from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory
+from headway.engine.batch import FAR, Plan, PrefillChunk, StepResult, TokenHistory
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.config import DEFAULT_PREFILL_CHUNK, MAX_MIXED_TOKENS, EngineConfig
@@ -329,7 +329,8 @@ class Scheduler:
         """
         above = self._config.mixed_above_tokens
         num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
-        if above is None or not 0 < num_tokens <= MAX_MIXED_TOKENS:
+        is_few = 0 < num_tokens <= MAX_MIXED_TOKENS
+        if above is None or not is_few or any(chunk.start > FAR for chunk in chunks):
             return False
         started = {chunk.request_id for chunk in chunks}
         rows = [r for r in self._running if r.request_id not in started and self._can_decode(r)]

@@ -11,9 +11,6 @@ from headway.kernels import DraftWindow, RoundWindow
 
 # Attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 2,048 keys.
 QUERIES_OF_A_SEGMENT = 256
-# Behind more keys few tokens are attended as a round's windows, whose keys the device shares out; the kernel of prompts
-# has one program walk through them all. Behind less it is fast enough, and compiled already for any number of tokens.
-FAR = 8192
 
 
 @dataclass(frozen=True, slots=True)

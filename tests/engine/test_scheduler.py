@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from headway_testing.scheduling import ScheduledDevice, oracle
 
-from headway.engine.batch import RowMove
+from headway.engine import scheduler as scheduler_module
+from headway.engine.batch import Plan, RowMove
 from headway.engine.errors import QueueFullError, RequestError
 from headway.engine.request import FinishReason, Status
 
@@ -484,3 +485,62 @@ def test_a_preempted_request_waits_behind_those_before_it() -> None:
         device.step()
     assert [request.request_id for request in device.scheduler._waiting] == [waiting.request_id, 0]
     device.drain()
+
+
+# --- prompts beside rounds -------------------------------------------------------------------------------
+
+
+def mixed_plan(
+    *,
+    num_rows: int = 4,
+    prompt: int = 20,
+    depth: int = 3,
+    caps: tuple[int | None, ...] = (None,),
+    above: int | None = 12,
+    **sampling: object,
+) -> Plan:
+    """What is planned when a prompt comes beside rows that decode; the last of them wants what `sampling` says."""
+    options: dict[str, int] = {} if above is None else {"mixed_above_tokens": above}
+    device = ScheduledDevice(max_model_len=1024, num_blocks=256, depth=depth, prefill_chunk=1024, **options)
+    for place in range(num_rows):
+        wishes = sampling if place == num_rows - 1 else {}
+        device.add(5, max_tokens=100, max_draft_tokens=caps[place % len(caps)], **wishes)
+    device.step()
+    device.step()
+    device.add(prompt, max_tokens=9)
+    plan = device.launch()
+    assert plan is not None
+    assert sum(len(chunk.token_ids) for chunk in plan.prefill) == prompt
+    return plan
+
+
+def test_few_tokens_of_prompts_share_a_large_round_which_their_rows_miss() -> None:
+    plan = mixed_plan()
+    assert plan.is_mixed
+    assert plan.decode_request_ids == (0, 1, 2, 3)
+    assert mixed_plan(prompt=512).is_mixed
+    assert mixed_plan(caps=(0, 1, 1, None)).is_mixed, "one may draft as many as the graphs do"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_rows": 3}, {"prompt": 513}, {"above": None}, {"caps": (2,)}, {"frequency_penalty": 0.5}, {"num_logprobs": 0},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_else_prompts_are_computed_before_the_round(changes: dict[str, object]) -> None:
+    plan = mixed_plan(**changes)  # type: ignore[arg-type]
+    assert not plan.is_mixed
+    assert plan.decode_request_ids[-1] == plan.prefill[0].request_id
+
+
+def test_a_chunk_behind_very_many_keys_shares_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "FAR", 19)
+    device = ScheduledDevice(mixed_above_tokens=0, prefill_chunk=16)
+    device.add(5, max_tokens=100)
+    device.step()
+    device.add(40, max_tokens=9)
+    plans = [device.launch() for _ in range(3)]
+    starts = [(plan.prefill[0].start, plan.is_mixed) for plan in plans if plan is not None]
+    assert starts == [(0, True), (16, True), (32, False)]

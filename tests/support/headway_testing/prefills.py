@@ -8,7 +8,7 @@ import torch
 
 from headway.engine.batch import PrefillChunk
 from headway.engine.graphs import Mixed, Round
-from headway.engine.padded_prefill import Prefill, packed_chunks, padded_count, smallest_prefill
+from headway.engine.padded_prefill import Prefill, is_near, packed_chunks, padded_count, smallest_prefill
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
 
@@ -43,7 +43,7 @@ class MixedLaunches:
         self, wanted: Round, chunks: Sequence[PrefillChunk], *, fills_drafts: bool
     ) -> tuple[Outcome, bool] | None:
         num_tokens = padded_count(chunks, self._token_counts)
-        if num_tokens is None:
+        if num_tokens is None or not is_near(chunks):
             return None
         num_rows = next((n for n in self._row_counts if n >= wanted.num_rows), wanted.num_rows)
         mixed = Mixed(wanted._replace(num_rows=num_rows), num_tokens, fills_drafts)

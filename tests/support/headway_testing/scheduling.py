@@ -56,6 +56,7 @@ class ScheduledDevice:
         max_draft_tokens: int | None = None,
         salt: str = "",
         priority: int = 0,
+        **sampling: object,
     ) -> Request:
         """prompt: token ids, or how many of this request's own."""
         request_id = self._num_requests
@@ -64,7 +65,7 @@ class ScheduledDevice:
         request = Request(
             request_id=request_id,
             prompt_token_ids=prompt,
-            sampling=SamplingParams(seed=request_id),
+            sampling=SamplingParams(**({"seed": request_id} | sampling)),  # type: ignore[arg-type]
             max_tokens=max_tokens,
             stop_token_ids=frozenset(stop),
             max_draft_tokens=max_draft_tokens,
