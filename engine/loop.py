@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,15 +26,12 @@ from headway.engine.mailbox import (
     ToEngine,
     TokenEvent,
 )
-from headway.engine.pace import Pace
 from headway.engine.request import FinishReason, Request
 from headway.engine.scheduler import Scheduler
 
 IDLE_SECONDS = 0.5
 STATS_SECONDS = 0.1
 HEARTBEAT_SECONDS = 0.25
-# Rounds of about so many rows take about as long.
-ROWS_OF_A_KIND = 16
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +65,6 @@ class EngineLoop:
         self._runner = runner
         self._post = post
         self._in_flight: deque[tuple[Plan, Handle]] = deque()
-        self._pace = Pace()
         self._step = 0
         self._is_paused = False
         self._stats_sent = self._heartbeat_sent = 0.0
@@ -78,39 +73,21 @@ class EngineLoop:
     def step(self) -> bool:
         """Takes mail, launches one step if there is work, reads what is ready. False after a Shutdown.
 
-        While a step runs, mail is taken until it is time to launch the next one behind it.
         While paused nothing is launched; what is in flight is read, so that no token is held back.
         """
-        for message in self._mail():
+        for message in self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS):
             if isinstance(message, Shutdown):
                 return False
             self._take(message)
-        started = time.monotonic()
         plan = None if self._is_paused else self._scheduler.plan()
         if plan is not None:
             self._in_flight.append((plan, self._runner.launch(plan)))
             self._step += 1
-            self._pace.launched(time.monotonic() - started)
         while self._in_flight and self._should_read(has_launched=plan is not None):
             self._publish(*self._in_flight.popleft())
         self._report_faults()
         self._report()
         return True
-
-    def _mail(self) -> Iterator[ToEngine]:
-        if not self._in_flight:
-            yield from self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS)
-            return
-        running = self._in_flight[0][0]
-        # First tokens that do not wait for their round do not wait for mail either.
-        kind = None if running.prefill and not running.is_mixed else _kind_of(running)
-        messages = None
-        while messages is None or messages:
-            left = self._pace.seconds_left(kind, time.monotonic())
-            messages = self._post.receive(left)
-            yield from messages
-            if left == 0.0:
-                return
 
     def _is_busy(self) -> bool:
         return bool(self._in_flight) or (self._scheduler.has_work and not self._is_paused)
@@ -139,14 +116,11 @@ class EngineLoop:
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
         """First tokens go out before the round behind them is read."""
-        kind, was_awaited = _kind_of(plan), not handle.is_ready()
         first = handle.first()
         if first is not None:
             self._take_in(replace(plan, decode_request_ids=()), first)
             plan = replace(plan, prefill=())
-        result = handle.result()
-        self._pace.ended(kind, time.monotonic(), was_awaited=was_awaited, is_followed=bool(self._in_flight))
-        self._take_in(plan, result)
+        self._take_in(plan, handle.result())
 
     def _take_in(self, plan: Plan, result: StepResult) -> None:
         events = self._scheduler.update(plan, result)
@@ -175,12 +149,6 @@ class EngineLoop:
         self._stats_sent = time.monotonic()
         self._has_news = False
         self._post.send(StatsSnapshot(self._scheduler.snapshot()))
-
-
-def _kind_of(plan: Plan) -> Hashable | None:
-    """Rounds that take about as long, or longer with prompts; None: without a round a step may be of any length."""
-    num_rows = len(plan.decode_request_ids)
-    return (plan.depth, num_rows // ROWS_OF_A_KIND) if num_rows else None
 
 
 def _request(message: Submit) -> Request:
