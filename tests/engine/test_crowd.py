@@ -90,10 +90,11 @@ def test_requests_of_every_kind_end_beside_one_another(
 ) -> None:
     config = EngineConfig(
         model_path=str(DEMO),
-        device=device,
+        device=device,  # type: ignore[arg-type]
         dtype=dtype,
         depth=3,
-        mixed_above_tokens=16,  # type: ignore[arg-type]
+        mixed_above_tokens=16,
+        prefill_chunk=256,
     )
     engine = LocalEngine(config)
     runner, scheduler = engine.engine.runner, engine.engine.scheduler

@@ -135,6 +135,14 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
     for i in range(3, 24, 4):
         assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
     assert prefills.launched, "prefills of several sizes are compared too"
+    for engine in engines:
+        for i, prompt in enumerate(prompts[24:48]):
+            engine.submit(prompt, max_tokens=60 + i)
+            if i >= 20:
+                engine.step()
+    assert [o.token_ids for o in engines[0].run().values()] == [
+        o.token_ids for o in engines[1].run().values()
+    ]
     assert mixed.launched, "and rounds with prompts"
 
 
