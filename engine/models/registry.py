@@ -51,7 +51,7 @@ class CausalLM(Protocol):
         """One pass of the MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
 
         hidden: [tokens, hidden], of `draft_hidden` or the carry of an earlier pass. Returns the carry,
-        [tokens, hidden]. Position 0 has no pair: nothing attends to it.
+        [tokens, hidden], or of the last tokens alone if `inputs` says so. Position 0 has no pair: nothing attends to it.
         """
         ...
 

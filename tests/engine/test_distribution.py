@@ -49,7 +49,8 @@ class MarkovChain:
         return hidden
 
     def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
-        return self.forward(inputs, pool)
+        carry = self.forward(inputs, pool)
+        return carry if inputs.last is None else carry[inputs.last.places]
 
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
         return carry @ self.drafts
