@@ -107,8 +107,8 @@ class Plan:
 class StageSeconds:
     """How long the device worked on the parts of a step, by its own clock.
 
-    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included. Prompts of a
-    mixed step count under target; what starts their rows counts nowhere.
+    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
+    Prompts of a mixed step count under target; what starts their rows counts nowhere.
     """
 
     draft: float = 0.0

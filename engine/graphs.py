@@ -148,8 +148,7 @@ class RoundGraphs:
 
     def run(self, wanted: Round) -> tuple[Outcome, bool]:
         """(what the round gives for at least so many rows, whether it was replayed)."""
-        num_rows = next(n for n in self._row_counts if n >= wanted.num_rows)
-        return self._graphs.run(wanted._replace(num_rows=num_rows))
+        return self._graphs.run(padded_round(wanted, self._row_counts))
 
 
 class MixedGraphs:
@@ -191,12 +190,12 @@ class MixedGraphs:
         self, wanted: Round, chunks: Sequence[PrefillChunk], *, fills_drafts: bool
     ) -> tuple[Outcome, bool] | None:
         """As RoundGraphs.run; None: no graph is for these chunks."""
-        num_tokens = padded_count(chunks, self._token_counts)
-        if num_tokens is None or not is_near(chunks):
+        padded = padded_round(wanted, self._row_counts)
+        mixed = smallest_mixed(padded, chunks, self._token_counts, fills_drafts=fills_drafts)
+        if mixed is None:
             return None
-        copy_to_device(packed_chunks(chunks, num_tokens), self._packed)
-        num_rows = next(n for n in self._row_counts if n >= wanted.num_rows)
-        return self._graphs.run(Mixed(wanted._replace(num_rows=num_rows), num_tokens, fills_drafts))
+        copy_to_device(packed_chunks(chunks, mixed.num_tokens), self._packed)
+        return self._graphs.run(mixed)
 
     def _launch(self, wanted: Mixed) -> Outcome:
         return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted)
@@ -239,6 +238,19 @@ class PrefillGraphs:
 
     def _launch(self, wanted: Prefill) -> torch.Tensor:
         return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted)
+
+
+def padded_round(wanted: Round, counts: Sequence[int]) -> Round:
+    """Of the first of the row counts, ascending, that holds its rows."""
+    return wanted._replace(num_rows=next(n for n in counts if n >= wanted.num_rows))
+
+
+def smallest_mixed(
+    wanted: Round, chunks: Sequence[PrefillChunk], counts: Sequence[int], *, fills_drafts: bool
+) -> Mixed | None:
+    """The round with one of the token counts, ascending, which holds the chunks; None: they are better off without."""
+    num_tokens = padded_count(chunks, counts)
+    return None if num_tokens is None or not is_near(chunks) else Mixed(wanted, num_tokens, fills_drafts)
 
 
 def _pack_any(num_tokens: int, packed: torch.Tensor) -> None:

@@ -169,9 +169,7 @@ class Scheduler:
         setups = tuple(row_setup(r, history, self._depth_cap(r)) for r, history in admitted)
         grants = tuple(block_grant(r, first) for r, first in [*grown, *((r, 0) for r, _ in admitted)])
         chunks = self._take_chunks()
-        is_mixed = self._mixes(chunks)
-        apart = {chunk.request_id for chunk in chunks} if is_mixed else set()
-        depth, decode_request_ids = self._join_round(apart)
+        depth, decode_request_ids, is_mixed = self._join_round(chunks)
         self._step += 1
         self._stats.num_steps += 1
         return Plan(
@@ -320,8 +318,8 @@ class Scheduler:
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit
 
-    def _mixes(self, chunks: tuple[PrefillChunk, ...]) -> bool:
-        """Whether the round is large and the chunks are few tokens, so that they share its forward pass.
+    def _mixes(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
+        """Whether the round of the others is large and the chunks are few tokens, so that they share its forward pass.
 
         The rows that start then miss a round. Beside a small round they do not: its rows are computed in the same
         way, to the last bit, whoever else comes. Nor beside rounds of rare kinds, or as many graphs more would be
@@ -332,26 +330,28 @@ class Scheduler:
         is_few = 0 < num_tokens <= MAX_MIXED_TOKENS
         if above is None or not is_few or any(chunk.start > FAR for chunk in chunks):
             return False
-        started = {chunk.request_id for chunk in chunks}
-        rows = [r for r in self._running if r.request_id not in started and self._can_decode(r)]
-        is_deep = any(self._depth_cap(r) == self._depth for r in rows)
+        is_deep = any(self._depth_cap(r) == self._depth for r in others)
         is_plain = not any(
             r.sampling.adjusts_logits or r.sampling.num_logprobs is not None for r in self._running
         )
-        return is_deep and is_plain and len(rows) * (self._depth + 1) > above
+        return is_deep and is_plain and len(others) * (self._depth + 1) > above
 
-    def _join_round(self, apart: set[int]) -> tuple[int, tuple[int | None, ...]]:
-        """(depth, request ids by row up to the last row that takes part), without those of `apart`. Nobody drafts
-        deeper than someone may."""
-        by_row = {row_of(r): r for r in self._running if r.request_id not in apart and self._can_decode(r)}
+    def _join_round(self, chunks: tuple[PrefillChunk, ...]) -> tuple[int, tuple[int | None, ...], bool]:
+        """(depth, request ids by row up to the last row that takes part, whether it is mixed with the chunks and
+        their rows take no part). Nobody drafts deeper than someone may."""
+        decoding = [request for request in self._running if self._can_decode(request)]
+        prefilled = {chunk.request_id for chunk in chunks}
+        others = [request for request in decoding if request.request_id not in prefilled]
+        is_mixed = self._mixes(chunks, others)
+        by_row = {row_of(request): request for request in (others if is_mixed else decoding)}
         if not by_row:
-            return self._depth, ()
+            return self._depth, (), is_mixed
         depth = max(map(self._depth_cap, by_row.values()))
         for request in by_row.values():
             request.num_rounds_in_flight += 1
         self._stats.count_round(depth)
         rows = range(max(by_row) + 1)
-        return depth, tuple(by_row[row].request_id if row in by_row else None for row in rows)
+        return depth, tuple(by_row[row].request_id if row in by_row else None for row in rows), is_mixed
 
     # --- update ----------------------------------------------------------------------------------------
 

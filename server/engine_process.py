@@ -36,9 +36,8 @@ from headway.engine import (
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
-FRAMES_AT_ONCE = (
-    4  # then the loop's others have their turn: an engine may make them faster than they are taken
-)
+# Then the loop's others have their turn: an engine may make them faster than they are taken.
+FRAMES_AT_ONCE = 4
 STACKS_SECONDS = 2.0  # for a process that got stuck to write where
 
 logger = logging.getLogger("headway.server")

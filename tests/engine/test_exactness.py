@@ -5,15 +5,14 @@ The embedded model and real prompts; fp32 with the excuse of exactness.py, fp64 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib.resources import files
 
 import pytest
 import torch
+from headway_testing.crowd import heldout_texts
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
 from headway_testing.local import LocalEngine
-from tokenizers import Tokenizer
 
 from headway.engine.cache.pool import KVPool
 from headway.engine.config import EngineConfig
@@ -37,9 +36,7 @@ MODES: dict[str, Callable[[int], SamplingParams]] = {
 @pytest.fixture(scope="module")
 def prompts() -> list[tuple[int, ...]]:
     """Held-out Python source, as token ids."""
-    tokenizer = Tokenizer.from_str(DEMO.joinpath("tokenizer.json").read_text())
-    texts = [entry["text"] for entry in json.loads(DEMO.joinpath("heldout_prompts.json").read_text())]
-    return [tuple(tokenizer.encode(text).ids) for text in texts[:NUM_PROMPTS]]
+    return [tuple(text) for text in heldout_texts()[:NUM_PROMPTS]]
 
 
 def cases_of(prompts: list[tuple[int, ...]], mode: str, max_tokens: int = MAX_TOKENS) -> list[Case]:

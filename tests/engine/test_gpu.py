@@ -4,7 +4,6 @@ promise here too when they run on a machine with a GPU; this file has what only 
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from dataclasses import dataclass
@@ -14,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
+from headway_testing.crowd import heldout_texts
 from headway_testing.exactness import Case, generate, generate_with, logits_of
 from headway_testing.local import LateRunner, LocalEngine
 from headway_testing.oracle import bfloat16_logits
 from headway_testing.poison import PoisoningRunner
 from headway_testing.prefills import MixedLaunches, PaddedPrefills
-from tokenizers import Tokenizer
 
 from headway.engine.batch import Plan
 from headway.engine.config import EngineConfig
-from headway.engine.graphs import Round, mixed_token_counts, row_counts, token_counts
+from headway.engine.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
 from headway.engine.loop import EngineLoop
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.results import RoundHandle
@@ -40,9 +39,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @pytest.fixture(scope="module")
 def prompts() -> list[tuple[int, ...]]:
-    tokenizer = Tokenizer.from_str(DEMO.joinpath("tokenizer.json").read_text())
-    texts = [entry["text"] for entry in json.loads(DEMO.joinpath("heldout_prompts.json").read_text())]
-    return [tuple(tokenizer.encode(text).ids) for text in texts[:64]]
+    return [tuple(text) for text in heldout_texts()[:64]]
 
 
 def config_of(**changes: object) -> EngineConfig:
@@ -57,8 +54,7 @@ class PaddedLaunches:
 
     def run(self, wanted: Round) -> tuple[Outcome, bool]:
         counts = row_counts(len(self._runner.slots.limits))
-        padded = wanted._replace(num_rows=next(n for n in counts if n >= wanted.num_rows))
-        return self._runner._launch_round(padded), False
+        return self._runner._launch_round(padded_round(wanted, counts)), False
 
 
 @dataclass
@@ -128,8 +124,7 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
     launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]
     prefills = PaddedPrefills(launching, token_counts(256))
     launching._prefill_graphs = prefills  # type: ignore[assignment]
-    rows = row_counts(len(launching.slots.limits))
-    mixed = MixedLaunches(launching, mixed_token_counts(256), rows)
+    mixed = MixedLaunches(launching, mixed_token_counts(256))
     launching._mixed_graphs = mixed  # type: ignore[assignment]
     assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
     for i in range(3, 24, 4):

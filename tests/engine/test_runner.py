@@ -235,7 +235,7 @@ def test_prompts_beside_rounds_give_the_same_text(
     mixing = msgspec.structs.replace(config, mixed_above_tokens=0)
     engines = [LocalEngine(config), LocalEngine(mixing), LocalEngine(mixing)]
     runner = engines[1].engine.runner
-    mixed = MixedLaunches(runner, (16, 32), row_counts=(4, 8))  # 48 tokens go behind the round
+    mixed = MixedLaunches(runner, (16, 32))  # 48 tokens go behind the round
     runner._mixed_graphs = mixed  # type: ignore[assignment]
     plain: list[dict[str, object]] = [{}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}]
     wishes = plain * 5 + [{"num_logprobs": 2}, {}, {"frequency_penalty": 0.5}]

@@ -5,7 +5,6 @@ float64, where no two tokens tie by accident; the model's own head is right for 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -13,10 +12,10 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.crowd import heldout_texts
 from headway_testing.local import LocalEngine, Output
 from headway_testing.one_by_one import Answer, Ask, answer, assert_scores, prompt_logits
 from hypothesis import HealthCheck, assume, given, settings
-from tokenizers import Tokenizer
 
 from headway.engine.checkpoint import load_model
 from headway.engine.config import EngineConfig
@@ -275,10 +274,8 @@ def test_a_scored_prompt_is_computed_anew_and_reused_by_others(bench: Bench) -> 
 
 
 def test_the_embedded_model_under_every_field() -> None:
-    tokenizer = Tokenizer.from_str(DEMO.joinpath("tokenizer.json").read_text())
-    texts = [entry["text"] for entry in json.loads(DEMO.joinpath("heldout_prompts.json").read_text())]
     bench = Bench(str(DEMO), max_running=4)
-    prompts = [tokenizer.encode(text).ids[:40] for text in texts[:6]]
+    prompts = [text[:40] for text in heldout_texts()[:6]]
     bench.check(
         [
             everything(prompt, 14, seed, temperature=seed % 2, bad_words_token_ids=[prompt[3:5], [prompt[7]]])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from headway.engine.batch import PrefillChunk
-from headway.engine.graphs import Mixed, Round
-from headway.engine.padded_prefill import Prefill, is_near, packed_chunks, padded_count, smallest_prefill
+from headway.engine.graphs import Mixed, Round, padded_round, row_counts, smallest_mixed
+from headway.engine.padded_prefill import Prefill, packed_chunks, smallest_prefill
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
 
@@ -31,22 +31,21 @@ class PaddedPrefills:
 
 
 class MixedLaunches:
-    """What graphs of rounds with prompts replay, launched. row_counts: to which rounds are padded; (): to none."""
+    """What graphs of rounds with prompts replay, launched."""
 
-    def __init__(self, runner: Runner, token_counts: Sequence[int], row_counts: Sequence[int] = ()) -> None:
+    def __init__(self, runner: Runner, token_counts: Sequence[int]) -> None:
         self._runner = runner
         self._token_counts = token_counts
-        self._row_counts = row_counts
+        self._row_counts = row_counts(len(runner.slots.limits))
         self.launched: list[Mixed] = []
 
     def run(
         self, wanted: Round, chunks: Sequence[PrefillChunk], *, fills_drafts: bool
     ) -> tuple[Outcome, bool] | None:
-        num_tokens = padded_count(chunks, self._token_counts)
-        if num_tokens is None or not is_near(chunks):
+        padded = padded_round(wanted, self._row_counts)
+        mixed = smallest_mixed(padded, chunks, self._token_counts, fills_drafts=fills_drafts)
+        if mixed is None:
             return None
-        num_rows = next((n for n in self._row_counts if n >= wanted.num_rows), wanted.num_rows)
-        mixed = Mixed(wanted._replace(num_rows=num_rows), num_tokens, fills_drafts)
         self.launched.append(mixed)
-        packed = torch.tensor(packed_chunks(chunks, num_tokens), device=self._runner.device)
+        packed = torch.tensor(packed_chunks(chunks, mixed.num_tokens), device=self._runner.device)
         return self._runner._launch_mixed_round(packed, mixed), False

@@ -54,7 +54,7 @@ MAX_LATE_KINDS = 32
 MAX_DRIFT = 0.01
 
 
-ADJUSTING = {
+ADJUSTING_OR_SCORING = {
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids",
     "min_tokens", "logprobs",
 }  # fmt: skip
@@ -220,7 +220,7 @@ def random_asks(number: int, seed: int = 0) -> Iterator[Ask]:
     for place in range(number):
         body = _random_body(chance, chance.choice(texts))
         if place < number // 4:
-            body = {name: value for name, value in body.items() if name not in ADJUSTING}
+            body = {name: value for name, value in body.items() if name not in ADJUSTING_OR_SCORING}
         if chance.random() >= SHARE_LEFT:
             yield Ask(body)
             continue
