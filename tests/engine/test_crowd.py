@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from importlib.resources import files
 
 import pytest
-from headway_testing.crowd import heldout_texts, run_crowd
+from headway_testing.crowd import run_crowd
 from headway_testing.local import LocalEngine
 
 from headway.engine.batch import Plan
 from headway.engine.checkpoint import DtypeName
 from headway.engine.config import EngineConfig
+from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.loop import EngineLoop
 from headway.engine.request import FinishReason
 from headway.engine.results import RoundHandle
@@ -102,7 +103,7 @@ def test_requests_of_every_kind_end_beside_one_another(
     noting = Noting(runner)
     engine.loop = EngineLoop(scheduler, noting, engine.post)
     with named_if_stuck(noting):
-        num_aborted = run_crowd(engine, heldout_texts(), num_streams=num_streams, num_requests=num_requests)
+        num_aborted = run_crowd(engine, heldout_prompts(), num_streams=num_streams, num_requests=num_requests)
     reasons = {output.finish_reason for output in engine.outputs.values()}
     assert reasons == {FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT}
     assert num_aborted > 0.05 * num_requests

@@ -10,12 +10,12 @@ from importlib.resources import files
 
 import pytest
 import torch
-from headway_testing.crowd import heldout_texts
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
 from headway_testing.local import LocalEngine
 
 from headway.engine.cache.pool import KVPool
 from headway.engine.config import EngineConfig
+from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.models.registry import CausalLM
 from headway.engine.request import SamplingParams
 from headway.engine.slots import SlotTable
@@ -36,7 +36,7 @@ MODES: dict[str, Callable[[int], SamplingParams]] = {
 @pytest.fixture(scope="module")
 def prompts() -> list[tuple[int, ...]]:
     """Held-out Python source, as token ids."""
-    return [tuple(text) for text in heldout_texts()[:NUM_PROMPTS]]
+    return [tuple(text) for text in heldout_prompts()[:NUM_PROMPTS]]
 
 
 def cases_of(prompts: list[tuple[int, ...]], mode: str, max_tokens: int = MAX_TOKENS) -> list[Case]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
-from headway_testing.crowd import heldout_texts
 from headway_testing.exactness import Case, generate, generate_with, logits_of
 from headway_testing.local import LateRunner, LocalEngine
 from headway_testing.oracle import bfloat16_logits
@@ -22,6 +21,7 @@ from headway_testing.prefills import MixedLaunches, PaddedPrefills
 
 from headway.engine.batch import Plan
 from headway.engine.config import EngineConfig
+from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
 from headway.engine.loop import EngineLoop
 from headway.engine.request import FinishReason, SamplingParams
@@ -39,7 +39,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @pytest.fixture(scope="module")
 def prompts() -> list[tuple[int, ...]]:
-    return [tuple(text) for text in heldout_texts()[:64]]
+    return [tuple(text) for text in heldout_prompts()[:64]]
 
 
 def config_of(**changes: object) -> EngineConfig:

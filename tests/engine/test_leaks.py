@@ -6,10 +6,11 @@ import gc
 import sys
 from importlib.resources import files
 
-from headway_testing.crowd import heldout_texts, run_crowd
+from headway_testing.crowd import run_crowd
 from headway_testing.local import LocalEngine
 
 from headway.engine.config import EngineConfig
+from headway.engine.demo.heldout import heldout_prompts
 
 NUM_REQUESTS = 60
 # One number kept of each request, in a list that is there anyway, takes 8.
@@ -28,7 +29,7 @@ def test_a_crowd_leaves_no_object_behind() -> None:
         model_path=str(files("headway.engine.demo")), device="cpu", dtype="float32", threads=1,
         max_model_len=256, kv_cache_memory_bytes=8 << 20,
     )  # fmt: skip
-    engine, texts = LocalEngine(config), [text[:60] for text in heldout_texts()]
+    engine, texts = LocalEngine(config), [text[:60] for text in heldout_prompts()]
     held: list[int] = []
     for _ in range(3):
         run_crowd(engine, texts, num_streams=12, num_requests=NUM_REQUESTS, output_lens=(1, 3, 8, 16))

@@ -12,13 +12,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_cycle
-from headway_testing.crowd import heldout_texts
 from headway_testing.local import LocalEngine, Output
 from headway_testing.one_by_one import Answer, Ask, answer, assert_scores, prompt_logits
 from hypothesis import HealthCheck, assume, given, settings
 
 from headway.engine.checkpoint import load_model
 from headway.engine.config import EngineConfig
+from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.errors import RequestError
 from headway.engine.limits import Limits
 from headway.engine.models.registry import CausalLM
@@ -275,7 +275,7 @@ def test_a_scored_prompt_is_computed_anew_and_reused_by_others(bench: Bench) -> 
 
 def test_the_embedded_model_under_every_field() -> None:
     bench = Bench(str(DEMO), max_running=4)
-    prompts = [text[:40] for text in heldout_texts()[:6]]
+    prompts = [text[:40] for text in heldout_prompts()[:6]]
     bench.check(
         [
             everything(prompt, 14, seed, temperature=seed % 2, bad_words_token_ids=[prompt[3:5], [prompt[7]]])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
-from importlib.resources import files
-
-from tokenizers import Tokenizer
 
 from headway.engine.mailbox import Abort
 from headway.engine.request import FinishReason, SamplingParams
@@ -18,14 +14,6 @@ from headway_testing.local import LocalEngine
 SHARE_ABORTED, MAX_STEPS_TO_ABORT = 0.25, 10
 # Requests of every kind and plain ones take turns, after so many of each stream.
 PHASE_OF_STREAMS = 6
-
-
-def heldout_texts() -> list[list[int]]:
-    """Of the embedded model's vocabulary."""
-    demo = files("headway.engine.demo")
-    tokenizer = Tokenizer.from_str(demo.joinpath("tokenizer.json").read_text())
-    prompts = json.loads(demo.joinpath("heldout_prompts.json").read_text())
-    return [tokenizer.encode(entry["text"]).ids for entry in prompts]
 
 
 def random_sampling(chance: random.Random, *, is_plain: bool) -> SamplingParams:
