@@ -89,6 +89,12 @@ class PaddedChunks:
     chunk_of_token: torch.Tensor  # [tokens] int64
     is_first: torch.Tensor  # [tokens] bool: of its chunk
 
+    def last_places(self, num_rows: int) -> torch.Tensor:
+        """[num_rows] int64: of each row's last token in the list; -1: none of its tokens are there."""
+        row = torch.arange(num_rows, device=self.rows.device)
+        is_of_row = (self.rows == row[:, None]) & (self.lengths > 0)
+        return torch.where(is_of_row, self.ends - 1, -1).amax(1)
+
 
 def padded_chunks(
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them

@@ -28,7 +28,7 @@ class Outcome:
     """What a round leaves for the host, all of it in one piece.
 
     packed: times in nanoseconds (begin, drafts done, target done, end), then row by row how many picked
-    tokens stay (0: padding) and all depth + 1 of them.
+    tokens stay (0: padding) and all depth + 1 of them. The first one of a row with a prompt follows the prompt.
     """
 
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
@@ -39,6 +39,30 @@ class Outcome:
     @property
     def emitted(self) -> torch.Tensor:  # [rows, depth + 2] int64
         return emitted_of(self.packed, self.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Further tokens for the target's forward pass, of rows that are padding."""
+
+    inputs: ForwardInputs
+    last_places: torch.Tensor  # [rows] int64: of each row's last token among them; -1: it has none
+
+    def lend_windows(
+        self,
+        states: torch.Tensor,  # [tokens, hidden], of these tokens
+        hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the round's, in place
+        next_positions: torch.Tensor,  # [rows] int64
+    ) -> torch.Tensor:
+        """[rows] int64: next_positions, of the rows with prompts what follows these.
+
+        Their windows' first places get the states of their last tokens: what the round picks there is what comes next,
+        and no lm_head is read for them alone.
+        """
+        has_prompt, places = self.last_places >= 0, self.last_places.clamp(min=0)
+        first = hidden.view(len(places), -1, hidden.shape[1])[:, 0]
+        first.copy_(torch.where(has_prompt[:, None], states[places], first))
+        return torch.where(has_prompt, self.inputs.positions[places] + 1, next_positions)
 
 
 def emitted_of(packed: torch.Tensor, depth: int) -> torch.Tensor:
@@ -55,12 +79,9 @@ def decode_round(
     synthetic: SyntheticAcceptance | None = None,
     *,
     keeps_logits: bool = False,
-    prompts: ForwardInputs | None = None,
+    prompts: Prompts | None = None,
 ) -> Outcome:
-    """Runs one round over all given rows and moves their state on.
-
-    prompts: further tokens for the target's forward pass, of rows that are padding.
-    """
+    """Runs one round over all given rows and moves their state on."""
     size = pool.block_size
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     # Where nothing drafts, both times are one.
@@ -72,17 +93,19 @@ def decode_round(
     window = open_round(rows.state(), drafts, size)
     inputs = inputs_of(window, rows.granted_block_ids)
     num_tokens = len(inputs.token_ids)
+    next_positions = window.next_positions
     if prompts is None:
         hidden, prompt_hidden = model.forward(inputs, pool), None
     else:
-        states = model.forward(beside(inputs, prompts), pool)
+        states = model.forward(beside(inputs, prompts.inputs), pool)
         # A copy: a graph keeps the memory of what it gives, and the round's part is of no use to anyone.
         hidden, prompt_hidden = states[:num_tokens], states[num_tokens:].clone()
+        next_positions = prompts.lend_windows(prompt_hidden, hidden, next_positions)
     logits = model.logits(hidden).view(*window.token_ids.shape, -1)
     stamp(packed[2:3])
-    picked = pick_tokens(logits, rows, window.next_positions, window.token_ids[:, 1:])
+    picked = pick_tokens(logits, rows, next_positions, window.token_ids[:, 1:])
     if synthetic is not None and depth > 0:
-        synthetic.force(picked, window.token_ids, rows, window.start_positions)
+        synthetic.force(picked, window, rows)
     emitted = commit_round(rows.state(), window, picked, size, out=emitted_of(packed, depth))
     if model.has_mtp:
         kept = model.draft_hidden(hidden)

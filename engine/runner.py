@@ -23,12 +23,12 @@ from headway.engine.graphs import (
     RoundGraphs,
     token_counts,
 )
-from headway.engine.models.inputs import ForwardInputs, cut_to_windows
+from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
 from headway.engine.padded_prefill import HEADER, Prefill, fill_padded_drafts, padded_chunks, padded_prefill
 from headway.engine.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
-from headway.engine.round import NUM_STAMPS, Outcome, decode_round
+from headway.engine.round import NUM_STAMPS, Outcome, Prompts, decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
@@ -162,7 +162,9 @@ class Runner:
         outcome, results.is_replayed = mixed
         self._take_outcome(outcome, num_rows, results)
         assert outcome.prompt_hidden is not None
-        self._finish_chunks(plan.prefill, outcome.prompt_hidden, results, has_all=True)
+        self._finish_chunks(
+            plan.prefill, outcome.prompt_hidden, results, has_all=True, picked=outcome.emitted[:, 1]
+        )
 
     def _round_of(self, num_rows: int, depth: int) -> Round:
         keeps_logits = any(row < num_rows for row in self._num_logprobs)
@@ -179,13 +181,14 @@ class Runner:
 
     def _launch_mixed_round(self, packed: torch.Tensor, wanted: Mixed) -> Outcome:
         chunks = padded_chunks(packed, self.slots, self.pool.block_size, is_window=False)
-        outcome = self._launch_round(wanted.round, chunks.inputs)
+        prompts = Prompts(chunks.inputs, chunks.last_places(wanted.round.num_rows))
+        outcome = self._launch_round(wanted.round, prompts)
         if wanted.fills_drafts:
             assert outcome.prompt_hidden is not None
             fill_padded_drafts(self.model, self.pool, self.slots, chunks, outcome.prompt_hidden)
         return outcome
 
-    def _launch_round(self, wanted: Round, prompts: ForwardInputs | None = None) -> Outcome:
+    def _launch_round(self, wanted: Round, prompts: Prompts | None = None) -> Outcome:
         """With adjustments only while a row uses any, so that nothing is spent on them else."""
         key = (wanted.num_rows, wanted.is_adjusted)
         if key not in self._views:
@@ -271,13 +274,20 @@ class Runner:
         stamp(results.prefill_stamps[1:])
 
     def _finish_chunks(
-        self, chunks: Sequence[PrefillChunk], hidden: torch.Tensor, results: DeviceResults, *, has_all: bool
+        self,
+        chunks: Sequence[PrefillChunk],
+        hidden: torch.Tensor,
+        results: DeviceResults,
+        *,
+        has_all: bool,
+        picked: torch.Tensor | None = None,  # [rows] int64: what follows their chunks, by row
     ) -> None:
         """Samples after the chunks that are last, and scores. hidden, has_all: as `_compute` gives them."""
         last = [chunk for chunk in chunks if chunk.is_last]
         if last:
             of_last = hidden[self._to_device(last_places(chunks))] if has_all else hidden
-            self._start_rows(last, of_last, results)
+            is_picked = picked is not None and all(chunk.row < len(picked) for chunk in last)
+            self._start_rows(last, of_last, results, picked if is_picked else None)
         if any(chunk.scored_token_ids for chunk in chunks):
             results.prompt_logprobs = [
                 self._score_prompt(chunk, hidden[first:])
@@ -354,23 +364,18 @@ class Runner:
         return chunk.num_top, torch.cat(scores)
 
     def _start_rows(
-        self, chunks: Sequence[PrefillChunk], hidden: torch.Tensor, results: DeviceResults
+        self,
+        chunks: Sequence[PrefillChunk],
+        hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
+        results: DeviceResults,
+        picked: torch.Tensor | None,  # [rows] int64: what follows the prompts, by row
     ) -> None:
-        """The rows' prompts are in the cache: pick their first tokens and let rounds have them.
-
-        hidden: [chunks, hidden], of the last prompt tokens.
-        """
+        """The rows' prompts are in the cache: pick their first tokens, if they are not, and let rounds have them."""
         slots = self.slots
         lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
         index, length = self._to_device([[chunk.row for chunk in chunks], lengths])
-        rows = slots.at(index, self.adjustments.at(index) if self.adjustments.is_used else None)
-        logits = self.model.logits(hidden)
-        tokens = pick_tokens(logits[:, None], rows, length, index.new_zeros((len(index), 0)))[:, 0]
+        tokens = self._pick_first(chunks, index, length, hidden, results) if picked is None else picked[index]
         results.first_tokens = tokens
-        wanted = {i: n for i, c in enumerate(chunks) if (n := self._num_logprobs.get(c.row)) is not None}
-        if wanted:
-            scored = self._to_device(list(wanted))
-            results.first_logprobs = (wanted, score_tokens(logits[scored], tokens[scored])[:, None])
         self.adjustments.count(index, tokens)
         slots.last_tokens[index] = tokens
         slots.kv_lengths[index] = length
@@ -382,9 +387,28 @@ class Runner:
         size = self.pool.block_size
         slots.last_block_offsets[index] = (length - 1) % size
         slots.block_counts[index] = counts = (length + size - 1) // size
-        places = torch.arange(slots.kv_block_ids.shape[1], device=self.device)
-        slots.kv_block_ids[index] = torch.where(places < counts[:, None], rows.granted_block_ids, -1)
-        slots.last_block_ids[index] = rows.granted_block_ids.gather(1, counts[:, None] - 1)[:, 0]
+        granted = slots.granted_block_ids[index]
+        places = torch.arange(granted.shape[1], device=self.device)
+        slots.kv_block_ids[index] = torch.where(places < counts[:, None], granted, -1)
+        slots.last_block_ids[index] = granted.gather(1, counts[:, None] - 1)[:, 0]
+
+    def _pick_first(
+        self,
+        chunks: Sequence[PrefillChunk],
+        index: torch.Tensor,  # [chunks] int64: their rows
+        positions: torch.Tensor,  # [chunks] int64: behind the prompts
+        hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
+        results: DeviceResults,
+    ) -> torch.Tensor:
+        """[chunks] int64: the tokens at these positions, scored where that is wanted."""
+        rows = self.slots.at(index, self.adjustments.at(index) if self.adjustments.is_used else None)
+        logits = self.model.logits(hidden)
+        tokens = pick_tokens(logits[:, None], rows, positions, index.new_zeros((len(index), 0)))[:, 0]
+        wanted = {i: n for i, c in enumerate(chunks) if (n := self._num_logprobs.get(c.row)) is not None}
+        if wanted:
+            scored = self._to_device(list(wanted))
+            results.first_logprobs = (wanted, score_tokens(logits[scored], tokens[scored])[:, None])
+        return tokens
 
     def _to_device(self, values: Sequence[int] | Sequence[Sequence[int]] | torch.Tensor) -> torch.Tensor:
         return to_device(values, self.device)

@@ -27,6 +27,7 @@ def _random_word(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 def _force_kernel(
     picked_ptr: tl.tensor,
     token_ptr: tl.tensor,
+    valid_ptr: tl.tensor,
     seed_ptr: tl.tensor,
     start_ptr: tl.tensor,
     threshold_ptr: tl.tensor,
@@ -45,14 +46,16 @@ def _force_kernel(
         cell = row * (DEPTH + 1) + place
         draft = tl.load(token_ptr + cell + 1, mask=is_row, other=0)
         own = tl.load(picked_ptr + cell, mask=is_row, other=0)
+        is_valid = tl.load(valid_ptr + cell + 1, mask=is_row, other=0) != 0
         is_accepted = is_accepted & (_random_word(seed, start + place + 1) < tl.load(threshold_ptr + place))
         rejecting = tl.where(own == draft, (draft + 1) % vocab_size, own)
-        tl.store(picked_ptr + cell, tl.where(is_accepted, draft, rejecting), mask=is_row)
+        tl.store(picked_ptr + cell, tl.where(is_accepted, draft, rejecting), mask=is_valid)
 
 
 def force_acceptance(
     picked: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
     tokens: torch.Tensor,  # [rows, depth + 1] int64: a token, then the drafts
+    is_valid: torch.Tensor,  # [rows, depth + 1] bool: of the same
     seeds: torch.Tensor,  # [rows] int64
     start_positions: torch.Tensor,  # [rows] int64: of the token before the drafts
     thresholds: torch.Tensor,  # [depth or more] int64, 0 .. 2^32
@@ -60,17 +63,19 @@ def force_acceptance(
 ) -> None:
     """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
 
-    Accepted drafts are written to picked; elsewhere a pick that is the draft becomes the next id.
+    Accepted drafts are written to picked; elsewhere a pick that is the draft becomes the next id. Where no valid draft
+    follows, picks stay.
     """
     if not takes_triton(picked):
-        force_acceptance_twin(picked, tokens, seeds, start_positions, thresholds, vocab_size)
+        force_acceptance_twin(picked, tokens, is_valid, seeds, start_positions, thresholds, vocab_size)
         return
-    check_dense(picked, tokens, seeds, start_positions, thresholds)
+    check_dense(picked, tokens, is_valid, seeds, start_positions, thresholds)
     num_rows, width = picked.shape
     if num_rows > 0:
         _force_kernel[(blocks_of(num_rows, _ROWS),)](
             picked,
             tokens,
+            is_valid,
             seeds,
             start_positions,
             thresholds,

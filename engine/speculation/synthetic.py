@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.slots import SlotTable
-from headway.kernels import force_acceptance
+from headway.kernels import RoundWindow, force_acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,19 @@ class SyntheticAcceptance:
     def force(
         self,
         picked: torch.Tensor,  # [rows, depth + 1] int64, in place
-        tokens: torch.Tensor,  # [rows, depth + 1] int64: the window, t_L and the drafts
+        window: RoundWindow,
         rows: SlotTable,
-        start_positions: torch.Tensor,  # [rows] int64: L
     ) -> None:
-        """Makes picks agree with the first drafts of each row, with as many as were drawn.
+        """Makes picks agree with the first valid drafts of each row, with as many as were drawn.
 
         A function of the row's seed and the positions, like the picks themselves: not of the other rows.
         """
-        force_acceptance(picked, tokens, rows.seeds, start_positions, self.thresholds, self.vocab_size)
+        force_acceptance(
+            picked,
+            window.token_ids,
+            window.is_valid,
+            rows.seeds,
+            window.start_positions,
+            self.thresholds,
+            self.vocab_size,
+        )

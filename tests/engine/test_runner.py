@@ -224,10 +224,11 @@ def check_scores(found: TokenLogprobs | None, wanted: TokenLogprobs | None) -> N
 @pytest.mark.parametrize("depth", [0, 3])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_prompts_beside_rounds_give_the_same_text(
-    tmp_path: Path, depth: int, *, prefix_caching: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, *, prefix_caching: bool
 ) -> None:
     """In the round's own forward pass, or behind the round where no graph is for them: requests that come while others
-    run, whole and in chunks. Beside penalties and log-probabilities they are computed before it."""
+    run, whole and in chunks. Beside penalties and log-probabilities they are computed before it. The round picks their
+    first tokens if it is large enough for their rows."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     config = EngineConfig(
         model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
@@ -237,6 +238,13 @@ def test_prompts_beside_rounds_give_the_same_text(
     runner = engines[1].engine.runner
     mixed = MixedLaunches(runner, (16, 32))  # 48 tokens go behind the round
     runner._mixed_graphs = mixed  # type: ignore[assignment]
+    start_rows, are_picked = runner._start_rows, list[bool]()
+
+    def noting(*args: Any) -> None:
+        are_picked.append(args[-1] is not None)
+        start_rows(*args)
+
+    monkeypatch.setattr(runner, "_start_rows", noting)
     plain: list[dict[str, object]] = [{}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}]
     wishes = plain * 5 + [{"num_logprobs": 2}, {}, {"frequency_penalty": 0.5}]
     prompts = [
@@ -260,3 +268,4 @@ def test_prompts_beside_rounds_give_the_same_text(
     rounds = {wanted.round._replace(num_rows=0, depth=0) for wanted in mixed.launched}
     assert rounds == {Round(0, 0)}, "of no rare kind"
     assert {wanted.fills_drafts for wanted in mixed.launched} == {depth > 0}
+    assert set(are_picked) == {False, True}

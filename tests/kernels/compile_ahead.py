@@ -275,7 +275,7 @@ CASES = [
             Case(
                 "force_acceptance",
                 "_force_kernel",
-                pointers("picked token seed start threshold"),
+                pointers("picked token seed start threshold") | {"valid_ptr": "*i1"},
                 {"ROWS": 32, "DEPTH": depth},
                 num_warps=1,
             ),
