@@ -36,7 +36,7 @@ from headway.engine.scheduler import Scheduler
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
-from headway.kernels import FEW_ROWS
+from headway.kernels import FEW_ROWS, has_float8_products
 
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
 # Of an H200's about a thirtieth of a second, and while no stream waits a fifth.
@@ -75,8 +75,9 @@ def assemble(
     model = make_model(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
     )
-    if _quantizes_draft_lm_head(config, model):
-        model.quantize_draft_lm_head()
+    draft_dtype = _draft_lm_head_dtype(config, model)
+    if draft_dtype is not None:
+        model.quantize_draft_lm_head(draft_dtype)
     prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
@@ -144,20 +145,28 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def _quantizes_draft_lm_head(config: EngineConfig, model: CausalLM) -> bool:
-    """By default where it was measured to pay: 16-bit models on CUDA with an lm_head that takes a while to read."""
+def _draft_lm_head_dtype(config: EngineConfig, model: CausalLM) -> torch.dtype | None:
+    """Of 8 bits, None: the model's. By default where it was measured to pay: 16-bit models on CUDA with an lm_head that
+    takes a while to read."""
     hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
     has_shape = model.dtype.itemsize == 2 and hidden % 128 == 0
     is_possible = model.has_mtp and model.device.type == "cuda" and has_shape
-    if config.draft_lm_head == "int8" and not is_possible:
+    is_float8_possible = is_possible and vocab_size % 16 == 0 and has_float8_products(model.device)
+    wanted = config.draft_lm_head
+    if (wanted == "int8" and not is_possible) or (wanted == "fp8" and not is_float8_possible):
         drafting = "with" if model.has_mtp else "without"
-        raise ConfigError(
-            f"--draft-lm-head is int8, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
-            f"of 128; this one is {model.dtype} on {model.device.type} with {hidden}, {drafting} drafts; use auto"
+        of_float8 = (
+            ", its vocabulary one of 16 and the device Ada, Hopper or later" if wanted == "fp8" else ""
         )
-    if config.draft_lm_head != "auto":
-        return config.draft_lm_head == "int8"
-    return is_possible and hidden * vocab_size >= MIN_QUANTIZED_WEIGHTS
+        raise ConfigError(
+            f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
+            f"of 128{of_float8}; this one is {model.dtype} on {model.device.type} with {hidden} and {vocab_size}, "
+            f"{drafting} drafts; use auto"
+        )
+    if wanted == "auto":
+        pays = is_possible and hidden * vocab_size >= MIN_QUANTIZED_WEIGHTS
+        wanted = "full" if not pays else "fp8" if is_float8_possible else "int8"
+    return {"full": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[wanted]
 
 
 def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:

@@ -38,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     depth: int = 3
-    draft_lm_head: Literal["auto", "full", "int8"] = "auto"
+    draft_lm_head: Literal["auto", "full", "int8", "fp8"] = "auto"
     max_model_len: int | None = None
     max_running: int | None = None
     max_waiting: int = 1024

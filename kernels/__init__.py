@@ -4,7 +4,7 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 """
 
 from headway.kernels._adjustments import Adjustments
-from headway.kernels._device import has_fused_attention
+from headway.kernels._device import has_float8_products, has_fused_attention
 from headway.kernels._late_norm import LateNorm
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels._skinny import FEW_ROWS
@@ -55,6 +55,7 @@ __all__ = [
     "fixed_linear",
     "force_acceptance",
     "gumbel_noise",
+    "has_float8_products",
     "has_fused_attention",
     "keep_states",
     "kv_append",

@@ -46,6 +46,16 @@ def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
 
 
 @functools.cache
+def has_float8_products(device: torch.device) -> bool:
+    """Whether `quantized_linear` takes weights in float8 there: Ada, Hopper and later."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device) >= (8, 9)
+    )
+
+
+@functools.cache
 def has_fused_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether `causal_attention` is cuDNN's there."""
     return (

@@ -10,6 +10,7 @@ no such thing. `fix_order_of_sums` does without it.
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable
 
@@ -21,7 +22,7 @@ from headway.kernels import fixed_linear, quantized_linear, silu_mul, skinny_gat
 # An Emerald Rapids Xeon sums in another order from 192 rows on in float64, from 304 in float32.
 ROW_MULTIPLE, ROWS_AT_ONCE = 16, 128
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
-MAX_INT8 = 127.0
+MAX_INT8, MAX_FLOAT8, TINY = 127.0, 448.0, 1e-30
 QUANTIZED_AT_ONCE = 4096
 # Beyond so many rows bfloat16 is as fast; sums shorter than LONG_SUM cost less than what their rows bring in.
 MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
@@ -100,22 +101,53 @@ class Linear:
 
 
 class QuantizedLinear:
-    """A copy of a linear layer whose weights are integers of 8 bits, for what may be a little wrong: drafts.
+    """A copy of a linear layer whose weights take 8 bits, for what may be a little wrong: drafts.
 
-    Few rows read half the bytes of bfloat16; many take the layer itself.
+    Float8 is multiplied as such for any number of rows. Beside integers few rows read half the bytes of bfloat16; many
+    take the layer itself.
     """
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(
+        self,
+        linear: Linear,
+        dtype: torch.dtype,  # int8 or float8_e4m3fn
+        largest_input: float,  # beside float8
+    ) -> None:
         assert linear.bias is None, "no bias is foreseen"
         self._linear = linear
-        self._weight, self._scales = quantize_rows(linear.weight)
-        is_long = linear.weight.shape[1] >= LONG_SUM
-        self._most_rows = MAX_QUANTIZED_ROWS if is_long else MAX_QUANTIZED_ROWS_OF_SHORT_SUMS
+        self._step: torch.Tensor | None = None
+        self._most_rows: int | None = None
+        weight = linear.weight
+        if dtype == torch.int8:
+            self._weight, self._scales = quantize_rows(weight)
+            is_long = weight.shape[1] >= LONG_SUM
+            self._most_rows = MAX_QUANTIZED_ROWS if is_long else MAX_QUANTIZED_ROWS_OF_SHORT_SUMS
+        else:
+            self._weight, self._scales = to_float8(weight)
+            # A power of two, so that nothing but float8 itself rounds inputs.
+            step = 2.0 ** math.ceil(math.log2(max(largest_input, TINY) / MAX_FLOAT8))
+            self._step = torch.full((1,), step, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
-        if x.shape[0] > self._most_rows:
+        if self._most_rows is not None and x.shape[0] > self._most_rows:
             return self._linear(x)
-        return quantized_linear(x, self._weight, self._scales)
+        return quantized_linear(x, self._weight, self._scales, step=self._step)
+
+
+def to_float8(
+    weight: torch.Tensor,  # [out, in] float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([out, in] float8_e4m3fn, [1] float32): numbers of 4 significant bits times one scale, about the weight.
+
+    Some rows at a time, as `quantize_rows`.
+    """
+    parts = torch.split(weight, QUANTIZED_AT_ONCE)
+    largest = torch.stack([part.abs().amax() for part in parts]).amax()
+    scale = largest.float().clamp(min=TINY).reshape(1) / MAX_FLOAT8
+    rounded = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    for part, target in zip(parts, torch.split(rounded, QUANTIZED_AT_ONCE), strict=True):
+        target.copy_((part / scale).clamp(-MAX_FLOAT8, MAX_FLOAT8))
+    return rounded, scale
 
 
 def quantize_rows(
@@ -129,7 +161,7 @@ def quantize_rows(
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     for first in range(0, len(weight), QUANTIZED_AT_ONCE):
         some = slice(first, first + QUANTIZED_AT_ONCE)
-        scales[some] = weight[some].abs().amax(1).float().clamp(min=1e-30) / MAX_INT8
+        scales[some] = weight[some].abs().amax(1).float().clamp(min=TINY) / MAX_INT8
         integers[some] = (weight[some] / scales[some, None]).round().to(torch.int8)
     return integers, scales
 

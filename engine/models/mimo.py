@@ -55,8 +55,11 @@ class MiMo:
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
         return self._draft_lm_head(carry)
 
-    def quantize_draft_lm_head(self) -> None:
-        self._draft_lm_head = QuantizedLinear(self.trunk.lm_head)
+    def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
+        assert self.head is not None, "the MTP head is not loaded: depth must be 0"
+        # A norm's output before its weight is no longer than a vector of ones.
+        largest_input = self.head.final_norm.abs().max().item() * self.config.hidden_size**0.5
+        self._draft_lm_head = QuantizedLinear(self.trunk.lm_head, dtype, largest_input)
 
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"

@@ -1,4 +1,4 @@
-"""A linear layer with 8-bit weights and one scale an output (PyTorch twin)."""
+"""A linear layer with 8-bit weights (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import torch
 
 def quantized_linear(
     x: torch.Tensor,  # [rows, inputs] float
-    weight: torch.Tensor,  # [outputs, inputs] int8
-    scales: torch.Tensor,  # [outputs] float32
+    weight: torch.Tensor,  # [outputs, inputs] int8 or float8_e4m3fn
+    scales: torch.Tensor,  # [outputs] float32; of float8 [1]
     *,
+    step: torch.Tensor | None = None,  # [1] float32, of inputs to float8
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: (x @ weight.T) * scales."""
-    result = torch.nn.functional.linear(x, weight.to(x.dtype)) * scales.to(x.dtype)
+    """[rows, outputs]: (x @ weight.T) * scales, beside float8 of x rounded to float8 times step."""
+    rounded = x if step is None else ((x / step).to(weight.dtype).to(torch.float32) * step).to(x.dtype)
+    result = torch.nn.functional.linear(rounded, weight.to(x.dtype)) * scales.to(x.dtype)
     return result if out is None else out.copy_(result)

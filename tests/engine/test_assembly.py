@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from headway.engine import assembly
 from headway.engine.assembly import (
     MAX_WINDOW_QUERIES,
+    _draft_lm_head_dtype,
     _idle_prefill_chunk,
     _make_deterministic,
     _max_running,
     _prefill_chunk,
-    _quantizes_draft_lm_head,
 )
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
@@ -44,36 +45,52 @@ def model(**changes: object) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("head", "changes", "expected"),
+    ("head", "has_float8", "changes", "expected"),
     [
-        ("auto", {}, True),
-        ("auto", {"vocab_size": 4096}, False),
-        ("auto", {"device": "cpu"}, False),
-        ("auto", {"dtype": torch.float32}, False),
-        ("auto", {"hidden": 4100}, False),
-        ("auto", {"has_mtp": False}, False),
-        ("full", {}, False),
-        ("int8", {"vocab_size": 4096}, True),
+        ("auto", True, {}, torch.float8_e4m3fn),
+        ("auto", False, {}, torch.int8),
+        ("auto", True, {"vocab_size": 50_257}, torch.int8),
+        ("auto", True, {"vocab_size": 4096}, None),
+        ("auto", False, {"device": "cpu"}, None),
+        ("auto", True, {"dtype": torch.float32}, None),
+        ("auto", True, {"hidden": 4100}, None),
+        ("auto", True, {"has_mtp": False}, None),
+        ("full", True, {}, None),
+        ("int8", True, {"vocab_size": 4096}, torch.int8),
+        ("fp8", True, {"vocab_size": 4096}, torch.float8_e4m3fn),
     ],
     ids=str,
 )
-def test_drafts_take_8_bits_where_that_pays(head: str, changes: dict[str, object], expected: bool) -> None:
+def test_drafts_take_8_bits_where_that_pays(
+    monkeypatch: pytest.MonkeyPatch,
+    head: str,
+    changes: dict[str, object],
+    expected: torch.dtype | None,
+    *,
+    has_float8: bool,
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: has_float8)
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
-    assert _quantizes_draft_lm_head(config, model(**changes)) is expected  # type: ignore[arg-type]
+    assert _draft_lm_head_dtype(config, model(**changes)) is expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("head", "changes", "words"),
     [
-        ({"device": "cpu"}, "bfloat16 on cpu with 4096, with drafts"),
-        ({"hidden": 100}, "with 100"),
-        ({"has_mtp": False}, "without drafts"),
+        ("int8", {"device": "cpu"}, "int8.* 128; .*bfloat16 on cpu with 4096 and 151680, with drafts"),
+        ("int8", {"hidden": 100}, "with 100"),
+        ("int8", {"has_mtp": False}, "without drafts"),
+        ("fp8", {}, "fp8.*Hopper"),
     ],
     ids=str,
 )
-def test_8_bits_that_cannot_be_are_refused(changes: dict[str, object], words: str) -> None:
+def test_8_bits_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, head: str, changes: dict[str, object], words: str
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: False)
+    config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        _quantizes_draft_lm_head(EngineConfig(model_path="", draft_lm_head="int8"), model(**changes))  # type: ignore[arg-type]
+        _draft_lm_head_dtype(config, model(**changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -256,13 +256,13 @@ def test_drafts_by_8_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
     cases = [Case(tuple(chance.randrange(256) for _ in range(9 + i)), 40, GREEDY) for i in range(20)]
     engines = [
         LocalEngine(EngineConfig(model_path=path, dtype="bfloat16", draft_lm_head=head))  # type: ignore[arg-type]
-        for head in ("full", "int8")
+        for head in ("full", "int8", "fp8")
     ]
     for num_rows in (1, 16, 20):
-        full, quantized = (generate_with(engine, cases[:num_rows]) for engine in engines)
-        assert full == quantized
-    accepted = [engine.engine.scheduler.snapshot().num_accepted_tokens for engine in engines]
-    assert 0.9 * accepted[0] < accepted[1]
+        full, *quantized = (generate_with(engine, cases[:num_rows]) for engine in engines)
+        assert quantized == [full, full]
+    full_accepted, *accepted = (engine.engine.scheduler.snapshot().num_accepted_tokens for engine in engines)
+    assert all(count > 0.9 * full_accepted for count in accepted), (full_accepted, accepted)
 
 
 @pytest.mark.timeout(300)

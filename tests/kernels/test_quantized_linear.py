@@ -1,4 +1,4 @@
-"""8-bit weights: the product against float64."""
+"""8-bit weights, integers and float8: the product against float64."""
 
 import pytest
 import torch
@@ -27,6 +27,35 @@ def test_the_product_is_that_of_the_integers(
     assert bool((error <= bound + 1e-6).all()), float((error - bound).max())
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 64, 130])
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (304, 256)])
+def test_the_product_is_that_of_the_numbers_of_8_bits(
+    rows: int, outputs: int, inputs: int, device: torch.device
+) -> None:
+    """Inputs are divided by a power of two, so that all that round them round alike."""
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the device has no products of float8")
+    generator = torch.Generator().manual_seed(rows)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x = torch.randn(rows, inputs, generator=generator)
+    if device.type != "cuda":
+        # Triton's interpreter rounds up to half of the next power of two: here nothing is rounded up.
+        x = x.to(torch.float8_e4m3fn).float() * (1 + torch.rand(rows, inputs, generator=generator) / 32)
+    x = x.to(device, dtype)
+    weight = (torch.randn(outputs, inputs, generator=generator) * 50).to(device, torch.float8_e4m3fn)
+    step, scale = (torch.tensor([value], device=device) for value in (1 / 64, 0.003))
+    rounded = (x.float() / step).to(torch.float8_e4m3fn).double()
+    expected = (rounded @ weight.double().T) * step.double() * scale.double()
+    # Tensor cores may keep 13 bits of a sum's greatest product.
+    bound = (rounded.abs() @ weight.double().abs().T) * step.double() * scale.double() * 2**-12
+    result = quantized_linear(x, weight, scale, step=step)
+    assert (result.dtype, result.shape) == (dtype, (rows, outputs))
+    error = (result.double() - expected).abs()
+    assert bool((error <= bound + expected.abs() * torch.finfo(dtype).eps).all()), float(
+        (error - bound).max()
+    )
+
+
 def test_rows_of_any_magnitude_keep_their_digits(device: torch.device) -> None:
     """Zeros, tiny rows, and one input that dwarfs the others: 16 bits of the row's greatest are left."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -39,14 +68,21 @@ def test_rows_of_any_magnitude_keep_their_digits(device: torch.device) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-2 if dtype == torch.bfloat16 else 2e-5, atol=0)
 
 
-def test_given_memory_is_filled_and_its_margins_stay(device: torch.device) -> None:
+@pytest.mark.parametrize(("kind", "rows"), [("int8", 2), ("float8", 2), ("float8", 20)])
+def test_given_memory_is_filled_and_its_margins_stay(kind: str, rows: int, device: torch.device) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    backing = torch.full((4, 200), 7.0, device=device, dtype=dtype)
-    x = torch.ones(2, 128, device=device, dtype=dtype)
-    weight = torch.ones(150, 128, dtype=torch.int8, device=device)
-    out = backing[1:3, 20:170]
-    assert quantized_linear(x, weight, torch.ones(150, device=device), out=out) is out
+    backing = torch.full((rows + 2, 200), 7.0, device=device, dtype=dtype)
+    x = torch.ones(rows, 128, device=device, dtype=dtype)
+    out = backing[1:-1, 20:164]
+    if kind == "int8":
+        weight = torch.ones(144, 128, dtype=torch.int8, device=device)
+        result = quantized_linear(x, weight, torch.ones(144, device=device), out=out)
+    else:
+        weight = torch.ones(144, 128, device=device).to(torch.float8_e4m3fn)
+        one = torch.ones(1, device=device)
+        result = quantized_linear(x, weight, one, step=one, out=out)
+    assert result is out
     assert bool((out == 128).all())
-    assert bool((backing[[0, 3]] == 7).all())
+    assert bool((backing[[0, -1]] == 7).all())
     assert bool((backing[:, :20] == 7).all())
-    assert bool((backing[:, 170:] == 7).all())
+    assert bool((backing[:, 164:] == 7).all())

@@ -9,10 +9,12 @@ from headway.engine.models import linear
 from headway.engine.models.linear import (
     CAN_PACK,
     MIN_ADDED_ROWS,
+    QUANTIZED_AT_ONCE,
     Linear,
     QuantizedLinear,
     pack_all,
     quantize_rows,
+    to_float8,
 )
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
@@ -124,6 +126,29 @@ def test_a_quantized_weight_is_off_by_half_a_step_at_most() -> None:
     assert bool((integers[7] == 0).all())
 
 
+@pytest.mark.parametrize("num_outputs", [50, QUANTIZED_AT_ONCE + 3])
+def test_a_weight_in_float8_keeps_four_significant_bits(num_outputs: int) -> None:
+    weight = torch.randn(num_outputs, 64, generator=torch.Generator().manual_seed(0))
+    weight[7], weight[8] = 0, weight[8] / 100
+    rounded, scale = to_float8(weight)
+    assert (rounded.dtype, scale.shape) == (torch.float8_e4m3fn, (1,))
+    error = (rounded.float() * scale - weight).abs()
+    assert bool((error <= weight.abs() / 16 * 1.001 + scale * 2**-10).all())
+    assert rounded.float().abs().max() == 448
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("count", [1, 33, 200])
+def test_any_number_of_rows_takes_float8(count: int, size: float) -> None:
+    """The largest input that was announced is among them."""
+    full = Linear(random_linear(300, 128).weight)
+    x = random_rows(count, 128) * size
+    x[0, 5] = largest = 11.3 * size
+    quantized, wanted = QuantizedLinear(full, torch.float8_e4m3fn, largest)(x), full(x)
+    error = (quantized - wanted).norm() / wanted.norm()
+    assert 0.001 < error < 0.05
+
+
 @pytest.mark.parametrize(
     ("inputs", "count", "is_full"),
     [(128, 1, False), (128, 32, False), (128, 33, True), (2048, 64, False), (2048, 65, True)],
@@ -131,7 +156,7 @@ def test_a_quantized_weight_is_off_by_half_a_step_at_most() -> None:
 def test_many_rows_take_the_full_weight(inputs: int, count: int, is_full: bool) -> None:
     full = Linear(random_linear(300, inputs).weight)
     x = random_rows(count, inputs)
-    quantized = QuantizedLinear(full)(x)
+    quantized = QuantizedLinear(full, torch.int8, 1.0)(x)
     if is_full:
         assert torch.equal(quantized, full(x))
     else:
