@@ -26,8 +26,9 @@ MAX_INT8, MAX_FLOAT8, TINY = 127.0, 448.0, 1e-30
 QUANTIZED_AT_ONCE = 4096
 # Beyond so many rows bfloat16 is as fast; sums shorter than LONG_SUM cost less than what their rows bring in.
 MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
-# Of so many rows a GPU's norm is held up by memory, and the library adds a product to the residual for nothing.
-MIN_ADDED_ROWS = 2048
+# Of so many rows a GPU's norm is held up by memory, and the library adds a product to the residual for nothing: an H200
+# takes 7.59 ms instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with prompts (7B shape, depth 3).
+MIN_ADDED_ROWS = 128
 TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256, 304, 512)
 
 
