@@ -34,7 +34,7 @@ from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
-from headway.kernels import FEW_ROWS, has_fused_attention, stamp
+from headway.kernels import FEW_ROWS, has_fused_attention, stamp, start_rows
 
 WARM_UP_TOKENS = 1024
 
@@ -377,20 +377,9 @@ class Runner:
         tokens = self._pick_first(chunks, index, length, hidden, results) if picked is None else picked[index]
         results.first_tokens = tokens
         self.adjustments.count(index, tokens)
-        slots.last_tokens[index] = tokens
-        slots.kv_lengths[index] = length
-        slots.pending_tokens[index, 0] = tokens
+        start_rows(slots.state(), index, tokens, length, self.pool.block_size)
         if self.model.has_mtp:
             slots.pending_hidden[index, 0] = self.model.draft_hidden(hidden)
-        # A number assigned by index is copied to the device, and the host waits until its turn comes.
-        slots.pending_counts.index_fill_(0, index, 1)
-        size = self.pool.block_size
-        slots.last_block_offsets[index] = (length - 1) % size
-        slots.block_counts[index] = counts = (length + size - 1) // size
-        granted = slots.granted_block_ids[index]
-        places = torch.arange(granted.shape[1], device=self.device)
-        slots.kv_block_ids[index] = torch.where(places < counts[:, None], granted, -1)
-        slots.last_block_ids[index] = granted.gather(1, counts[:, None] - 1)[:, 0]
 
     def _pick_first(
         self,

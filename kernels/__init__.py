@@ -33,6 +33,7 @@ from headway.kernels.sample import gumbel_noise, sample
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear import skinny_gate_up, skinny_linear
 from headway.kernels.stamp import stamp
+from headway.kernels.start_rows import start_rows
 from headway.kernels.stream_read import stream_read
 from headway.kernels.varlen_attention import varlen_attention
 from headway.kernels.verify import verify_speculative_tokens
@@ -76,6 +77,7 @@ __all__ = [
     "skinny_gate_up",
     "skinny_linear",
     "stamp",
+    "start_rows",
     "stream_read",
     "varlen_attention",
     "verify_speculative_tokens",

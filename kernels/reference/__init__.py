@@ -25,6 +25,7 @@ from headway.kernels.reference.sample import gumbel_noise, sample
 from headway.kernels.reference.silu_mul import silu_mul
 from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
 from headway.kernels.reference.stamp import stamp
+from headway.kernels.reference.start_rows import start_rows
 from headway.kernels.reference.stream_read import stream_read
 from headway.kernels.reference.varlen_attention import varlen_attention
 from headway.kernels.reference.verify import verify_speculative_tokens
@@ -60,6 +61,7 @@ __all__ = [
     "skinny_gate_up",
     "skinny_linear",
     "stamp",
+    "start_rows",
     "stream_read",
     "varlen_attention",
     "verify_speculative_tokens",

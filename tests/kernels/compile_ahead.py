@@ -395,6 +395,13 @@ CASES = [
         for number in (1, 2)
     ),
     Case(
+        "start_rows",
+        "_start_kernel",
+        pointers("index token new_length last_token length offset count last_id pending_count")
+        | pointers("table granted pending"),
+        {"BLOCK_SIZE": 16, "BLOCKS": 1024},
+    ),
+    Case(
         "stream_read",
         "_stream_read_kernel",
         pointers("data out", "*i32"),

@@ -25,6 +25,7 @@ GROUPS = {
         "open_drafts",
         "commit_round",
         "keep_states",
+        "start_rows",
     ),
     "sampling": ("sample",),
     "attention": ("paged_attention_pieces", "prefill_attention", "varlen_attention"),
