@@ -155,12 +155,16 @@ def _draft_lm_head_dtype(config: EngineConfig, model: CausalLM) -> torch.dtype |
     wanted = config.draft_lm_head
     if (wanted == "int8" and not is_possible) or (wanted == "fp8" and not is_float8_possible):
         drafting = "with" if model.has_mtp else "without"
-        of_float8 = (
-            ", its vocabulary one of 16 and the device Ada, Hopper or later" if wanted == "fp8" else ""
-        )
+        needed, found = "", ""
+        if wanted == "fp8":
+            needed = ", its vocabulary one of 16 and the device of compute capability 8.9 or later"
+            capability = (
+                ".".join(map(str, torch.cuda.get_device_capability(model.device))) if is_possible else "-"
+            )
+            found = f" and a vocabulary of {vocab_size}, compute capability {capability}"
         raise ConfigError(
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
-            f"of 128{of_float8}; this one is {model.dtype} on {model.device.type} with {hidden} and {vocab_size}, "
+            f"of 128{needed}; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden}{found}, "
             f"{drafting} drafts; use auto"
         )
     if wanted == "auto":

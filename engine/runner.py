@@ -286,8 +286,9 @@ class Runner:
         last = [chunk for chunk in chunks if chunk.is_last]
         if last:
             of_last = hidden[self._to_device(last_places(chunks))] if has_all else hidden
-            is_picked = picked is not None and all(chunk.row < len(picked) for chunk in last)
-            self._start_rows(last, of_last, results, picked if is_picked else None)
+            if picked is not None and any(chunk.row >= len(picked) for chunk in last):
+                picked = None
+            self._start_rows(last, of_last, results, picked)
         if any(chunk.scored_token_ids for chunk in chunks):
             results.prompt_logprobs = [
                 self._score_prompt(chunk, hidden[first:])
@@ -374,7 +375,13 @@ class Runner:
         slots = self.slots
         lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
         index, length = self._to_device([[chunk.row for chunk in chunks], lengths])
-        tokens = self._pick_first(chunks, index, length, hidden, results) if picked is None else picked[index]
+        if picked is None:
+            tokens = self._pick_first(chunks, index, length, hidden, results)
+        else:
+            assert not any(chunk.row in self._num_logprobs for chunk in chunks), (
+                "the round's picks are not scored"
+            )
+            tokens = picked[index]
         results.first_tokens = tokens
         self.adjustments.count(index, tokens)
         start_rows(slots.state(), index, tokens, length, self.pool.block_size)

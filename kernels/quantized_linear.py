@@ -20,8 +20,8 @@ _MAX_ROWS, _MAX_FLOAT8_ROWS = 64, 16
 _MIN_TILE_ROWS = 16
 _OUTPUTS, _INPUTS = 128, 128
 # Two programs a multiprocessor: [151680, 4096] takes an H200 147 us for 1 row and 211 for 64, by one with 7 stages 149
-# and 215; [151680, 1024] 42 and 87, by one 47 and 100.
-_PROGRAMS = 2
+# and 215; [151680, 1024] 42 and 87, by one 47 and 100. One where two would have fewer stages than _FEW_STAGES.
+_PROGRAMS, _FEW_STAGES = 2, 3
 _COARSE = 127.0  # coarse steps from zero to a row's greatest input
 _FINE = 254.0  # fine steps in a coarse one: half a coarse step is 127 of them
 
@@ -173,12 +173,12 @@ def quantized_linear(
             return product if out is None else out.copy_(product)
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     padded_rows = max(power_of_two(rows), _MIN_TILE_ROWS)
-    stage_bytes = (_OUTPUTS + len(parts) * padded_rows) * _INPUTS
+    fitting_stages = shared_memory_bytes(x.device) // ((_OUTPUTS + len(parts) * padded_rows) * _INPUTS)
     _quantized_kernel[(blocks_of(num_outputs, _OUTPUTS),)](
         parts, step, weight, scales, result, rows, num_outputs, num_inputs, result.stride(0),
         ROWS=padded_rows, PARTS=len(parts), OUTPUTS=_OUTPUTS, INPUTS=_INPUTS, FINE=_FINE, OVERLAPS=overlaps,
         num_warps=8 if padded_rows == _MAX_ROWS else 4,
-        num_stages=max(shared_memory_bytes(x.device) // _PROGRAMS // stage_bytes, 1), **launch,
+        num_stages=max(fitting_stages // _PROGRAMS, min(fitting_stages, _FEW_STAGES), 1), **launch,
     )  # fmt: skip
     return result
 

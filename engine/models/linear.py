@@ -111,15 +111,15 @@ class QuantizedLinear:
     def __init__(
         self,
         linear: Linear,
-        dtype: torch.dtype,  # int8 or float8_e4m3fn
-        largest_input: float,  # beside float8
+        *,
+        largest_input: float | None = None,  # float8_e4m3fn for inputs up to that; None: int8, for any
     ) -> None:
         assert linear.bias is None, "no bias is foreseen"
         self._linear = linear
         self._step: torch.Tensor | None = None
         self._most_rows: int | None = None
         weight = linear.weight
-        if dtype == torch.int8:
+        if largest_input is None:
             self._weight, self._scales = quantize_rows(weight)
             is_long = weight.shape[1] >= LONG_SUM
             self._most_rows = MAX_QUANTIZED_ROWS if is_long else MAX_QUANTIZED_ROWS_OF_SHORT_SUMS

@@ -57,9 +57,11 @@ class MiMo:
 
     def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
-        # A norm's output before its weight is no longer than a vector of ones.
-        largest_input = self.head.final_norm.abs().max().item() * self.config.hidden_size**0.5
-        self._draft_lm_head = QuantizedLinear(self.trunk.lm_head, dtype, largest_input)
+        largest_input = None
+        if dtype == torch.float8_e4m3fn:
+            # A norm's output before its weight is no longer than a vector of ones.
+            largest_input = self.head.final_norm.abs().max().item() * self.config.hidden_size**0.5
+        self._draft_lm_head = QuantizedLinear(self.trunk.lm_head, largest_input=largest_input)
 
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"

@@ -77,10 +77,11 @@ def test_drafts_take_8_bits_where_that_pays(
 @pytest.mark.parametrize(
     ("head", "changes", "words"),
     [
-        ("int8", {"device": "cpu"}, "int8.* 128; .*bfloat16 on cpu with 4096 and 151680, with drafts"),
-        ("int8", {"hidden": 100}, "with 100"),
+        ("int8", {"device": "cpu"}, "int8.* 128; .*bfloat16 on cpu with a hidden size of 4096, with drafts"),
+        ("int8", {"hidden": 100}, "hidden size of 100,"),
         ("int8", {"has_mtp": False}, "without drafts"),
-        ("fp8", {}, "fp8.*Hopper"),
+        ("fp8", {}, "fp8.* 8.9 or later; .* a vocabulary of 151680, compute capability 8.0, with"),
+        ("fp8", {"device": "cpu"}, "on cpu .* a vocabulary of 151680, compute capability -, with"),
     ],
     ids=str,
 )
@@ -88,6 +89,7 @@ def test_8_bits_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, head: str, changes: dict[str, object], words: str
 ) -> None:
     monkeypatch.setattr(assembly, "has_float8_products", lambda _: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         _draft_lm_head_dtype(config, model(**changes))  # type: ignore[arg-type]

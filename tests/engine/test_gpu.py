@@ -28,6 +28,7 @@ from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.results import RoundHandle
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
+from headway.kernels import has_float8_products
 
 pytestmark = pytest.mark.gpu
 
@@ -254,13 +255,14 @@ def test_drafts_by_8_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
     path = str(constructed_mimo(tmp_path / "model", noise=0.06, **sizes))
     chance = random.Random(0)
     cases = [Case(tuple(chance.randrange(256) for _ in range(9 + i)), 40, GREEDY) for i in range(20)]
+    float8 = ["fp8"] if has_float8_products(torch.device("cuda")) else []
     engines = [
         LocalEngine(EngineConfig(model_path=path, dtype="bfloat16", draft_lm_head=head))  # type: ignore[arg-type]
-        for head in ("full", "int8", "fp8")
+        for head in ("full", "int8", *float8)
     ]
     for num_rows in (1, 16, 20):
         full, *quantized = (generate_with(engine, cases[:num_rows]) for engine in engines)
-        assert quantized == [full, full]
+        assert all(texts == full for texts in quantized)
     full_accepted, *accepted = (engine.engine.scheduler.snapshot().num_accepted_tokens for engine in engines)
     assert all(count > 0.9 * full_accepted for count in accepted), (full_accepted, accepted)
 

@@ -238,13 +238,18 @@ def test_prompts_beside_rounds_give_the_same_text(
     runner = engines[1].engine.runner
     mixed = MixedLaunches(runner, (16, 32))  # 48 tokens go behind the round
     runner._mixed_graphs = mixed  # type: ignore[assignment]
-    start_rows, are_picked = runner._start_rows, list[bool]()
+    start_rows, finish_chunks = runner._start_rows, runner._finish_chunks
+    are_picked: list[bool] = []  # of the starts in mixed steps
 
-    def noting(*args: Any) -> None:
+    def noting_starts(*args: Any) -> None:
         are_picked.append(args[-1] is not None)
         start_rows(*args)
 
-    monkeypatch.setattr(runner, "_start_rows", noting)
+    def noting_mixed(*args: Any, picked: torch.Tensor | None = None, **kwargs: Any) -> None:
+        monkeypatch.setattr(runner, "_start_rows", start_rows if picked is None else noting_starts)
+        finish_chunks(*args, picked=picked, **kwargs)
+
+    monkeypatch.setattr(runner, "_finish_chunks", noting_mixed)
     plain: list[dict[str, object]] = [{}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}]
     wishes = plain * 5 + [{"num_logprobs": 2}, {}, {"frequency_penalty": 0.5}]
     prompts = [
@@ -268,4 +273,4 @@ def test_prompts_beside_rounds_give_the_same_text(
     rounds = {wanted.round._replace(num_rows=0, depth=0) for wanted in mixed.launched}
     assert rounds == {Round(0, 0)}, "of no rare kind"
     assert {wanted.fills_drafts for wanted in mixed.launched} == {depth > 0}
-    assert set(are_picked) == {False, True}
+    assert set(are_picked) == {False, True}, "rows within the round's graph, and beyond it"

@@ -1,7 +1,7 @@
 """Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill, or where
 the threads of a warp may disagree about a sum.
 
-python -P tests/kernels/compile_ahead.py 90
+python -P tests/kernels/compile_ahead.py 90 [operation ...]
 
 For Blackwell Triton 3.7 has the assembler allocate registers anew (--regAllocOptLevel=2, around a fault of ptxas 13),
 which spills a few of kernels that fit: these may spill TOLERATED_BYTES, and nothing without that option.
@@ -473,14 +473,15 @@ def plain_report(binary: Any, capability: int) -> str:
         ).stderr
 
 
-def main(capability: int) -> int:
+def main(capability: int, ops: list[str]) -> int:
     failures = 0
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True  # of what is in the cache the assembler says nothing
     # The pick of a small vocabulary as it would be without its option: what is looked for below is seen.
     control = next(c for c in CASES if c.kernel == "_pick_kernel" and c.constants["CHUNKS"] == 2)
     assert differs_by_thread(compiled(control, capability, enable_fp_fusion=True)[0])
-    cases = [case for case in CASES if capability >= case.least_capability]
+    cases = [case for case in CASES if capability >= case.least_capability and case.op in (ops or [case.op])]
+    assert cases, f"no kernel of {', '.join(ops)} is for {capability}"
     for case in cases:
         binary, report = compiled(case, capability)
         registers, spilled = registers_and_spills(report)
@@ -501,4 +502,4 @@ def main(capability: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -144,7 +144,7 @@ def test_any_number_of_rows_takes_float8(count: int, size: float) -> None:
     full = Linear(random_linear(300, 128).weight)
     x = random_rows(count, 128) * size
     x[0, 5] = largest = 11.3 * size
-    quantized, wanted = QuantizedLinear(full, torch.float8_e4m3fn, largest)(x), full(x)
+    quantized, wanted = QuantizedLinear(full, largest_input=largest)(x), full(x)
     error = (quantized - wanted).norm() / wanted.norm()
     assert 0.001 < error < 0.05
 
@@ -156,7 +156,7 @@ def test_any_number_of_rows_takes_float8(count: int, size: float) -> None:
 def test_many_rows_take_the_full_weight(inputs: int, count: int, is_full: bool) -> None:
     full = Linear(random_linear(300, inputs).weight)
     x = random_rows(count, inputs)
-    quantized = QuantizedLinear(full, torch.int8, 1.0)(x)
+    quantized = QuantizedLinear(full)(x)
     if is_full:
         assert torch.equal(quantized, full(x))
     else:

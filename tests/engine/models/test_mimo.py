@@ -12,12 +12,15 @@ from headway_testing.checkpoints import (
     constructed_mimo,
     mimo_config,
     random_cycle,
+    random_mimo,
     random_tensors,
     write_folder,
 )
 from headway_testing.paged import PagedSequences, load
 
+from headway.engine.models.mimo import MiMo
 from headway.engine.models.registry import CausalLM
+from headway.kernels import rms_norm
 
 Pair = Callable[..., SimpleNamespace]
 
@@ -151,3 +154,21 @@ def test_a_mimo_without_its_head_is_a_plain_decoder(
     assert (whole.has_mtp, whole.num_kv_layers) == (True, 4)
     logits = [m.logits(PagedSequences(m, 1, 75).forward([(0, 0, 75)], tokens)) for m in (whole, model)]
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("size", [0.02, 1.0, 40.0])
+def test_float8_holds_all_that_the_heads_norm_may_give(size: float, tmp_path: Path) -> None:
+    """A vector of one number, which is as large as the norm lets it be, and others."""
+    model = load(random_mimo(tmp_path / "model"), dtype="float64")  # of float32 the lm_head would be packed
+    assert isinstance(model, MiMo)
+    assert model.head is not None
+    hidden = model.config.hidden_size
+    weight = model.head.final_norm.copy_(torch.linspace(0.1, 1, hidden) * size)
+    rows = torch.randn(9, hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows[0], rows[0, -1] = 0, 1
+    carry = rms_norm(rows, weight, 1e-6)
+    full = model.draft_logits(carry)
+    model.quantize_draft_lm_head(torch.float8_e4m3fn)
+    errors = (model.draft_logits(carry) - full).norm(dim=1) / full.norm(dim=1)
+    assert bool((errors < 0.06).all()), errors
+    assert errors[1:].mean() > 0.005

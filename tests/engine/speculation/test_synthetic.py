@@ -10,10 +10,12 @@ import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.local import GREEDY, LocalEngine
+from headway_testing.prefills import MixedLaunches
 
 from headway.engine.config import EngineConfig
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.kernels import RoundWindow
 
 VOCABULARY = 50
 NUM_ROWS = 20_000
@@ -28,23 +30,32 @@ def table(seeds: torch.Tensor) -> SlotTable:
     return rows
 
 
-def window(num_rows: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Picks and tokens from so few ids that they often agree of themselves."""
+def opened(starts: torch.Tensor, depth: int) -> tuple[torch.Tensor, RoundWindow]:
+    """Picks and a window of ids so few that they often agree of themselves; all of them valid."""
     generator = torch.Generator().manual_seed(0)
-    shape = (num_rows, depth + 1)
+    shape = (len(starts), depth + 1)
     picked, tokens = (torch.randint(VOCABULARY - 3, VOCABULARY, shape, generator=generator) for _ in range(2))
-    return picked, tokens
+    window = RoundWindow.empty(len(starts), depth, torch.device("cpu"))
+    window.token_ids.copy_(tokens)
+    window.is_valid.fill_(True)
+    window.start_positions.copy_(starts)
+    return picked, window
+
+
+def rows_of(window: RoundWindow, row: int) -> RoundWindow:
+    """That row alone."""
+    return RoundWindow(*(getattr(window, name)[row : row + 1] for name in RoundWindow.__slots__))
 
 
 def forced(rates: tuple[float, ...], seeds: torch.Tensor, starts: torch.Tensor, depth: int) -> torch.Tensor:
     """[rows] int64: drafts that verification accepts."""
     synthetic = SyntheticAcceptance.of_rates(rates, VOCABULARY, torch.device("cpu"))
-    picked, tokens = window(len(seeds), depth)
+    picked, window = opened(starts, depth)
     result = picked.clone()
-    synthetic.force(result, tokens, table(seeds), starts)
+    synthetic.force(result, window, table(seeds))
     assert ((result >= 0) & (result < VOCABULARY)).all()
     assert torch.equal(result[:, -1], picked[:, -1])
-    return (result[:, :-1] == tokens[:, 1:]).cumprod(dim=1).sum(dim=1)
+    return (result[:, :-1] == window.token_ids[:, 1:]).cumprod(dim=1).sum(dim=1)
 
 
 @pytest.mark.parametrize("varies", ["seed", "position"])
@@ -69,14 +80,46 @@ def test_rates_of_zero_and_one_are_certain(rates: tuple[float, ...], expected: i
 def test_a_row_is_the_same_alone_and_in_a_crowd() -> None:
     synthetic = SyntheticAcceptance.of_rates(RATES, VOCABULARY, torch.device("cpu"))
     seeds, starts = torch.arange(-50, 50) * 123_456_789_123, torch.arange(100)
-    picked, tokens = window(100, 3)
+    picked, window = opened(starts, 3)
     together = picked.clone()
-    synthetic.force(together, tokens, table(seeds), starts)
+    synthetic.force(together, window, table(seeds))
     for row in (0, 41, 99):
         only = slice(row, row + 1)
         alone = picked[only].clone()
-        synthetic.force(alone, tokens[only], table(seeds[only]), starts[only])
+        synthetic.force(alone, rows_of(window, row), table(seeds[only]))
         assert torch.equal(alone, together[only])
+
+
+def test_what_no_valid_draft_follows_is_left_alone() -> None:
+    """Rows that are padding or at their cap: a prompt's first token may be picked in the one, text goes on in the other."""
+    synthetic = SyntheticAcceptance.of_rates((1.0, 1.0, 1.0), VOCABULARY, torch.device("cpu"))
+    numbers = torch.arange(100)
+    picked, window = opened(numbers, 3)
+    window.is_valid.copy_(torch.arange(4) < (numbers % 5)[:, None])
+    result = picked.clone()
+    synthetic.force(result, window, table(numbers))
+    for row, num_valid in enumerate((numbers % 5).tolist()):
+        num_drafts = max(num_valid - 1, 0)
+        assert torch.equal(result[row, :num_drafts], window.token_ids[row, 1 : 1 + num_drafts])
+        assert torch.equal(result[row, num_drafts:], picked[row, num_drafts:])
+
+
+def test_first_tokens_are_the_models_beside_rounds_too(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), depth=3, synthetic_acceptance=(1.0, 1.0, 1.0), max_running=8
+    )
+    mixing = msgspec.structs.replace(config, mixed_above_tokens=0)
+    engines = [LocalEngine(config), LocalEngine(mixing)]
+    mixed = MixedLaunches(engines[1].engine.runner, (16,))
+    engines[1].engine.runner._mixed_graphs = mixed  # type: ignore[assignment]
+    for engine in engines:
+        for number in range(24):
+            engine.submit([(7 * number + i) % 90 for i in range(1 + number % 9)], max_tokens=9 + number % 7)
+            engine.step()
+    first, others = ([output.token_ids[0] for output in engine.run().values()] for engine in engines)
+    assert first == others
+    assert len(set(first)) > 5
+    assert len(mixed.launched) > 5
 
 
 def test_an_engine_reports_the_rates_that_it_was_given(tmp_path: Path) -> None:
