@@ -349,6 +349,8 @@ class Runner:
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])
         pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])
+        start_rows(self.slots.state(), index, index, index + 1, self.pool.block_size)
+        self.slots.release(index)
 
     def _lengths_of(self, num_tokens: int) -> list[int]:
         """Of as few prompts as hold so many tokens."""
