@@ -17,6 +17,7 @@ from headway.engine.config import (
     CUDA_MAX_RUNNING,
     DEFAULT_PREFILL_CHUNK,
     MIN_PREFILL_CHUNK,
+    DraftLmHead,
     EngineConfig,
 )
 from headway.engine.errors import ConfigError
@@ -45,6 +46,7 @@ MAX_CUDA_PREFILL_CHUNK = 1024
 MIN_IDLE_PREFILL_CHUNK, MAX_IDLE_PREFILL_CHUNK = 2048, 8192
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
+DTYPES_OF_8_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 # Queries that share keys: so many at most take attention's kernel for decode rounds, of whose tiles this is one.
 MAX_WINDOW_QUERIES, WINDOW_TILE_QUERIES = 128, 32
 
@@ -75,9 +77,9 @@ def assemble(
     model = make_model(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
     )
-    draft_dtype = _draft_lm_head_dtype(config, model)
-    if draft_dtype is not None:
-        model.quantize_draft_lm_head(draft_dtype)
+    draft_lm_head = _draft_lm_head(config, model)
+    if draft_lm_head in DTYPES_OF_8_BITS:
+        model.quantize_draft_lm_head(DTYPES_OF_8_BITS[draft_lm_head])
     prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
@@ -85,6 +87,7 @@ def assemble(
         config,
         device=device.type,
         depth=depth,
+        draft_lm_head=draft_lm_head,
         max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=_prefill_chunk(config, model, num_parameters),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
@@ -145,9 +148,9 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def _draft_lm_head_dtype(config: EngineConfig, model: CausalLM) -> torch.dtype | None:
-    """Of 8 bits, None: the model's. By default where it was measured to pay: 16-bit models on CUDA with an lm_head that
-    takes a while to read."""
+def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
+    """What is wanted, or instead of auto: 8 bits where that was measured to pay, 16-bit models on CUDA with an lm_head
+    that takes a while to read, else full."""
     hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
     has_shape = model.dtype.itemsize == 2 and hidden % 128 == 0
     is_possible = model.has_mtp and model.device.type == "cuda" and has_shape
@@ -167,10 +170,11 @@ def _draft_lm_head_dtype(config: EngineConfig, model: CausalLM) -> torch.dtype |
             f"of 128{needed}; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden}{found}, "
             f"{drafting} drafts; use auto"
         )
-    if wanted == "auto":
-        pays = is_possible and hidden * vocab_size >= MIN_QUANTIZED_WEIGHTS
-        wanted = "full" if not pays else "fp8" if is_float8_possible else "int8"
-    return {"full": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[wanted]
+    if wanted != "auto":
+        return wanted
+    if not is_possible or hidden * vocab_size < MIN_QUANTIZED_WEIGHTS:
+        return "full"
+    return "fp8" if is_float8_possible else "int8"
 
 
 def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
@@ -345,5 +349,6 @@ def _info(
         has_mtp=model.has_mtp,
         has_dummy_weights=config.load_format == "dummy",
         synthetic_acceptance=config.synthetic_acceptance,
+        draft_lm_head=config.draft_lm_head,
         is_deterministic=config.deterministic,
     )

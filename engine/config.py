@@ -20,6 +20,8 @@ MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
 # Prompt tokens that one forward pass may compute beside those of a round.
 MAX_MIXED_TOKENS = 512
 
+DraftLmHead = Literal["auto", "full", "int8", "fp8"]
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the engine process needs to start.
@@ -38,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     depth: int = 3
-    draft_lm_head: Literal["auto", "full", "int8", "fp8"] = "auto"
+    draft_lm_head: DraftLmHead = "auto"
     max_model_len: int | None = None
     max_running: int | None = None
     max_waiting: int = 1024

@@ -58,7 +58,10 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         engine.runner.capture([depth], progress=lambda _: None)
     left_out: list[str] = []
     costs = costs_of(
-        read_model_config(settings.model), engine.runner.model.dtype, has_mtp=engine.info.has_mtp
+        read_model_config(settings.model),
+        engine.runner.model.dtype,
+        has_mtp=engine.info.has_mtp,
+        draft_lm_head=engine.info.draft_lm_head,
     )
     peak_at_ready = _peak_memory(engine)
     ceilings = measured_ceilings(engine.runner.device, engine.runner.model.dtype)

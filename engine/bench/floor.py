@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.engine.config import DraftLmHead
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.layers import Placement
 from headway.engine.models.linear import Linear
@@ -32,7 +33,7 @@ class Costs:
     """Bytes and multiplications of one model. Layers that see a token: those of the trunk."""
 
     trunk_bytes: int  # of all its linear layers, the output layer included
-    output_bytes: int  # of the output layer alone
+    draft_output_bytes: int  # of the output layer as drafts take it
     head_bytes: int  # of the MTP layer's linear layers; 0 without one
     kv_bytes: int  # keys and values of one token in one layer
     num_layers: int
@@ -41,7 +42,7 @@ class Costs:
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
         """Read at least: each weight once a pass, and every row's cache. A draft is a pass of head and output layer."""
-        drafts = depth * (self.head_bytes + self.output_bytes)
+        drafts = depth * (self.head_bytes + self.draft_output_bytes)
         cache = batch * context * self.kv_bytes * (self.num_layers + depth)
         return self.trunk_bytes + drafts + cache
 
@@ -51,14 +52,16 @@ class Costs:
         return num_prompts * (2.0 * self.num_weights * length + attention)
 
 
-def costs_of(config: ModelConfig, dtype: torch.dtype, *, has_mtp: bool) -> Costs:
+def costs_of(
+    config: ModelConfig, dtype: torch.dtype, *, has_mtp: bool, draft_lm_head: DraftLmHead = "full"
+) -> Costs:
     family, place = MODELS[config.architecture], Placement(torch.device("meta"), dtype)
     trunk = family(config, place, with_mtp=False).linears()
     whole = family(config, place, with_mtp=True).linears() if has_mtp else trunk
     output_weights = config.vocab_size * config.hidden_size
     return Costs(
         trunk_bytes=_bytes(trunk),
-        output_bytes=output_weights * dtype.itemsize,
+        draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
         head_bytes=_bytes(whole) - _bytes(trunk),
         kv_bytes=2 * config.num_kv_heads * config.head_dim * dtype.itemsize,
         num_layers=config.num_layers,

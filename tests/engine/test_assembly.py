@@ -11,7 +11,7 @@ import torch
 from headway.engine import assembly
 from headway.engine.assembly import (
     MAX_WINDOW_QUERIES,
-    _draft_lm_head_dtype,
+    _draft_lm_head,
     _idle_prefill_chunk,
     _make_deterministic,
     _max_running,
@@ -47,17 +47,17 @@ def model(**changes: object) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("head", "has_float8", "changes", "expected"),
     [
-        ("auto", True, {}, torch.float8_e4m3fn),
-        ("auto", False, {}, torch.int8),
-        ("auto", True, {"vocab_size": 50_257}, torch.int8),
-        ("auto", True, {"vocab_size": 4096}, None),
-        ("auto", False, {"device": "cpu"}, None),
-        ("auto", True, {"dtype": torch.float32}, None),
-        ("auto", True, {"hidden": 4100}, None),
-        ("auto", True, {"has_mtp": False}, None),
-        ("full", True, {}, None),
-        ("int8", True, {"vocab_size": 4096}, torch.int8),
-        ("fp8", True, {"vocab_size": 4096}, torch.float8_e4m3fn),
+        ("auto", True, {}, "fp8"),
+        ("auto", False, {}, "int8"),
+        ("auto", True, {"vocab_size": 50_257}, "int8"),
+        ("auto", True, {"vocab_size": 4096}, "full"),
+        ("auto", False, {"device": "cpu"}, "full"),
+        ("auto", True, {"dtype": torch.float32}, "full"),
+        ("auto", True, {"hidden": 4100}, "full"),
+        ("auto", True, {"has_mtp": False}, "full"),
+        ("full", True, {}, "full"),
+        ("int8", True, {"vocab_size": 4096}, "int8"),
+        ("fp8", True, {"vocab_size": 4096}, "fp8"),
     ],
     ids=str,
 )
@@ -65,13 +65,13 @@ def test_drafts_take_8_bits_where_that_pays(
     monkeypatch: pytest.MonkeyPatch,
     head: str,
     changes: dict[str, object],
-    expected: torch.dtype | None,
+    expected: str,
     *,
     has_float8: bool,
 ) -> None:
     monkeypatch.setattr(assembly, "has_float8_products", lambda _: has_float8)
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
-    assert _draft_lm_head_dtype(config, model(**changes)) is expected  # type: ignore[arg-type]
+    assert _draft_lm_head(config, model(**changes)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_8_bits_that_cannot_be_are_refused(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        _draft_lm_head_dtype(config, model(**changes))  # type: ignore[arg-type]
+        _draft_lm_head(config, model(**changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from headway.engine.bench import __main__ as bench
 from headway.engine.bench.floor import costs_of, measured_ceilings
 from headway.engine.bench.measure import Driver
 from headway.engine.bench.shape import SHAPES
-from headway.engine.config import EngineConfig
+from headway.engine.config import DraftLmHead, EngineConfig
 from headway.engine.model_config import read_model_config
 
 SMALL = ["--output-len", "24", "--prefill", "none", "--device", "cpu", "--threads", "1"]
@@ -39,12 +39,13 @@ def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds:
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
 
 
-def test_drafts_and_contexts_are_bytes_of_their_own() -> None:
+@pytest.mark.parametrize(("draft_lm_head", "itemsize"), [("full", 2), ("int8", 1), ("fp8", 1)])
+def test_drafts_and_contexts_are_bytes_of_their_own(draft_lm_head: DraftLmHead, itemsize: int) -> None:
     config = read_model_config(SHAPES / "mimo-7b")
-    costs = costs_of(config, torch.bfloat16, has_mtp=True)
+    costs = costs_of(config, torch.bfloat16, has_mtp=True, draft_lm_head=draft_lm_head)
     plain = costs.round_bytes(batch=2, depth=0, context=0)
     head = 2 * 4096 * (2 * 4096 + 6144 + 4096 + 3 * 11008)
-    assert costs.round_bytes(batch=2, depth=3, context=0) - plain == 3 * (head + 2 * 151_680 * 4096)
+    assert costs.round_bytes(batch=2, depth=3, context=0) - plain == 3 * (head + itemsize * 151_680 * 4096)
     token = 2 * 2 * 8 * 128
     assert costs.round_bytes(batch=2, depth=0, context=100) - plain == 2 * 100 * 36 * token
     without_drafts = costs.round_bytes(batch=2, depth=1, context=0)
