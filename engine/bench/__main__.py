@@ -169,15 +169,16 @@ def _prefill(
         if not driver.can_hold(batch=num_prompts, input_len=length, output_len=1):
             left_out.append(f"prefill of {num_prompts} x {length:,}: it does not fit")
             continue
-        for depth in sorted({depths[0], depths[-1]}):
-            _tell(f"prefill: {num_prompts} x {length:,}, depth {depth}")
-            case = {"num_prompts": num_prompts, "length": length, "depth": depth}
-            driver.prefill_seconds(**case)  # compiles kernels and warms up
-            seconds = [driver.prefill_seconds(**case) for _ in range(settings.num_runs)]
-            flop = costs.prefill_flop(num_prompts=num_prompts, length=length)
+        _tell(f"prefill: {num_prompts} x {length:,}, depths {depths[0]} and {depths[-1]}")
+        flop = costs.prefill_flop(num_prompts=num_prompts, length=length)
+        size = {"num_prompts": num_prompts, "length": length}
+        for depth, seconds in _prefills_in_turns(
+            settings, driver, sorted({depths[0], depths[-1]}), size
+        ).items():
             lines.append(
                 PrefillFigures(
-                    **case,
+                    **size,
+                    depth=depth,
                     milliseconds=1e3 * statistics.median(seconds),
                     all_milliseconds=[1e3 * one for one in seconds],
                     floor_milliseconds=1e3 * flop / ceilings.matmul_flop,
@@ -185,6 +186,19 @@ def _prefill(
                 )
             )
     return lines
+
+
+def _prefills_in_turns(
+    settings: Settings, driver: Driver, depths: list[int], size: dict[str, int]
+) -> dict[int, list[float]]:
+    """Seconds by depth. One of each a turn: a GPU is slower after a tenth of a second of such work than before."""
+    seconds: dict[int, list[float]] = {depth: [] for depth in depths}
+    for turn in range(1 + settings.num_runs):
+        for depth in depths:
+            one = driver.prefill_seconds(**size, depth=depth)
+            if turn > 0:  # the first compiles kernels and warms up
+                seconds[depth].append(one)
+    return seconds
 
 
 def _closed_loops(settings: Settings, driver: Driver, left_out: list[str]) -> list[LoopFigures]:
