@@ -17,6 +17,7 @@ from headway.engine.config import (
     CUDA_MAX_RUNNING,
     DEFAULT_PREFILL_CHUNK,
     MIN_PREFILL_CHUNK,
+    DraftLayers,
     DraftLmHead,
     EngineConfig,
 )
@@ -31,6 +32,7 @@ from headway.engine.memory import (
     kv_block_bytes,
     num_kv_blocks,
 )
+from headway.engine.models.layers import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.models.registry import CausalLM
 from headway.engine.runner import Runner
 from headway.engine.scheduler import Scheduler
@@ -80,6 +82,9 @@ def assemble(
     draft_lm_head = _draft_lm_head(config, model)
     if draft_lm_head in DTYPES_OF_8_BITS:
         model.quantize_draft_lm_head(DTYPES_OF_8_BITS[draft_lm_head])
+    draft_layers = _draft_layers(config, model)
+    if draft_layers == "fp8":
+        model.round_draft_linears()
     prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
@@ -88,6 +93,7 @@ def assemble(
         device=device.type,
         depth=depth,
         draft_lm_head=draft_lm_head,
+        draft_layers=draft_layers,
         max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=_prefill_chunk(config, model, num_parameters),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
@@ -175,6 +181,27 @@ def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
     if not is_possible or hidden * vocab_size < MIN_QUANTIZED_WEIGHTS:
         return "full"
     return "fp8" if is_float8_possible else "int8"
+
+
+def _draft_layers(config: EngineConfig, model: CausalLM) -> DraftLayers:
+    """What is wanted, or instead of auto: float8 where that was measured to pay, 16-bit models on CUDA whose layers take
+    longer to read than to launch, else full."""
+    is_16_bit = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
+    shape = model.config
+    heads = shape.num_attention_heads + 2 * shape.num_kv_heads
+    sizes = shape.hidden_size, heads * shape.head_dim, 2 * shape.intermediate_size
+    is_possible = is_16_bit and all(size % 16 == 0 for size in sizes) and has_float8_products(model.device)
+    if config.draft_layers == "fp8" and not is_possible:
+        capability = ".".join(map(str, torch.cuda.get_device_capability(model.device))) if is_16_bit else "-"
+        raise ConfigError(
+            "--draft-layers is fp8, which needs drafts by a 16-bit model on CUDA of compute capability 8.9 or later, all of "
+            "whose layers' inputs and outputs (hidden; q, k and v; gate and up) are multiples of 16; this one is "
+            f"{model.dtype} on {model.device.type}, compute capability {capability}, "
+            f"{'with' if model.has_mtp else 'without'} drafts, of sizes {sizes}; use auto"
+        )
+    if config.draft_layers != "auto":
+        return config.draft_layers
+    return "fp8" if is_possible and model.config.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
 
 
 def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
@@ -350,5 +377,6 @@ def _info(
         has_dummy_weights=config.load_format == "dummy",
         synthetic_acceptance=config.synthetic_acceptance,
         draft_lm_head=config.draft_lm_head,
+        draft_layers=config.draft_layers,
         is_deterministic=config.deterministic,
     )

@@ -21,6 +21,7 @@ MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
 MAX_MIXED_TOKENS = 512
 
 DraftLmHead = Literal["auto", "full", "int8", "fp8"]
+DraftLayers = Literal["auto", "full", "fp8"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +31,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     a step beside a decode round; idle_prefill_chunk: while nobody decodes, who would have to wait for it.
     mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more tokens; None: of
     no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
-    synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements. draft_lm_head: the weights by which drafts
-    are picked; the target's are always full. deterministic: no row's result depends, in its last bit, on how many are
+    synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
+    draft_lm_head: the weights by which drafts are picked; draft_layers: those of the MTP layer's products of what norms
+    give. The target's are always full. deterministic: no row's result depends, in its last bit, on how many are
     computed with it or on how its prompt was cut. log_level, log_format: of this process.
     """
 
@@ -41,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     depth: int = 3
     draft_lm_head: DraftLmHead = "auto"
+    draft_layers: DraftLayers = "auto"
     max_model_len: int | None = None
     max_running: int | None = None
     max_waiting: int = 1024

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from headway.engine.config import DraftLmHead, EngineConfig
+from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.stats import EngineStats
@@ -72,7 +72,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine found out while starting. Sizes in bytes, lengths in tokens.
 
     has_dummy_weights, synthetic_acceptance, is_deterministic: as the configuration says; with either of the first
-    two the text means nothing. draft_lm_head: what was taken for auto.
+    two the text means nothing. draft_lm_head, draft_layers: what was taken for auto.
     """
 
     architecture: str
@@ -89,6 +89,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     has_mtp: bool
     draft_lm_head: DraftLmHead = "full"
+    draft_layers: DraftLayers = "full"
     has_dummy_weights: bool = False
     synthetic_acceptance: tuple[float, ...] | None = None
     is_deterministic: bool = False

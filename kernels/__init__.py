@@ -14,6 +14,7 @@ from headway.kernels.advance import advance
 from headway.kernels.causal_attention import causal_attention
 from headway.kernels.commit_round import commit_round
 from headway.kernels.fixed_linear import fixed_linear
+from headway.kernels.float8_linear import float8_linear
 from headway.kernels.force_acceptance import force_acceptance
 from headway.kernels.keep_states import keep_states
 from headway.kernels.kv_append import kv_append
@@ -54,6 +55,7 @@ __all__ = [
     "count_tokens",
     "embed_rms_norm",
     "fixed_linear",
+    "float8_linear",
     "force_acceptance",
     "gumbel_noise",
     "has_float8_products",

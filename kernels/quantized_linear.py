@@ -9,11 +9,10 @@ few rows take the same kernel, more the library.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from torch.nn.functional import ScalingType
 
 from headway.kernels._device import overlap, shared_memory_bytes
 from headway.kernels._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels.float8_linear import float8_linear
 from headway.kernels.reference.quantized_linear import quantized_linear as quantized_linear_twin
 
 _MAX_ROWS, _MAX_FLOAT8_ROWS = 64, 16
@@ -169,7 +168,7 @@ def quantized_linear(
             x, parts, step, num_inputs, x.stride(0), BLOCK=block, OVERLAPS=overlaps, num_warps=8, **launch
         )
         if rows > _MAX_FLOAT8_ROWS:
-            product = _library_product(parts[0], weight, step, scales, x.dtype)
+            product = float8_linear(parts[0], weight, step, scales, dtype=x.dtype)
             return product if out is None else out.copy_(product)
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     padded_rows = max(power_of_two(rows), _MIN_TILE_ROWS)
@@ -181,16 +180,3 @@ def quantized_linear(
         num_stages=max(fitting_stages // _PROGRAMS, min(fitting_stages, _FEW_STAGES), 1), **launch,
     )  # fmt: skip
     return result
-
-
-def _library_product(
-    parts: torch.Tensor,  # [rows, inputs] float8_e4m3fn
-    weight: torch.Tensor,  # [outputs, inputs] float8_e4m3fn
-    step: torch.Tensor,  # [1] float32
-    scales: torch.Tensor,  # [1] float32
-    dtype: torch.dtype,
-) -> torch.Tensor:  # [rows, outputs] of that dtype
-    whole = ScalingType.TensorWise
-    return F.scaled_mm(
-        parts, weight.t(), step, whole, scales, whole, output_dtype=dtype, use_fast_accum=parts.is_cuda
-    )

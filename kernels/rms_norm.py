@@ -1,4 +1,5 @@
-"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as."""
+"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as; in the input's dtype or, in
+steps of a given size, in float8_e4m3fn."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ def _norm_kernel(
     id_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    step_ptr: tl.tensor,
     out_ptr: tl.tensor,
     hidden: tl.tensor,
     x_stride: tl.tensor,
@@ -27,6 +29,7 @@ def _norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     HAS_IDS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
+    HAS_STEP: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
@@ -34,8 +37,9 @@ def _norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
-    # No kernel writes weights.
+    # No kernel writes weights or steps.
     weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
+    step = tl.load(step_ptr) if HAS_STEP else 1.0
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -56,7 +60,10 @@ def _norm_kernel(
         value *= 1 + weight
     else:
         value = wide(value.to(x.dtype)) * weight
-    tl.store(out_ptr + token * out_stride + column, value.to(x.dtype), mask=is_inside)
+    value = value.to(x.dtype)
+    if HAS_STEP:
+        value = (wide(value) / step).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token * out_stride + column, value, mask=is_inside)
 
 
 def _launch(
@@ -65,23 +72,26 @@ def _launch(
     weight: torch.Tensor,
     epsilon: float,
     out: torch.Tensor | None,
+    step: torch.Tensor | None,
     *,
     has_residual: bool = False,
     unit_offset: bool = False,
     ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     (tokens, hidden), strides = residual.shape, (x.stride(1), residual.stride(1), weight.stride(0))
-    result = residual.new_empty(tokens, hidden) if out is None else out
+    dtype = residual.dtype if step is None else torch.float8_e4m3fn
+    result = residual.new_empty(tokens, hidden, dtype=dtype) if out is None else out
     assert strides == (1, 1, 1), strides
     assert result.stride(1) == 1, result.stride()
+    assert result.dtype == dtype, f"{result.dtype} is given for {dtype}"
     block = power_of_two(hidden)
     if tokens > 0:
         overlaps, launch = overlap(x.device)
         _norm_kernel[(tokens,)](
-            x, x if ids is None else ids, residual, weight, result, hidden,
+            x, x if ids is None else ids, residual, weight, weight if step is None else step, result, hidden,
             x.stride(0), residual.stride(0), result.stride(0),
             EPSILON=epsilon, HAS_RESIDUAL=has_residual, HAS_IDS=ids is not None, UNIT_OFFSET=unit_offset,
-            BLOCK=block, OVERLAPS=overlaps, num_warps=warps_of(block), **launch,
+            HAS_STEP=step is not None, BLOCK=block, OVERLAPS=overlaps, num_warps=warps_of(block), **launch,
         )  # fmt: skip
     return result
 
@@ -92,12 +102,13 @@ def rms_norm(
     epsilon: float,
     *,
     unit_offset: bool = False,
+    step: torch.Tensor | None = None,  # [1] float32; no result is more than 448 of it
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> torch.Tensor:
-    """[tokens, hidden], dtype of x."""
+    """[tokens, hidden], dtype of x; with a step in float8_e4m3fn, divided by it."""
     if takes_triton(x):
-        return _launch(x, x, weight, epsilon, out, unit_offset=unit_offset)
-    return rms_norm_twin(x, weight, epsilon, unit_offset=unit_offset, out=out)
+        return _launch(x, x, weight, epsilon, out, step, unit_offset=unit_offset)
+    return rms_norm_twin(x, weight, epsilon, unit_offset=unit_offset, step=step, out=out)
 
 
 def add_rms_norm(
@@ -107,11 +118,12 @@ def add_rms_norm(
     epsilon: float,
     *,
     unit_offset: bool = False,
+    step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
 ) -> torch.Tensor:
     """[tokens, hidden]: the norm of the new residual."""
     if takes_triton(x):
-        return _launch(x, residual, weight, epsilon, None, has_residual=True, unit_offset=unit_offset)
-    return add_rms_norm_twin(x, residual, weight, epsilon, unit_offset=unit_offset)
+        return _launch(x, residual, weight, epsilon, None, step, has_residual=True, unit_offset=unit_offset)
+    return add_rms_norm_twin(x, residual, weight, epsilon, unit_offset=unit_offset, step=step)
 
 
 def embed_rms_norm(
@@ -120,11 +132,12 @@ def embed_rms_norm(
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
+    step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([tokens, hidden]: the embedded tokens, likewise: their norm). Ids are not checked."""
     if not takes_triton(embedding):
-        return embed_rms_norm_twin(token_ids, embedding, weight, epsilon, out=out)
+        return embed_rms_norm_twin(token_ids, embedding, weight, epsilon, step=step, out=out)
     check_dense(token_ids)
     embedded = embedding.new_empty(len(token_ids), embedding.shape[1])
-    return embedded, _launch(embedding, embedded, weight, epsilon, out, ids=token_ids)
+    return embedded, _launch(embedding, embedded, weight, epsilon, out, step, ids=token_ids)

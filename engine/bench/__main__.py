@@ -62,6 +62,7 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         engine.runner.model.dtype,
         has_mtp=engine.info.has_mtp,
         draft_lm_head=engine.info.draft_lm_head,
+        draft_layers=engine.info.draft_layers,
     )
     peak_at_ready = _peak_memory(engine)
     ceilings = measured_ceilings(engine.runner.device, engine.runner.model.dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine.config import DraftLmHead
+from headway.engine.config import DraftLayers, DraftLmHead
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.layers import Placement
 from headway.engine.models.linear import Linear
@@ -53,16 +53,22 @@ class Costs:
 
 
 def costs_of(
-    config: ModelConfig, dtype: torch.dtype, *, has_mtp: bool, draft_lm_head: DraftLmHead = "full"
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    has_mtp: bool,
+    draft_lm_head: DraftLmHead = "full",
+    draft_layers: DraftLayers = "full",
 ) -> Costs:
     family, place = MODELS[config.architecture], Placement(torch.device("meta"), dtype)
-    trunk = family(config, place, with_mtp=False).linears()
-    whole = family(config, place, with_mtp=True).linears() if has_mtp else trunk
+    trunk, whole = family(config, place, with_mtp=False).linears(), family(config, place, with_mtp=has_mtp)
+    rounded = whole.draft_linears() if draft_layers == "fp8" else ()
+    saved_bytes = sum(linear.weight.numel() * (dtype.itemsize - 1) for linear in rounded)
     output_weights = config.vocab_size * config.hidden_size
     return Costs(
         trunk_bytes=_bytes(trunk),
         draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
-        head_bytes=_bytes(whole) - _bytes(trunk),
+        head_bytes=_bytes(whole.linears()) - _bytes(trunk) - saved_bytes,
         kv_bytes=2 * config.num_kv_heads * config.head_dim * dtype.itemsize,
         num_layers=config.num_layers,
         num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.checkpoint import DtypeName
-from headway.engine.config import EngineConfig
+from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.errors import ConfigError
 from headway.engine.model_config import read_model_config
 
@@ -40,6 +40,8 @@ class Settings:
     threads: int | None
     prefill_chunk: int | None
     kv_cache_memory_bytes: int | None
+    draft_lm_head: DraftLmHead
+    draft_layers: DraftLayers
     deterministic: bool
 
     def engine_config(self) -> EngineConfig:
@@ -61,6 +63,8 @@ class Settings:
             prefix_caching=False,
             threads=self.threads,
             synthetic_acceptance=self.synthetic_acceptance,
+            draft_lm_head=self.draft_lm_head,
+            draft_layers=self.draft_layers,
             deterministic=self.deterministic,
         )
 
@@ -91,6 +95,8 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         threads=given.threads,
         prefill_chunk=given.prefill_chunk,
         kv_cache_memory_bytes=given.kv_cache_memory,
+        draft_lm_head=given.draft_lm_head,
+        draft_layers=given.draft_layers,
         deterministic=given.deterministic,
     )
 
@@ -142,6 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_number, metavar="N", help="CPU threads (default: all cores)")
     add("--prefill-chunk", type=_number, metavar="N", help="as of headway serve")
     add("--kv-cache-memory", type=_number, metavar="BYTES", help="as of headway serve")
+    add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
+    add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
     add("--deterministic", action="store_true", help="as of headway serve")
     return parser
 

@@ -34,7 +34,7 @@ from headway.kernels import (
 # What a launch costs counts where products are short. An H200 takes for a round in nine launches a layer and in six:
 # 1,024 wide 0.80 and 0.71 ms at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4, at depth 3
 # 5.03 and 5.10 at batch 1. No number of tokens may decide: a row's result is the same beside any of up to FEW_ROWS.
-_MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
+MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,12 @@ def normed_sum(
     residual: torch.Tensor,  # [tokens, hidden], in place: += delta
     weight: torch.Tensor,  # [hidden]
     epsilon: float,
+    step: torch.Tensor | None = None,  # [1] float32
 ) -> torch.Tensor:  # [tokens, hidden]
-    """The norm of the new residual."""
+    """The norm of the new residual; with a step in float8."""
     if delta is None:
-        return rms_norm(residual, weight, epsilon)
-    return add_rms_norm(delta, residual, weight, epsilon)
+        return rms_norm(residual, weight, epsilon, step=step)
+    return add_rms_norm(delta, residual, weight, epsilon, step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class DecoderLayer:
         self.epsilon = config.rms_norm_epsilon
         self._scale = config.head_dim**-0.5
         has_whole_tiles = all(size % 64 == 0 for size in (hidden, inner, config.head_dim))
-        self._gains_by_few_launches = has_whole_tiles and hidden <= _MAX_HIDDEN_OF_FEW_LAUNCHES
+        self._gains_by_few_launches = has_whole_tiles and hidden <= MAX_HIDDEN_OF_FEW_LAUNCHES
         qkv = sum(self._heads) * config.head_dim
         self.input_norm = place.empty(hidden)
         self.qkv = Linear(place.empty(qkv, hidden), place.empty(qkv))
@@ -124,9 +125,13 @@ class DecoderLayer:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.output, self.gate_up, self.down
 
+    def normed_linears(self) -> tuple[Linear, Linear]:
+        """Those whose inputs are the norms' outputs, `input_norm` and `feed_forward_norm`."""
+        return self.qkv, self.gate_up
+
     def __call__(
         self,
-        x: torch.Tensor,  # [tokens, hidden], normed
+        x: torch.Tensor,  # [tokens, hidden], normed, as `qkv` wants it
         residual: torch.Tensor,  # [tokens, hidden], in place
         inputs: ForwardInputs,
         cache: LayerCache,
@@ -159,7 +164,7 @@ class DecoderLayer:
         residual: torch.Tensor,  # [tokens, hidden], in place
     ) -> torch.Tensor | None:
         delta = self.output.added_to(residual, attended)
-        x = normed_sum(delta, residual, self.feed_forward_norm, self.epsilon)
+        x = normed_sum(delta, residual, self.feed_forward_norm, self.epsilon, self.gate_up.input_step)
         return self.down.added_to(residual, self.gate_up.gated(x))
 
     def takes_few(self, residual: torch.Tensor) -> bool:
@@ -167,7 +172,8 @@ class DecoderLayer:
         overflow when a norm's weight multiplies it before the norm has divided it."""
         is_bfloat16 = residual.is_cuda and residual.dtype == torch.bfloat16
         is_few = 0 < len(residual) <= FEW_ROWS
-        return is_bfloat16 and is_few and self._gains_by_few_launches and not self.qkv.has_fixed_order
+        is_plain = not self.qkv.has_fixed_order and self.qkv.input_step is None
+        return is_bfloat16 and is_few and self._gains_by_few_launches and is_plain
 
     def feed_forward_inputs(
         self,
@@ -293,7 +299,7 @@ def run_layers(
     delta: torch.Tensor | None = None
     for layer, cache in zip(layers, caches, strict=True):
         if layer is not layers[0]:
-            x = normed_sum(delta, residual, layer.input_norm, layer.epsilon)
+            x = normed_sum(delta, residual, layer.input_norm, layer.epsilon, layer.qkv.input_step)
         if layer is layers[-1] and inputs.last is not None:
             return layer.of_last(x, residual, inputs, inputs.last, cache, cos_sin)
         delta = layer(x, residual, inputs, cache, cos_sin)

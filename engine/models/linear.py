@@ -13,11 +13,19 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from headway.kernels import fixed_linear, quantized_linear, silu_mul, skinny_gate_up, skinny_linear
+from headway.kernels import (
+    fixed_linear,
+    float8_linear,
+    quantized_linear,
+    silu_mul,
+    skinny_gate_up,
+    skinny_linear,
+)
 
 # An Emerald Rapids Xeon sums in another order from 192 rows on in float64, from 304 in float32.
 ROW_MULTIPLE, ROWS_AT_ONCE = 16, 128
@@ -34,7 +42,7 @@ TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256, 304, 512)
 
 class Linear:
     """x W^T + b. Mutable: `pack_all` may take the weight, once it is loaded, and give a packed form of it;
-    `fix_order_of_sums` chooses the kernel on a GPU."""
+    `fix_order_of_sums` chooses the kernel on a GPU, `round_to_float8` inputs and weights of 8 bits."""
 
     def __init__(
         self,
@@ -46,13 +54,17 @@ class Linear:
         self._packed: torch.Tensor | None = None
         self._least_rows = 1
         self._has_fixed_order = False
+        self._float8: Float8Weight | None = None
 
     @property
     def weight(self) -> torch.Tensor:  # [out, in]
-        assert self._weight is not None, "the weight was given up when it was packed"
+        assert self._weight is not None, "the weight was given up when it was packed or rounded"
         return self._weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+        if self._float8 is not None:
+            weight, scale, step, dtype = self._float8
+            return float8_linear(x, weight, step, scale, self.bias, dtype=dtype)
         if x.is_cuda:
             multiply = fixed_linear if self._has_fixed_order else skinny_linear
             return multiply(x, self.weight, self.bias)
@@ -80,7 +92,7 @@ class Linear:
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out / 2]
         """silu of the first half of the outputs times the second half; without a bias."""
-        is_fused = x.is_cuda and not self._has_fixed_order
+        is_fused = x.is_cuda and not self._has_fixed_order and self._float8 is None
         return skinny_gate_up(x, self.weight) if is_fused else silu_mul(self(x))
 
     def fix_order_of_sums(self) -> None:
@@ -92,6 +104,20 @@ class Linear:
         return self._has_fixed_order
 
     @property
+    def input_step(self) -> torch.Tensor | None:  # [1] float32
+        """Of what inputs are to be multiples, float8_e4m3fn each; None: they are of the weight's dtype."""
+        return None if self._float8 is None else self._float8.step
+
+    def round_to_float8(self, *, largest_input: float) -> None:
+        """Gives up `weight`: what is multiplied has 4 significant bits. For drafts, which may be a little wrong."""
+        dtype, device = self.weight.dtype, self.weight.device
+        weight, scale = to_float8(self.weight)
+        self._float8, self._weight = (
+            Float8Weight(weight, scale, float8_step(largest_input, device), dtype),
+            None,
+        )
+
+    @property
     def can_be_packed(self) -> bool:
         weight = self.weight
         return CAN_PACK and weight.device.type == "cpu" and weight.dtype == torch.float32
@@ -99,6 +125,15 @@ class Linear:
     def pack(self, *, least_rows: int) -> None:
         """Gives up `weight`. least_rows: smaller inputs are padded to that many rows."""
         self._packed, self._weight, self._least_rows = _packed(self.weight), None, least_rows
+
+
+class Float8Weight(NamedTuple):
+    """dtype: of the products."""
+
+    weight: torch.Tensor  # [out, in] float8_e4m3fn
+    scale: torch.Tensor  # [1] float32
+    step: torch.Tensor  # [1] float32, of inputs
+    dtype: torch.dtype
 
 
 class QuantizedLinear:
@@ -125,14 +160,24 @@ class QuantizedLinear:
             self._most_rows = MAX_QUANTIZED_ROWS if is_long else MAX_QUANTIZED_ROWS_OF_SHORT_SUMS
         else:
             self._weight, self._scales = to_float8(weight)
-            # A power of two, so that nothing but float8 itself rounds inputs.
-            step = 2.0 ** math.ceil(math.log2(max(largest_input, TINY) / MAX_FLOAT8))
-            self._step = torch.full((1,), step, device=weight.device)
+            self._step = float8_step(largest_input, weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
         if self._most_rows is not None and x.shape[0] > self._most_rows:
             return self._linear(x)
         return quantized_linear(x, self._weight, self._scales, step=self._step)
+
+
+def largest_normed(weight: torch.Tensor) -> float:
+    """More than a norm with this weight, [hidden], gives of any input: what it multiplies is no longer than a vector of
+    ones."""
+    return weight.abs().max().item() * math.sqrt(len(weight))
+
+
+def float8_step(largest_input: float, device: torch.device) -> torch.Tensor:
+    """[1] float32: a power of two, so that nothing but float8 itself rounds inputs."""
+    step = 2.0 ** math.ceil(math.log2(max(largest_input, TINY) / MAX_FLOAT8))
+    return torch.full((1,), step, device=device)
 
 
 def to_float8(

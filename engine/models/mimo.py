@@ -11,7 +11,7 @@ from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
 from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, normed_sum, run_layers
-from headway.engine.models.linear import Linear, QuantizedLinear
+from headway.engine.models.linear import Linear, QuantizedLinear, largest_normed
 from headway.engine.models.qwen2 import Qwen2
 from headway.kernels import embed_rms_norm, rms_norm
 
@@ -57,17 +57,22 @@ class MiMo:
 
     def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
-        largest_input = None
-        if dtype == torch.float8_e4m3fn:
-            # A norm's output before its weight is no longer than a vector of ones.
-            largest_input = self.head.final_norm.abs().max().item() * self.config.hidden_size**0.5
+        is_float8 = dtype == torch.float8_e4m3fn
+        largest_input = largest_normed(self.head.final_norm) if is_float8 else None
         self._draft_lm_head = QuantizedLinear(self.trunk.lm_head, largest_input=largest_input)
+
+    def draft_linears(self) -> tuple[Linear, ...]:
+        return () if self.head is None else self.head.normed_linears()
+
+    def round_draft_linears(self) -> None:
+        assert self.head is not None, "the MTP head is not loaded: depth must be 0"
+        self.head.round_to_float8()
 
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
         pairs = self.head.pair(hidden, inputs.token_ids, self.trunk.embedding)
         block = self.head.block
-        x = rms_norm(pairs, block.input_norm, block.epsilon)
+        x = rms_norm(pairs, block.input_norm, block.epsilon, step=block.qkv.input_step)
         block.append(x, inputs, self._cache(pool), self.trunk.cos_sin)
 
     def _cache(self, pool: KVPool) -> LayerCache:
@@ -95,6 +100,16 @@ class MTPLayer:
             **self.block.tensors(prefix),
         }
 
+    def normed_linears(self) -> tuple[Linear, ...]:
+        """Those whose inputs are norms' outputs: all but attention's last and the feed-forward's last."""
+        return self.input, *self.block.normed_linears()
+
+    def round_to_float8(self) -> None:
+        norms = self.hidden_norm, self.token_norm
+        self.input.round_to_float8(largest_input=max(map(largest_normed, norms)))
+        self.block.qkv.round_to_float8(largest_input=largest_normed(self.block.input_norm))
+        self.block.gate_up.round_to_float8(largest_input=largest_normed(self.block.feed_forward_norm))
+
     def pair(
         self,
         hidden: torch.Tensor,  # [tokens, hidden]: h_{i-1}, or the carry of slot i - 1
@@ -102,10 +117,12 @@ class MTPLayer:
         embedding: torch.Tensor,  # [vocab, hidden]
     ) -> torch.Tensor:  # [tokens, hidden]
         """The hidden state comes first, unlike in all other families."""
-        both = hidden.new_empty(len(hidden), 2 * hidden.shape[1])
+        step = self.input.input_step
+        dtype = hidden.dtype if step is None else torch.float8_e4m3fn
+        both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
         normed_hidden, normed_token = both.chunk(2, dim=1)
-        rms_norm(hidden, self.hidden_norm, self._epsilon, out=normed_hidden)
-        embed_rms_norm(token_ids, embedding, self.token_norm, self._epsilon, out=normed_token)
+        rms_norm(hidden, self.hidden_norm, self._epsilon, step=step, out=normed_hidden)
+        embed_rms_norm(token_ids, embedding, self.token_norm, self._epsilon, step=step, out=normed_token)
         return self.input(both)
 
     def carry(
@@ -115,6 +132,6 @@ class MTPLayer:
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor:  # [tokens, hidden]
-        x = rms_norm(pairs, self.block.input_norm, self._epsilon)
+        x = rms_norm(pairs, self.block.input_norm, self._epsilon, step=self.block.qkv.input_step)
         pairs, delta = run_layers([self.block], [cache], x, pairs, inputs, cos_sin)
         return normed_sum(delta, pairs, self.final_norm, self._epsilon)

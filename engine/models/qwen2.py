@@ -65,5 +65,11 @@ class Qwen2:
     def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
         raise AssertionError("Qwen2 has no MTP head: nothing drafts")
 
+    def draft_linears(self) -> tuple[Linear, ...]:
+        return ()
+
+    def round_draft_linears(self) -> None:
+        raise AssertionError("Qwen2 has no MTP head: nothing drafts")
+
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         raise AssertionError("Qwen2 has no MTP head: depth must be 0")

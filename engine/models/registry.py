@@ -64,6 +64,15 @@ class CausalLM(Protocol):
         float8_e4m3fn."""
         ...
 
+    def draft_linears(self) -> tuple[Linear, ...]:
+        """Those of the MTP head whose inputs are norms' outputs; () without a head."""
+        ...
+
+    def round_draft_linears(self) -> None:
+        """From now on `draft_linears` multiply float8_e4m3fn by float8_e4m3fn; their weights are given up, and `tensors`
+        can be called no more."""
+        ...
+
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         """What `draft` leaves in the pool, without computing its result."""
         ...

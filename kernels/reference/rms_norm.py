@@ -16,9 +16,10 @@ def rms_norm(
     epsilon: float,
     *,
     unit_offset: bool = False,
+    step: torch.Tensor | None = None,  # [1] float32; no result is more than 448 of it
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> torch.Tensor:
-    """[tokens, hidden], dtype of x."""
+    """[tokens, hidden], dtype of x; with a step in float8_e4m3fn, divided by it."""
     if x.dtype in (torch.float32, torch.float64):
         factor = 1 + weight if unit_offset else weight
         normed = torch.nn.functional.rms_norm(x, weight.shape, factor, epsilon)
@@ -26,6 +27,8 @@ def rms_norm(
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         normed = (wide * (1 + weight.float())).to(x.dtype) if unit_offset else weight * wide.to(x.dtype)
+    if step is not None:
+        normed = (normed.float() / step).to(torch.float8_e4m3fn)
     return normed if out is None else out.copy_(normed)
 
 
@@ -36,9 +39,10 @@ def add_rms_norm(
     epsilon: float,
     *,
     unit_offset: bool = False,
+    step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
 ) -> torch.Tensor:
     """[tokens, hidden]: the norm of the new residual."""
-    return rms_norm(residual.add_(x), weight, epsilon, unit_offset=unit_offset)
+    return rms_norm(residual.add_(x), weight, epsilon, unit_offset=unit_offset, step=step)
 
 
 def embed_rms_norm(
@@ -47,8 +51,9 @@ def embed_rms_norm(
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
+    step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([tokens, hidden]: the embedded tokens, likewise: their norm)."""
     embedded = torch.nn.functional.embedding(token_ids, embedding)
-    return embedded, rms_norm(embedded, weight, epsilon, out=out)
+    return embedded, rms_norm(embedded, weight, epsilon, step=step, out=out)

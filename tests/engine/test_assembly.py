@@ -11,6 +11,7 @@ import torch
 from headway.engine import assembly
 from headway.engine.assembly import (
     MAX_WINDOW_QUERIES,
+    _draft_layers,
     _draft_lm_head,
     _idle_prefill_chunk,
     _make_deterministic,
@@ -33,7 +34,7 @@ def model(**changes: object) -> SimpleNamespace:
         "sharing": 4,
     }
     values |= changes
-    heads = {"num_attention_heads": 8 * int(str(values["sharing"])), "num_kv_heads": 8}
+    heads = {"num_attention_heads": 8 * int(str(values["sharing"])), "num_kv_heads": 8, "head_dim": 128}
     shape = SimpleNamespace(
         hidden_size=values["hidden"], intermediate_size=11_008, vocab_size=values["vocab_size"], **heads
     )
@@ -93,6 +94,56 @@ def test_8_bits_that_cannot_be_are_refused(
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         _draft_lm_head(config, model(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layers", "has_float8", "changes", "expected"),
+    [
+        ("auto", True, {}, "fp8"),
+        ("auto", True, {"hidden": 2048}, "full"),
+        ("auto", False, {}, "full"),
+        ("auto", True, {"hidden": 4100}, "full"),
+        ("auto", True, {"device": "cpu"}, "full"),
+        ("auto", True, {"dtype": torch.float32}, "full"),
+        ("auto", True, {"has_mtp": False}, "full"),
+        ("full", True, {}, "full"),
+        ("fp8", True, {"hidden": 64}, "fp8"),
+    ],
+    ids=str,
+)
+def test_the_mtp_layer_is_of_float8_where_that_pays(
+    monkeypatch: pytest.MonkeyPatch,
+    layers: str,
+    changes: dict[str, object],
+    expected: str,
+    *,
+    has_float8: bool,
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: has_float8)
+    config = EngineConfig(model_path="", draft_layers=layers)  # type: ignore[arg-type]
+    assert _draft_layers(config, model(**changes)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {},
+            "8.9 or later, .*bfloat16 on cuda, compute capability 8.0, with drafts, of sizes .4096, 6144, 22016",
+        ),
+        ({"device": "cpu"}, "on cpu, compute capability -, with"),
+        ({"has_mtp": False}, "without drafts"),
+    ],
+    ids=str,
+)
+def test_layers_of_float8_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], words: str
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    config = EngineConfig(model_path="", draft_layers="fp8")
+    with pytest.raises(ConfigError, match=words):
+        _draft_layers(config, model(**changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

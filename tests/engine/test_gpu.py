@@ -255,10 +255,10 @@ def test_drafts_by_8_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
     path = str(constructed_mimo(tmp_path / "model", noise=0.06, **sizes))
     chance = random.Random(0)
     cases = [Case(tuple(chance.randrange(256) for _ in range(9 + i)), 40, GREEDY) for i in range(20)]
-    float8 = ["fp8"] if has_float8_products(torch.device("cuda")) else []
+    float8 = [("fp8", "full"), ("full", "fp8")] if has_float8_products(torch.device("cuda")) else []
     engines = [
-        LocalEngine(EngineConfig(model_path=path, dtype="bfloat16", draft_lm_head=head))  # type: ignore[arg-type]
-        for head in ("full", "int8", *float8)
+        LocalEngine(EngineConfig(model_path=path, dtype="bfloat16", draft_lm_head=head, draft_layers=layers))  # type: ignore[arg-type]
+        for head, layers in (("full", "full"), ("int8", "full"), *float8)
     ]
     for num_rows in (1, 16, 20):
         full, *quantized = (generate_with(engine, cases[:num_rows]) for engine in engines)

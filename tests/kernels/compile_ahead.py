@@ -211,6 +211,18 @@ CASES = [
         divisible=STRIDES,
     ),
     Case(
+        "rms_norm",
+        "_norm_kernel",
+        pointers("x residual weight", "*bf16")
+        | pointers("out", "*fp8e4nv")
+        | pointers("id")
+        | pointers("step", "*fp32"),
+        {"EPSILON": 1e-5, "HAS_RESIDUAL": True, "HAS_IDS": False, "UNIT_OFFSET": False, "HAS_STEP": True}
+        | {"BLOCK": 4096, "OVERLAPS": True},
+        num_warps=warps_of(4096),
+        least_capability=89,
+    ),
+    Case(
         "quantized_linear",
         "_round_kernel",
         pointers("x", "*bf16") | pointers("part", "*fp8e4nv") | pointers("step", "*fp32"),
@@ -339,12 +351,13 @@ CASES = [
                 Case(
                     "rms_norm",
                     "_norm_kernel",
-                    pointers("x residual weight out", kind) | pointers("id"),
+                    pointers("x residual weight out", kind) | pointers("id") | pointers("step", "*fp32"),
                     {
                         "EPSILON": 1e-5,
                         "HAS_RESIDUAL": has_residual,
                         "HAS_IDS": not has_residual,
                         "UNIT_OFFSET": unit_offset,
+                        "HAS_STEP": False,
                         "BLOCK": block,
                         "OVERLAPS": True,
                     },

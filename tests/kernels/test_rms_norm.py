@@ -1,5 +1,7 @@
 """rms_norm, add_rms_norm and embed_rms_norm against float64 arithmetic and the rounding order of the models."""
 
+import math
+
 import pytest
 import torch
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
@@ -107,3 +109,44 @@ def test_no_tokens(device: torch.device) -> None:
     assert [part.shape for part in embed_rms_norm(none, weight[None], weight, EPSILON)] == [(0, 64)] * 2
     assert rms_norm(x, weight, EPSILON).shape == (0, 64)
     assert add_rms_norm(x, residual, weight, EPSILON).shape == (0, 64)
+
+
+@pytest.mark.parametrize("kind", ["alone", "added", "embedded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_of_8_bits(kind: str, dtype: torch.dtype, device: torch.device, is_interpreted: bool) -> None:
+    """The norm as it would be, then rounded once to 4 significant bits of its quotient by the step."""
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the device has no float8")
+    x, residual, weight = tensors(9, 200, dtype, device)
+    ids = torch.tensor([3, 0, 8, 3, 1], device=device)
+    step = torch.tensor(
+        [2.0 ** math.ceil(math.log2(200**0.5 * float(weight.abs().max()) / 448))], device=device
+    )
+    backing = torch.zeros(9, 300, device=device).to(torch.float8_e4m3fn)
+    if kind == "alone":
+        plain = rms_norm(x, weight, EPSILON)
+        result = rms_norm(x, weight, EPSILON, step=step, out=backing[:, 40:240])
+        assert bool((backing[:, :40].float() == 0).all())
+        assert bool((backing[:, 240:].float() == 0).all())
+    elif kind == "added":
+        plain = add_rms_norm(x, residual.clone(), weight, EPSILON)
+        result = add_rms_norm(x, residual, weight, EPSILON, step=step)
+    else:
+        _, plain = embed_rms_norm(ids, x, weight, EPSILON)
+        embedded, result = embed_rms_norm(ids, x, weight, EPSILON, step=step)
+        assert torch.equal(embedded, x[ids])
+    assert result.dtype == torch.float8_e4m3fn
+    quotients = plain.float() / step
+    if not is_interpreted:
+        assert torch.equal(result.float(), quotients.to(torch.float8_e4m3fn).float())
+    # Triton's interpreter rounds up to half of the next power of two.
+    is_near = (result.float() - quotients).abs() <= quotients.abs() / 16 + 2**-10
+    assert is_near.float().mean() > (0.9 if is_interpreted else 0.999)
+
+
+def test_a_step_wants_memory_of_8_bits(device: torch.device, is_interpreted: bool) -> None:
+    if device.type != "cuda" and not is_interpreted:
+        pytest.skip("the twin copies into memory of any type")
+    x, _, weight = tensors(2, 64, torch.float32, device)
+    with pytest.raises(AssertionError, match=r"float32 is given for .*float8"):
+        rms_norm(x, weight, EPSILON, step=torch.ones(1, device=device), out=torch.empty_like(x))

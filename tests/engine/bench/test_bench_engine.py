@@ -17,8 +17,9 @@ from headway_testing.local import LocalEngine
 from headway.engine.bench import __main__ as bench
 from headway.engine.bench.floor import costs_of, measured_ceilings
 from headway.engine.bench.measure import Driver
+from headway.engine.bench.settings import read_settings
 from headway.engine.bench.shape import SHAPES
-from headway.engine.config import DraftLmHead, EngineConfig
+from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.model_config import read_model_config
 
 SMALL = ["--output-len", "24", "--prefill", "none", "--device", "cpu", "--threads", "1"]
@@ -40,11 +41,16 @@ def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds:
 
 
 @pytest.mark.parametrize(("draft_lm_head", "itemsize"), [("full", 2), ("int8", 1), ("fp8", 1)])
-def test_drafts_and_contexts_are_bytes_of_their_own(draft_lm_head: DraftLmHead, itemsize: int) -> None:
+@pytest.mark.parametrize(("draft_layers", "layer_itemsize"), [("full", 2), ("fp8", 1)])
+def test_drafts_and_contexts_are_bytes_of_their_own(
+    draft_lm_head: DraftLmHead, itemsize: int, draft_layers: DraftLayers, layer_itemsize: int
+) -> None:
     config = read_model_config(SHAPES / "mimo-7b")
-    costs = costs_of(config, torch.bfloat16, has_mtp=True, draft_lm_head=draft_lm_head)
+    costs = costs_of(
+        config, torch.bfloat16, has_mtp=True, draft_lm_head=draft_lm_head, draft_layers=draft_layers
+    )
     plain = costs.round_bytes(batch=2, depth=0, context=0)
-    head = 2 * 4096 * (2 * 4096 + 6144 + 4096 + 3 * 11008)
+    head = 4096 * (layer_itemsize * (2 * 4096 + 6144 + 2 * 11008) + 2 * (4096 + 11008))
     assert costs.round_bytes(batch=2, depth=3, context=0) - plain == 3 * (head + itemsize * 151_680 * 4096)
     token = 2 * 2 * 8 * 128
     assert costs.round_bytes(batch=2, depth=0, context=100) - plain == 2 * 100 * 36 * token
@@ -223,3 +229,10 @@ def test_the_command_runs_with_the_embedded_model() -> None:
     assert done.returncode == 0, done.stderr
     assert "tokens a round" in done.stdout
     assert "1 x 1,024" not in done.stdout
+
+
+def test_the_weights_of_drafts_are_those_that_are_asked_for() -> None:
+    asked = ["mimo-7b", "--draft-lm-head", "int8", "--draft-layers", "full"]
+    for argv, wanted in ((asked, ("int8", "full")), (asked[:1], ("auto", "auto"))):
+        config = read_settings(argv, has_gpu=True).engine_config()
+        assert (config.draft_lm_head, config.draft_layers) == wanted

@@ -172,3 +172,33 @@ def test_float8_holds_all_that_the_heads_norm_may_give(size: float, tmp_path: Pa
     errors = (model.draft_logits(carry) - full).norm(dim=1) / full.norm(dim=1)
     assert bool((errors < 0.06).all()), errors
     assert errors[1:].mean() > 0.005
+
+
+@pytest.mark.parametrize("size", [0.02, 1.0, 40.0])
+def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> None:
+    """Whatever the size of norms' weights; of prompts' tokens, too, whose keys and values the drafts read."""
+    folder = random_mimo(tmp_path / "model")
+    models = [load(folder, dtype="float64") for _ in range(2)]
+    carries, drafts = [], []
+    tokens = torch.randint(0, 128, (40,), generator=torch.Generator().manual_seed(0))
+    for model in models:
+        assert isinstance(model, MiMo)
+        assert model.head is not None
+        model.head.hidden_norm.mul_(size)
+        model.head.token_norm.mul_(size)
+        num_linears = len(model.linears())
+        if model is models[1]:
+            rounded = model.draft_linears()
+            model.round_draft_linears()
+            assert [linear.input_step is not None for linear in rounded] == [True] * 3
+            assert len(model.linears()) == num_linears
+        sequences = PagedSequences(model, 1, 64)
+        hidden = model.draft_hidden(sequences.forward([(0, 0, 40)], tokens))
+        carry = sequences.draft([(0, 1, 39)], tokens[1:], hidden[:-1])
+        carries.append(carry)
+        drafts.append(draft_chain(sequences, tokens[:1], hidden[-1:], 40, 1))
+    full, rounded_carry = carries
+    errors = (rounded_carry - full).norm(dim=1) / full.norm(dim=1)
+    assert errors.max() < 0.3
+    assert 0.005 < errors.mean() < 0.1, "they are rounded, no more"
+    torch.testing.assert_close(drafts[1], drafts[0], rtol=0.3, atol=0.3 * float(drafts[0].std()))

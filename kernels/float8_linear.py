@@ -1,0 +1,30 @@
+"""A linear layer whose inputs and weights are float8_e4m3fn, each with one scale for all: the library's product."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import ScalingType
+
+from headway.kernels.reference.float8_linear import float8_linear as float8_linear_twin
+
+
+def float8_linear(
+    x: torch.Tensor,  # [rows, inputs] float8_e4m3fn
+    weight: torch.Tensor,  # [outputs, inputs] float8_e4m3fn
+    step: torch.Tensor,  # [1] float32: x times step are the inputs
+    scale: torch.Tensor,  # [1] float32: weight times scale is the weight
+    bias: torch.Tensor | None = None,  # [outputs] of that dtype
+    *,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """[rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias.
+
+    On CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16.
+    """
+    if not x.is_cuda or len(x) == 0:
+        return float8_linear_twin(x, weight, step, scale, bias, dtype=dtype)
+    whole = ScalingType.TensorWise
+    return F.scaled_mm(
+        x, weight.t(), step, whole, scale, whole, bias=bias, output_dtype=dtype, use_fast_accum=True
+    )
