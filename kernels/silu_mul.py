@@ -9,7 +9,9 @@ from headway.kernels._triton import blocks_of, check_dense, jit, takes_triton, t
 from headway.kernels._wide import wide
 from headway.kernels.reference.silu_mul import silu_mul as silu_mul_twin
 
-_BLOCK = 1024
+# Columns of a program, and warps: of many tokens fewer and larger ones, as soon as they fill the card. 11,008 columns of
+# 256 tokens take an H200 3.2 us instead of 3.9, of 512 5.8 instead of 7.3; of 128 tokens 2.3 instead of 2.1.
+_FEW_TOKENS, _SMALL, _LARGE = 256, (1024, 4), (2048, 8)
 
 
 @jit
@@ -46,8 +48,11 @@ def silu_mul(
         tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(tokens, intermediate, dtype=gate_up.dtype, device=gate_up.device)
         if tokens > 0:
-            grid = tokens, blocks_of(intermediate, _BLOCK)
+            block, num_warps = _SMALL if tokens < _FEW_TOKENS else _LARGE
+            grid = tokens, blocks_of(intermediate, block)
             overlaps, launch = overlap(gate_up.device)
-            _silu_mul_kernel[grid](gate_up, out, intermediate, BLOCK=_BLOCK, OVERLAPS=overlaps, **launch)
+            _silu_mul_kernel[grid](
+                gate_up, out, intermediate, BLOCK=block, OVERLAPS=overlaps, num_warps=num_warps, **launch
+            )
         return out
     return silu_mul_twin(gate_up)

@@ -388,11 +388,15 @@ CASES = [
                 )
                 for has_blocks, block in ((False, 1024), (True, 8192))
             ),
-            Case(
-                "silu_mul",
-                "_silu_mul_kernel",
-                pointers("gate_up out", kind),
-                {"BLOCK": 1024, "OVERLAPS": True},
+            *(
+                Case(
+                    "silu_mul",
+                    "_silu_mul_kernel",
+                    pointers("gate_up out", kind),
+                    {"BLOCK": block, "OVERLAPS": True},
+                    num_warps,
+                )
+                for block, num_warps in ((1024, 4), (2048, 8))
             ),
             Case(
                 "kv_append",

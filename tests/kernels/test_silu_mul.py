@@ -31,7 +31,7 @@ def test_large_gates_neither_overflow_nor_turn_to_nan(device: torch.device) -> N
 
 
 def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:
-    gate_up = torch.randn(64, 1408, generator=torch.Generator().manual_seed(0)).to(device)
+    gate_up = torch.randn(260, 1408, generator=torch.Generator().manual_seed(0)).to(device)
     together = silu_mul(gate_up)
-    for tokens in (1, 4, 16, 33):
+    for tokens in (1, 4, 33, 255, 256):
         assert torch.equal(silu_mul(gate_up[:tokens].contiguous()), together[:tokens])
