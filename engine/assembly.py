@@ -167,10 +167,7 @@ def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
         needed, found = "", ""
         if wanted == "fp8":
             needed = ", its vocabulary one of 16 and the device of compute capability 8.9 or later"
-            capability = (
-                ".".join(map(str, torch.cuda.get_device_capability(model.device))) if is_possible else "-"
-            )
-            found = f" and a vocabulary of {vocab_size}, compute capability {capability}"
+            found = f" and a vocabulary of {vocab_size}, compute capability {_capability(model.device)}"
         raise ConfigError(
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
             f"of 128{needed}; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden}{found}, "
@@ -184,24 +181,28 @@ def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
 
 
 def _draft_layers(config: EngineConfig, model: CausalLM) -> DraftLayers:
-    """What is wanted, or instead of auto: float8 where that was measured to pay, 16-bit models on CUDA whose layers take
-    longer to read than to launch, else full."""
-    is_16_bit = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
+    """What is wanted, or instead of auto: float8 for 16-bit models on CUDA whose layers take longer to read than to
+    launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
+    rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
     shape = model.config
     heads = shape.num_attention_heads + 2 * shape.num_kv_heads
     sizes = shape.hidden_size, heads * shape.head_dim, 2 * shape.intermediate_size
-    is_possible = is_16_bit and all(size % 16 == 0 for size in sizes) and has_float8_products(model.device)
+    has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
+    is_possible = model.has_mtp and has_shape and has_float8_products(model.device)
     if config.draft_layers == "fp8" and not is_possible:
-        capability = ".".join(map(str, torch.cuda.get_device_capability(model.device))) if is_16_bit else "-"
         raise ConfigError(
             "--draft-layers is fp8, which needs drafts by a 16-bit model on CUDA of compute capability 8.9 or later, all of "
             "whose layers' inputs and outputs (hidden; q, k and v; gate and up) are multiples of 16; this one is "
-            f"{model.dtype} on {model.device.type}, compute capability {capability}, "
+            f"{model.dtype} on {model.device.type}, compute capability {_capability(model.device)}, "
             f"{'with' if model.has_mtp else 'without'} drafts, of sizes {sizes}; use auto"
         )
     if config.draft_layers != "auto":
         return config.draft_layers
     return "fp8" if is_possible and model.config.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
+
+
+def _capability(device: torch.device) -> str:
+    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else "-"
 
 
 def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:

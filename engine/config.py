@@ -32,8 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more tokens; None: of
     no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
-    draft_lm_head: the weights by which drafts are picked; draft_layers: those of the MTP layer's products of what norms
-    give. The target's are always full. deterministic: no row's result depends, in its last bit, on how many are
+    draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
+    products that follow a norm. The target's are always full. deterministic: no row's result depends, in its last bit, on how many are
     computed with it or on how its prompt was cut. log_level, log_format: of this process.
     """
 

@@ -72,7 +72,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine found out while starting. Sizes in bytes, lengths in tokens.
 
     has_dummy_weights, synthetic_acceptance, is_deterministic: as the configuration says; with either of the first
-    two the text means nothing. draft_lm_head, draft_layers: what was taken for auto.
+    two the text means nothing. draft_lm_head, draft_layers: what was taken for auto. weights_bytes: all in that dtype,
+    whatever drafts take.
     """
 
     architecture: str

@@ -47,7 +47,7 @@ def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
 
 @functools.cache
 def has_float8_products(device: torch.device) -> bool:
-    """Whether `quantized_linear` takes weights in float8 there: Ada, Hopper and later."""
+    """Whether that device multiplies float8_e4m3fn: Ada, Hopper and later."""
     return (
         device.type == "cuda"
         and torch.version.cuda is not None

@@ -22,8 +22,11 @@ def float8_linear(
 
     On CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16.
     """
-    if not x.is_cuda or len(x) == 0:
+    if not x.is_cuda:
         return float8_linear_twin(x, weight, step, scale, bias, dtype=dtype)
+    assert all(size % 16 == 0 for size in weight.shape), f"{tuple(weight.shape)} are no multiples of 16"
+    if len(x) == 0:
+        return x.new_empty(0, len(weight), dtype=dtype)
     whole = ScalingType.TensorWise
     return F.scaled_mm(
         x, weight.t(), step, whole, scale, whole, bias=bias, output_dtype=dtype, use_fast_accum=True

@@ -34,7 +34,7 @@ class Costs:
 
     trunk_bytes: int  # of all its linear layers, the output layer included
     draft_output_bytes: int  # of the output layer as drafts take it
-    head_bytes: int  # of the MTP layer's linear layers; 0 without one
+    head_bytes: int  # of the MTP layer's linear layers as drafts take them; 0 without one
     kv_bytes: int  # keys and values of one token in one layer
     num_layers: int
     num_weights: int  # of the trunk's linear layers, the output layer excluded

@@ -168,8 +168,9 @@ class DecoderLayer:
         return self.down.added_to(residual, self.gate_up.gated(x))
 
     def takes_few(self, residual: torch.Tensor) -> bool:
-        """Whether `feed_forward_inputs` is for these tokens: bfloat16 on a GPU. In float16 the residual stream may
-        overflow when a norm's weight multiplies it before the norm has divided it."""
+        """Whether `feed_forward_inputs` is for these tokens: bfloat16 on a GPU, and products neither of a fixed order nor
+        of float8. In float16 the residual stream may overflow when a norm's weight multiplies it before the norm has
+        divided it."""
         is_bfloat16 = residual.is_cuda and residual.dtype == torch.bfloat16
         is_few = 0 < len(residual) <= FEW_ROWS
         is_plain = not self.qkv.has_fixed_order and self.qkv.input_step is None

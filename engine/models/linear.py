@@ -5,7 +5,8 @@ beside it. On the CPU this is ruled out in one of two ways: float32 weights are 
 sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
 take up to ROWS_AT_ONCE rows, with rows of zeros up to a multiple of 16. On a GPU up to 32 rows in 16-bit types
 take one kernel whose sums are cut by the weight's shape alone; the library, which is faster beyond, promises
-no such thing. `fix_order_of_sums` does without it.
+no such thing. `fix_order_of_sums` does without it. None of this holds for 8 bits, which are for drafts alone: these
+may be wrong, and so may depend on what else is drafted.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Linear:
         return skinny_gate_up(x, self.weight) if is_fused else silu_mul(self(x))
 
     def fix_order_of_sums(self) -> None:
-        """On a GPU, from now on, a row's result is the same beside any number of others. Not in float64."""
+        """On a GPU, from now on, a row's result is the same beside any number of others. Not in float64, nor in float8."""
         self._has_fixed_order = True
 
     @property
@@ -112,10 +113,8 @@ class Linear:
         """Gives up `weight`: what is multiplied has 4 significant bits. For drafts, which may be a little wrong."""
         dtype, device = self.weight.dtype, self.weight.device
         weight, scale = to_float8(self.weight)
-        self._float8, self._weight = (
-            Float8Weight(weight, scale, float8_step(largest_input, device), dtype),
-            None,
-        )
+        self._float8 = Float8Weight(weight, scale, float8_step(largest_input, device), dtype)
+        self._weight = None
 
     @property
     def can_be_packed(self) -> bool:
@@ -169,8 +168,8 @@ class QuantizedLinear:
 
 
 def largest_normed(weight: torch.Tensor) -> float:
-    """More than a norm with this weight, [hidden], gives of any input: what it multiplies is no longer than a vector of
-    ones."""
+    """The most that a norm with this weight, [hidden], gives of any input but for rounding: what it multiplies is no
+    longer than a vector of ones."""
     return weight.abs().max().item() * math.sqrt(len(weight))
 
 
@@ -187,10 +186,11 @@ def to_float8(
 
     Some rows at a time, as `quantize_rows`.
     """
+    # The first to take memory: behind what comes and goes here it would keep the allocator from giving that back.
+    rounded = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     parts = torch.split(weight, QUANTIZED_AT_ONCE)
     largest = torch.stack([part.abs().amax() for part in parts]).amax()
     scale = largest.float().clamp(min=TINY).reshape(1) / MAX_FLOAT8
-    rounded = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     for part, target in zip(parts, torch.split(rounded, QUANTIZED_AT_ONCE), strict=True):
         target.copy_((part / scale).clamp(-MAX_FLOAT8, MAX_FLOAT8))
     return rounded, scale

@@ -142,9 +142,9 @@ SPECULATION = [
     Option("draft-lm-head", one_of("auto", "full", "int8", "fp8"), "auto", "weights by which drafts are picked, which "
            "cannot change the text: full, int8 or fp8 (half the bytes to read; fp8 on Ada, Hopper and later, faster from 32 rows on), "
            "or auto (for large vocabularies on CUDA fp8 where it can be, else int8; else full)", "NAME"),
-    Option("draft-layers", one_of("auto", "full", "fp8"), "auto", "weights of the MTP layer's larger products, which cannot "
-           "change the text: full, fp8 (half the bytes and the work; on Ada, Hopper and later), or auto (fp8 there for "
-           "models wider than 2,048; else full)", "NAME"),
+    Option("draft-layers", one_of("auto", "full", "fp8"), "auto", "weights and inputs of those of the MTP layer's products "
+           "that follow a norm, which cannot change the text: full, fp8 (half the bytes; on Ada, Hopper and later), or auto "
+           "(fp8 there for models wider than 2,048; else full)", "NAME"),
     Option("synthetic-acceptance", parse_rates, None, "for measurements: take the drafts at each position this often, "
            "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES"),
 ]  # fmt: skip

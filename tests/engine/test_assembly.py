@@ -119,7 +119,7 @@ def test_the_mtp_layer_is_of_float8_where_that_pays(
     *,
     has_float8: bool,
 ) -> None:
-    monkeypatch.setattr(assembly, "has_float8_products", lambda _: has_float8)
+    monkeypatch.setattr(assembly, "has_float8_products", lambda device: has_float8 and device.type == "cuda")
     config = EngineConfig(model_path="", draft_layers=layers)  # type: ignore[arg-type]
     assert _draft_layers(config, model(**changes)) == expected  # type: ignore[arg-type]
 
@@ -133,13 +133,15 @@ def test_the_mtp_layer_is_of_float8_where_that_pays(
         ),
         ({"device": "cpu"}, "on cpu, compute capability -, with"),
         ({"has_mtp": False}, "without drafts"),
+        ({"hidden": 4100}, "with drafts, of sizes .4100, 6144, 22016"),
+        ({"dtype": torch.float32}, "float32 on cuda"),
     ],
     ids=str,
 )
 def test_layers_of_float8_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], words: str
 ) -> None:
-    monkeypatch.setattr(assembly, "has_float8_products", lambda _: False)
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: changes.keys() & {"hidden", "dtype"})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     config = EngineConfig(model_path="", draft_layers="fp8")
     with pytest.raises(ConfigError, match=words):

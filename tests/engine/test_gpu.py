@@ -275,7 +275,8 @@ def test_nothing_changes_deterministic_bfloat16_text(prompts: list[tuple[int, ..
     alone = LocalEngine(config_of(depth=0, prefix_caching=False, deterministic=True))
     wanted = [generate_with(alone, [case])[0] for case in cases]
     few_blocks = {"prefill_chunk": 48, "max_model_len": 512, "kv_cache_memory_bytes": 16 << 20}
-    for changes in ({"depth": 0}, {"depth": 1}, {"depth": 2}, {"depth": 3}, {"depth": 4}, few_blocks):
+    layers = {"draft_layers": "fp8" if has_float8_products(torch.device("cuda")) else "full"}
+    for changes in ({"depth": 0}, {"depth": 1}, {"depth": 2}, {"depth": 3}, layers, {"depth": 4}, few_blocks):
         engine = LocalEngine(config_of(**changes, deterministic=True))
         for prefixes in ("computed", "found"):
             got = generate_with(engine, cases)

@@ -176,7 +176,7 @@ def test_float8_holds_all_that_the_heads_norm_may_give(size: float, tmp_path: Pa
 
 @pytest.mark.parametrize("size", [0.02, 1.0, 40.0])
 def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> None:
-    """Whatever the size of norms' weights; of prompts' tokens, too, whose keys and values the drafts read."""
+    """Whatever is paired; of prompts' tokens, too, whose keys and values the drafts read."""
     folder = random_mimo(tmp_path / "model")
     models = [load(folder, dtype="float64") for _ in range(2)]
     carries, drafts = [], []
@@ -202,3 +202,20 @@ def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> 
     assert errors.max() < 0.3
     assert 0.005 < errors.mean() < 0.1, "they are rounded, no more"
     torch.testing.assert_close(drafts[1], drafts[0], rtol=0.3, atol=0.3 * float(drafts[0].std()))
+
+
+@pytest.mark.parametrize("sizes", [(0.02, 1, 40, 5), (40, 0.02, 0.5, 300)], ids=str)
+def test_each_product_takes_all_that_its_norm_may_give(sizes: tuple[float, ...], tmp_path: Path) -> None:
+    model = load(random_mimo(tmp_path / "model"), dtype="float64")  # of float32 the weights would be packed
+    assert isinstance(model, MiMo)
+    assert model.head is not None
+    head, block = model.head, model.head.block
+    norms = (head.hidden_norm, head.token_norm, block.input_norm, block.feed_forward_norm)
+    for norm, size in zip(norms, sizes, strict=True):
+        norm.copy_(torch.linspace(-1, 0.5, len(norm)) * size)
+    model.round_draft_linears()
+    bounds = {head.input: max(sizes[:2]), block.qkv: sizes[2], block.gate_up: sizes[3]}
+    for linear, bound in bounds.items():
+        assert linear.input_step is not None
+        largest = bound * model.config.hidden_size**0.5
+        assert 224 < largest / linear.input_step.item() <= 448, "the least power of two that holds it"
