@@ -32,12 +32,14 @@ def client(server: Any) -> openai.OpenAI:
 
 
 def test_the_readme_curl_line_gets_python(server: Any) -> None:
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 64})
+    """What it draws may be any text; the likeliest is code."""
     headers = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d sends
-    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers).json()
-    choice = answer["choices"][0]
-    assert answer["usage"]["completion_tokens"] <= 64
-    assert choice["finish_reason"] in ("length", "stop")
+    for wish in ({}, {"temperature": 0}):
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 64} | wish)
+        answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers).json()
+        choice = answer["choices"][0]
+        assert 1 <= answer["usage"]["completion_tokens"] <= 64
+        assert choice["finish_reason"] in ("length", "stop")
     assert choice["text"].startswith((" ", "\n", "#", "\t"))
     assert any(word in choice["text"] for word in ("return", "if ", "self", "=", "try:", '"""'))
 
