@@ -33,8 +33,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
-    products that follow a norm. The target's are always full. deterministic: no row's result depends, in its last bit, on how many are
-    computed with it or on how its prompt was cut. log_level, log_format: of this process.
+    products that follow a norm. The target's are always full. deterministic: no row's text depends, and no result of the
+    target's in its last bit, on how many are computed with it or on how its prompt was cut. log_level, log_format: of
+    this process.
     """
 
     model_path: str
