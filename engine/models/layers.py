@@ -125,10 +125,6 @@ class DecoderLayer:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.output, self.gate_up, self.down
 
-    def normed_linears(self) -> tuple[Linear, Linear]:
-        """Those whose inputs are the norms' outputs, `input_norm` and `feed_forward_norm`."""
-        return self.qkv, self.gate_up
-
     def __call__(
         self,
         x: torch.Tensor,  # [tokens, hidden], normed, as `qkv` wants it
@@ -252,15 +248,16 @@ class DecoderLayer:
                 end_positions=segment.end_positions,
                 out=_windows(out, segment),
             )
-        if chunks is not None and fork is None:
-            self._attend_chunks(query, chunks, cache, out)
-        elif chunks is not None and fork is not None:
-            # Nothing takes memory between here and the join: a capture that fails must not leave a stream behind.
-            side = _side_stream(query.device)
-            side.wait_event(fork)
-            with side:
+        if chunks is not None:
+            if fork is None:
                 self._attend_chunks(query, chunks, cache, out)
-            torch.accelerator.current_stream(query.device).wait_stream(side)
+            else:
+                # Nothing takes memory between here and the join: a capture that fails must not leave a stream behind.
+                side = _side_stream(query.device)
+                side.wait_event(fork)
+                with side:
+                    self._attend_chunks(query, chunks, cache, out)
+                torch.accelerator.current_stream(query.device).wait_stream(side)
         return out.flatten(1)
 
     def _attend_chunks(

@@ -62,11 +62,12 @@ class MiMo:
         self._draft_lm_head = QuantizedLinear(self.trunk.lm_head, largest_input=largest_input)
 
     def draft_linears(self) -> tuple[Linear, ...]:
-        return () if self.head is None else self.head.normed_linears()
+        return () if self.head is None else tuple(self.head.norms_by_linear())
 
     def round_draft_linears(self) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
-        self.head.round_to_float8()
+        for linear, norms in self.head.norms_by_linear().items():
+            linear.round_to_float8(largest_input=max(map(largest_normed, norms)))
 
     def fill_draft_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
@@ -100,15 +101,14 @@ class MTPLayer:
             **self.block.tensors(prefix),
         }
 
-    def normed_linears(self) -> tuple[Linear, ...]:
-        """Those whose inputs are norms' outputs: all but attention's last and the feed-forward's last."""
-        return self.input, *self.block.normed_linears()
-
-    def round_to_float8(self) -> None:
-        norms = self.hidden_norm, self.token_norm
-        self.input.round_to_float8(largest_input=max(map(largest_normed, norms)))
-        self.block.qkv.round_to_float8(largest_input=largest_normed(self.block.input_norm))
-        self.block.gate_up.round_to_float8(largest_input=largest_normed(self.block.feed_forward_norm))
+    def norms_by_linear(self) -> dict[Linear, tuple[torch.Tensor, ...]]:
+        """The weights, [hidden] each, of the norms whose outputs it takes, of each linear layer that takes such: of all
+        but attention's last and the feed-forward's last."""
+        return {
+            self.input: (self.hidden_norm, self.token_norm),
+            self.block.qkv: (self.block.input_norm,),
+            self.block.gate_up: (self.block.feed_forward_norm,),
+        }
 
     def pair(
         self,

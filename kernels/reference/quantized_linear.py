@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.reference.float8_linear import float8_linear
+
 
 def quantized_linear(
     x: torch.Tensor,  # [rows, inputs] float
@@ -14,6 +16,8 @@ def quantized_linear(
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
     """[rows, outputs]: (x @ weight.T) * scales, beside float8 of x rounded to float8 times step."""
-    rounded = x if step is None else ((x / step).to(weight.dtype).to(torch.float32) * step).to(x.dtype)
-    result = torch.nn.functional.linear(rounded, weight.to(x.dtype)) * scales.to(x.dtype)
+    if step is None:
+        result = torch.nn.functional.linear(x, weight.to(x.dtype)) * scales.to(x.dtype)
+    else:
+        result = float8_linear((x / step).to(weight.dtype), weight, step, scales, dtype=x.dtype)
     return result if out is None else out.copy_(result)

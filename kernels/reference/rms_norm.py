@@ -29,7 +29,10 @@ def rms_norm(
         normed = (wide * (1 + weight.float())).to(x.dtype) if unit_offset else weight * wide.to(x.dtype)
     if step is not None:
         normed = (normed.float() / step).to(torch.float8_e4m3fn)
-    return normed if out is None else out.copy_(normed)
+    if out is None:
+        return normed
+    assert out.dtype == normed.dtype, f"{out.dtype} is given for {normed.dtype}"
+    return out.copy_(normed)
 
 
 def add_rms_norm(

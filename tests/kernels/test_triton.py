@@ -69,7 +69,9 @@ def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> N
     run(["-m", "pytest", *options, choice, *files], tmp_path, TRITON_INTERPRET="1")
 
 
-@pytest.mark.parametrize("choice", [["80"], ["89", "quantized_linear"], ["90"], ["100"]], ids="-".join)
+@pytest.mark.parametrize(
+    "choice", [["80"], ["89", "quantized_linear", "rms_norm"], ["90"], ["100"]], ids="-".join
+)
 def test_every_kernel_compiles_ahead_as_it_must(choice: list[str], tmp_path: Path) -> None:
     run([str(HERE / "compile_ahead.py"), *choice], tmp_path)
 
