@@ -48,7 +48,8 @@ MAX_CUDA_PREFILL_CHUNK = 1024
 MIN_IDLE_PREFILL_CHUNK, MAX_IDLE_PREFILL_CHUNK = 2048, 8192
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
-DTYPES_OF_8_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+# Beside 4 bits, which are for few rows.
+DTYPES_OF_8_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.float8_e4m3fn}
 # Queries that share keys: so many at most take attention's kernel for decode rounds, of whose tiles this is one.
 MAX_WINDOW_QUERIES, WINDOW_TILE_QUERIES = 128, 32
 
@@ -82,6 +83,8 @@ def assemble(
     draft_lm_head = _draft_lm_head(config, model)
     if draft_lm_head in DTYPES_OF_8_BITS:
         model.quantize_draft_lm_head(DTYPES_OF_8_BITS[draft_lm_head])
+    if draft_lm_head == "int4":
+        model.screen_draft_lm_head()
     draft_layers = _draft_layers(config, model)
     if draft_layers == "fp8":
         model.round_draft_linears()
@@ -155,29 +158,34 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
-    """What is wanted, or instead of auto: 8 bits where that was measured to pay, 16-bit models on CUDA with an lm_head
+    """What is wanted, or instead of auto: few bits where that was measured to pay, 16-bit models on CUDA with an lm_head
     that takes a while to read, else full."""
     hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
-    has_shape = model.dtype.itemsize == 2 and hidden % 128 == 0
-    is_possible = model.has_mtp and model.device.type == "cuda" and has_shape
-    is_float8_possible = is_possible and vocab_size % 16 == 0 and has_float8_products(model.device)
+    is_possible = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
+    has_float8 = is_possible and vocab_size % 16 == 0 and has_float8_products(model.device)
+    possible = {
+        "int4": has_float8 and hidden % 256 == 0,
+        "fp8": has_float8 and hidden % 128 == 0,
+        "int8": is_possible and hidden % 128 == 0,
+    }
     wanted = config.draft_lm_head
-    if (wanted == "int8" and not is_possible) or (wanted == "fp8" and not is_float8_possible):
+    if not possible.get(wanted, True):
         drafting = "with" if model.has_mtp else "without"
         needed, found = "", ""
-        if wanted == "fp8":
+        if wanted != "int8":
             needed = ", its vocabulary one of 16 and the device of compute capability 8.9 or later"
             found = f" and a vocabulary of {vocab_size}, compute capability {_capability(model.device)}"
         raise ConfigError(
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
-            f"of 128{needed}; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden}{found}, "
-            f"{drafting} drafts; use auto"
+            f"of {256 if wanted == 'int4' else 128}{needed}; this one is {model.dtype} on {model.device.type} with a "
+            f"hidden size of {hidden}{found}, {drafting} drafts; use auto"
         )
     if wanted != "auto":
         return wanted
-    if not is_possible or hidden * vocab_size < MIN_QUANTIZED_WEIGHTS:
+    if hidden * vocab_size < MIN_QUANTIZED_WEIGHTS:
         return "full"
-    return "fp8" if is_float8_possible else "int8"
+    preferred: tuple[DraftLmHead, ...] = ("int4", "fp8", "int8")
+    return next((kind for kind in preferred if possible[kind]), "full")
 
 
 def _draft_layers(config: EngineConfig, model: CausalLM) -> DraftLayers:

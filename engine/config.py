@@ -20,7 +20,7 @@ MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
 # Prompt tokens that one forward pass may compute beside those of a round.
 MAX_MIXED_TOKENS = 512
 
-DraftLmHead = Literal["auto", "full", "int8", "fp8"]
+DraftLmHead = Literal["auto", "full", "int4", "int8", "fp8"]
 DraftLayers = Literal["auto", "full", "fp8"]
 
 

@@ -6,6 +6,7 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 from headway.kernels._adjustments import Adjustments
 from headway.kernels._device import has_float8_products, has_fused_attention
 from headway.kernels._late_norm import LateNorm
+from headway.kernels._nibbles import pack_nibbles
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels._skinny import FEW_ROWS
 from headway.kernels.add_linear import add_linear
@@ -31,6 +32,7 @@ from headway.kernels.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.rope import rope
 from headway.kernels.rope_append import rope_append
 from headway.kernels.sample import gumbel_noise, sample
+from headway.kernels.screened_linear import screened_linear
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear import skinny_gate_up, skinny_linear
 from headway.kernels.stamp import stamp
@@ -65,6 +67,7 @@ __all__ = [
     "mamba_state_selective_copy",
     "open_drafts",
     "open_round",
+    "pack_nibbles",
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
@@ -75,6 +78,7 @@ __all__ = [
     "rope",
     "rope_append",
     "sample",
+    "screened_linear",
     "silu_mul",
     "skinny_gate_up",
     "skinny_linear",

@@ -11,7 +11,7 @@ import torch
 from headway.engine.config import DraftLayers, DraftLmHead
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.layers import Placement
-from headway.engine.models.linear import Linear
+from headway.engine.models.linear import Linear, most_screened_rows
 from headway.engine.models.registry import MODELS
 from headway.kernels import stream_read
 
@@ -34,6 +34,8 @@ class Costs:
 
     trunk_bytes: int  # of all its linear layers, the output layer included
     draft_output_bytes: int  # of the output layer as drafts take it
+    screened_output_bytes: int  # likewise, where up to most_screened_rows rows draft
+    most_screened_rows: int
     head_bytes: int  # of the MTP layer's linear layers as drafts take them; 0 without one
     kv_bytes: int  # keys and values of one token in one layer
     num_layers: int
@@ -42,7 +44,9 @@ class Costs:
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
         """Read at least: each weight once a pass, and every row's cache. A draft is a pass of head and output layer."""
-        drafts = depth * (self.head_bytes + self.draft_output_bytes)
+        is_screened = batch <= self.most_screened_rows
+        output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
+        drafts = depth * (self.head_bytes + output_bytes)
         cache = batch * context * self.kv_bytes * (self.num_layers + depth)
         return self.trunk_bytes + drafts + cache
 
@@ -68,6 +72,8 @@ def costs_of(
     return Costs(
         trunk_bytes=_bytes(trunk),
         draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
+        screened_output_bytes=output_weights // 2,
+        most_screened_rows=most_screened_rows(config.hidden_size) if draft_lm_head == "int4" else 0,
         head_bytes=_bytes(whole.linears()) - _bytes(trunk) - saved_bytes,
         kv_bytes=2 * config.num_kv_heads * config.head_dim * dtype.itemsize,
         num_layers=config.num_layers,

@@ -22,7 +22,9 @@ import torch.nn.functional as F
 from headway.kernels import (
     fixed_linear,
     float8_linear,
+    pack_nibbles,
     quantized_linear,
+    screened_linear,
     silu_mul,
     skinny_gate_up,
     skinny_linear,
@@ -35,6 +37,12 @@ MAX_INT8, MAX_FLOAT8, TINY = 127.0, 448.0, 1e-30
 QUANTIZED_AT_ONCE = 4096
 # Beyond so many rows bfloat16 is as fast; sums shorter than LONG_SUM cost less than what their rows bring in.
 MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
+# Beyond so many rows float8 is as fast as 4 bits.
+MAX_SCREENED_ROWS, MAX_SCREENED_ROWS_OF_SHORT_SUMS = 32, 8
+# Scales tried for a row of 4-bit integers: such shares of the one that holds its greatest weight. Standard deviations
+# by which an output of theirs is taken to be off at most.
+SCALE_SHARES, DEVIATIONS = tuple(0.85**power for power in range(13)), 6.0
+MIN_NIBBLE, MAX_NIBBLE = -8.0, 7.0
 # Of so many rows a GPU's norm is held up by memory, and the library adds a product to the residual for nothing: an H200
 # takes 7.59 ms instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with prompts (7B shape, depth 3).
 MIN_ADDED_ROWS = 128
@@ -167,6 +175,30 @@ class QuantizedLinear:
         return quantized_linear(x, self._weight, self._scales, step=self._step)
 
 
+class ScreenedLinear:
+    """A linear layer for what only asks for its greatest output, drafts: exact where that could be, else about right.
+
+    Few rows read a copy whose weights take 4 bits and, of those that could be the greatest, the layer's own. Many rows
+    take another layer.
+    """
+
+    def __init__(self, linear: Linear, many: Linear | QuantizedLinear) -> None:
+        assert linear.bias is None, "no bias is foreseen"
+        self._linear, self._many = linear, many
+        self._packed, self._scales, self._spreads = quantize_to_nibbles(linear.weight)
+        self._most_rows = most_screened_rows(linear.weight.shape[1])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+        if x.shape[0] > self._most_rows:
+            return self._many(x)
+        return screened_linear(x, self._linear.weight, self._packed, self._scales, self._spreads)
+
+
+def most_screened_rows(num_inputs: int) -> int:
+    """So many rows at once `ScreenedLinear` computes by 4 bits."""
+    return MAX_SCREENED_ROWS if num_inputs >= LONG_SUM else MAX_SCREENED_ROWS_OF_SHORT_SUMS
+
+
 def largest_normed(weight: torch.Tensor) -> float:
     """The most that a norm with this weight, [hidden], gives of any input but for rounding: what it multiplies is no
     longer than a vector of ones."""
@@ -210,6 +242,43 @@ def quantize_rows(
         scales[some] = weight[some].abs().amax(1).float().clamp(min=TINY) / MAX_INT8
         integers[some] = (weight[some] / scales[some, None]).round().to(torch.int8)
     return integers, scales
+
+
+def quantize_to_nibbles(
+    weight: torch.Tensor,  # [out, in] float, `in` a multiple of 256
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """([out, in // 2] int8 of pack_nibbles, [out] float32, [2] float32): integers from -8 to 7 times the one of
+    SCALE_SHARES by which an output's weights come closest, and the spreads that `screened_linear` asks for.
+
+    Errors of weights and inputs are taken to be independent, those of inputs evenly spread. Some rows at a time, as
+    `quantize_rows`.
+    """
+    num_outputs, num_inputs = weight.shape
+    packed = torch.empty(num_outputs, num_inputs // 2, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(num_outputs, dtype=torch.float32, device=weight.device)
+    squares = torch.zeros(2, dtype=torch.float32, device=weight.device)
+    for first in range(0, num_outputs, QUANTIZED_AT_ONCE):
+        some = weight[first : first + QUANTIZED_AT_ONCE].float()
+        whole = some.abs().amax(1, keepdim=True).clamp(min=TINY) / MAX_NIBBLE
+        tried = torch.cat([whole * share for share in SCALE_SHARES], 1)
+        errors = torch.stack(
+            [(_nibbles(some, s) * s - some).square().sum(1) for s in torch.split(tried, 1, 1)], 1
+        )
+        scale = tried.gather(1, errors.argmin(1, keepdim=True))
+        integers = _nibbles(some, scale)
+        packed[first : first + QUANTIZED_AT_ONCE] = pack_nibbles(integers)
+        scales[first : first + QUANTIZED_AT_ONCE] = scale[:, 0]
+        of_weights = (integers - some / scale).square().sum() / weight.numel()
+        of_inputs = integers.square().sum() / num_outputs / 12
+        squares += torch.stack((of_weights, of_inputs))
+    return packed, scales, DEVIATIONS**2 * squares
+
+
+def _nibbles(
+    weight: torch.Tensor,  # [out, in] float32
+    scale: torch.Tensor,  # [out, 1] float32
+) -> torch.Tensor:  # [out, in] float32
+    return (weight / scale).round().clamp(MIN_NIBBLE, MAX_NIBBLE)
 
 
 def pack_all(linears: Iterable[Linear]) -> None:

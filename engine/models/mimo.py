@@ -11,7 +11,7 @@ from headway.engine.cache.pool import KVPool
 from headway.engine.model_config import ModelConfig
 from headway.engine.models.inputs import ForwardInputs
 from headway.engine.models.layers import DecoderLayer, LayerCache, Placement, normed_sum, run_layers
-from headway.engine.models.linear import Linear, QuantizedLinear, largest_normed
+from headway.engine.models.linear import Linear, QuantizedLinear, ScreenedLinear, largest_normed
 from headway.engine.models.qwen2 import Qwen2
 from headway.kernels import embed_rms_norm, rms_norm
 
@@ -28,7 +28,7 @@ class MiMo:
         self.num_kv_layers = config.num_layers + with_mtp
         self.trunk = Qwen2(config, place, with_mtp=False)
         self.head = MTPLayer(config, place) if with_mtp else None
-        self._draft_lm_head: Linear | QuantizedLinear = self.trunk.lm_head
+        self._draft_lm_head: Linear | QuantizedLinear | ScreenedLinear = self.trunk.lm_head
 
     def tensors(self) -> dict[str, torch.Tensor]:
         head = {} if self.head is None else self.head.tensors("model.mtp_layers.0.")
@@ -60,6 +60,10 @@ class MiMo:
         is_float8 = dtype == torch.float8_e4m3fn
         largest_input = largest_normed(self.head.final_norm) if is_float8 else None
         self._draft_lm_head = QuantizedLinear(self.trunk.lm_head, largest_input=largest_input)
+
+    def screen_draft_lm_head(self) -> None:
+        assert not isinstance(self._draft_lm_head, ScreenedLinear), "it was screened before"
+        self._draft_lm_head = ScreenedLinear(self.trunk.lm_head, self._draft_lm_head)
 
     def draft_linears(self) -> tuple[Linear, ...]:
         return () if self.head is None else tuple(self.head.norms_by_linear())

@@ -65,6 +65,9 @@ class Qwen2:
     def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
         raise AssertionError("Qwen2 has no MTP head: nothing drafts")
 
+    def screen_draft_lm_head(self) -> None:
+        raise AssertionError("Qwen2 has no MTP head: nothing drafts")
+
     def draft_linears(self) -> tuple[Linear, ...]:
         return ()
 

@@ -64,6 +64,11 @@ class CausalLM(Protocol):
         float8_e4m3fn."""
         ...
 
+    def screen_draft_lm_head(self) -> None:
+        """From now on few rows of `draft_logits` are exact where they could be greatest, else about right; many stay as
+        they were."""
+        ...
+
     def draft_linears(self) -> tuple[Linear, ...]:
         """Those of the MTP head whose inputs are norms' outputs; () without a head."""
         ...

@@ -22,6 +22,7 @@ from headway.kernels.reference.rms_norm import add_rms_norm, embed_rms_norm, rms
 from headway.kernels.reference.rope import rope
 from headway.kernels.reference.rope_append import rope_append
 from headway.kernels.reference.sample import gumbel_noise, sample
+from headway.kernels.reference.screened_linear import screened_linear
 from headway.kernels.reference.silu_mul import silu_mul
 from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
 from headway.kernels.reference.stamp import stamp
@@ -57,6 +58,7 @@ __all__ = [
     "rope",
     "rope_append",
     "sample",
+    "screened_linear",
     "silu_mul",
     "skinny_gate_up",
     "skinny_linear",

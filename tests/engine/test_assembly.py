@@ -48,7 +48,8 @@ def model(**changes: object) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("head", "has_float8", "changes", "expected"),
     [
-        ("auto", True, {}, "fp8"),
+        ("auto", True, {}, "int4"),
+        ("auto", True, {"hidden": 4224}, "fp8"),
         ("auto", False, {}, "int8"),
         ("auto", True, {"vocab_size": 50_257}, "int8"),
         ("auto", True, {"vocab_size": 4096}, "full"),
@@ -59,10 +60,11 @@ def model(**changes: object) -> SimpleNamespace:
         ("full", True, {}, "full"),
         ("int8", True, {"vocab_size": 4096}, "int8"),
         ("fp8", True, {"vocab_size": 4096}, "fp8"),
+        ("int4", True, {"hidden": 256, "vocab_size": 4096}, "int4"),
     ],
     ids=str,
 )
-def test_drafts_take_8_bits_where_that_pays(
+def test_drafts_take_few_bits_where_that_pays(
     monkeypatch: pytest.MonkeyPatch,
     head: str,
     changes: dict[str, object],
@@ -82,11 +84,12 @@ def test_drafts_take_8_bits_where_that_pays(
         ("int8", {"hidden": 100}, "hidden size of 100,"),
         ("int8", {"has_mtp": False}, "without drafts"),
         ("fp8", {}, "fp8.* 8.9 or later; .* a vocabulary of 151680, compute capability 8.0, with"),
+        ("int4", {}, "int4.* 256, .* 8.9 or later; .*compute capability 8.0, with"),
         ("fp8", {"device": "cpu"}, "on cpu .* a vocabulary of 151680, compute capability -, with"),
     ],
     ids=str,
 )
-def test_8_bits_that_cannot_be_are_refused(
+def test_few_bits_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, head: str, changes: dict[str, object], words: str
 ) -> None:
     monkeypatch.setattr(assembly, "has_float8_products", lambda _: False)

@@ -250,12 +250,16 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_drafts_by_8_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 128, "vocab_size": 256, "max_position_embeddings": 160}
+def test_drafts_by_few_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "vocab_size": 256, "max_position_embeddings": 160}
     path = str(constructed_mimo(tmp_path / "model", noise=0.06, **sizes))
     chance = random.Random(0)
     cases = [Case(tuple(chance.randrange(256) for _ in range(9 + i)), 40, GREEDY) for i in range(20)]
-    float8 = [("fp8", "full"), ("full", "fp8")] if has_float8_products(torch.device("cuda")) else []
+    float8 = (
+        [("fp8", "full"), ("int4", "full"), ("full", "fp8")]
+        if has_float8_products(torch.device("cuda"))
+        else []
+    )
     engines = [
         LocalEngine(EngineConfig(model_path=path, dtype="bfloat16", draft_lm_head=head, draft_layers=layers))  # type: ignore[arg-type]
         for head, layers in (("full", "full"), ("int8", "full"), *float8)

@@ -249,6 +249,35 @@ CASES = [
             ("*fp8e4nv", 16, 1, 4, 6, 89),
         )
     ),
+    Case(
+        "screened_linear",
+        "_round_kernel",
+        pointers("x", "*bf16") | pointers("rounded", "*i8") | pointers("step error spread", "*fp32"),
+        {"LARGEST": 127.0, "BLOCK": 4096, "OVERLAPS": True},
+        8,
+        divisible=STRIDES,
+    ),
+    *(
+        Case(
+            "screened_linear",
+            "_screen_kernel",
+            pointers("rounded packed", "*i8")
+            | pointers("out", "*bf16")
+            | pointers("step error scale most least", "*fp32"),
+            {"ROWS": rows, "OUTPUTS": 128, "NIBBLES": 128, "IS_ASSEMBLED": True, "OVERLAPS": True},
+            8,
+            divisible=STRIDES,
+        )
+        for rows in (16, 32, 64)
+    ),
+    Case(
+        "screened_linear",
+        "_rescore_kernel",
+        pointers("x weight out", "*bf16") | pointers("error scale most least", "*fp32"),
+        {"TILES": 2048, "SHARE": 16, "OUTPUTS": 128, "BLOCK": 4096, "ROUNDING": 2**-8, "OVERLAPS": True},
+        1,
+        divisible=STRIDES,
+    ),
     *(
         case
         for depth in (0, 3)

@@ -36,6 +36,7 @@ GROUPS = {
         "qkv_rope_append",
         "fixed_linear",
         "quantized_linear",
+        "screened_linear",
         "rms_norm",
         "rope",
         "rope_append",

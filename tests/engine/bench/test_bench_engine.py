@@ -40,10 +40,10 @@ def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds:
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
 
 
-@pytest.mark.parametrize(("draft_lm_head", "itemsize"), [("full", 2), ("int8", 1), ("fp8", 1)])
+@pytest.mark.parametrize(("draft_lm_head", "itemsize"), [("full", 2), ("int8", 1), ("fp8", 1), ("int4", 0.5)])
 @pytest.mark.parametrize(("draft_layers", "layer_itemsize"), [("full", 2), ("fp8", 1)])
 def test_drafts_and_contexts_are_bytes_of_their_own(
-    draft_lm_head: DraftLmHead, itemsize: int, draft_layers: DraftLayers, layer_itemsize: int
+    draft_lm_head: DraftLmHead, itemsize: float, draft_layers: DraftLayers, layer_itemsize: int
 ) -> None:
     config = read_model_config(SHAPES / "mimo-7b")
     costs = costs_of(
@@ -52,6 +52,8 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
     plain = costs.round_bytes(batch=2, depth=0, context=0)
     head = 4096 * (layer_itemsize * (2 * 4096 + 6144 + 2 * 11008) + 2 * (4096 + 11008))
     assert costs.round_bytes(batch=2, depth=3, context=0) - plain == 3 * (head + itemsize * 151_680 * 4096)
+    of_many = costs.round_bytes(batch=33, depth=3, context=0) - plain
+    assert of_many == 3 * (head + max(itemsize, 1) * 151_680 * 4096)
     token = 2 * 2 * 8 * 128
     assert costs.round_bytes(batch=2, depth=0, context=100) - plain == 2 * 100 * 36 * token
     without_drafts = costs.round_bytes(batch=2, depth=1, context=0)

@@ -8,14 +8,19 @@ import torch
 from headway.engine.models import linear
 from headway.engine.models.linear import (
     CAN_PACK,
+    DEVIATIONS,
     MIN_ADDED_ROWS,
     QUANTIZED_AT_ONCE,
     Linear,
     QuantizedLinear,
+    ScreenedLinear,
+    most_screened_rows,
     pack_all,
     quantize_rows,
+    quantize_to_nibbles,
     to_float8,
 )
+from headway.kernels._nibbles import unpack_nibbles
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
 ROUNDING = 1e-5  # of sums of 2048 products of size 1, divided by their root
@@ -162,6 +167,36 @@ def test_many_rows_take_the_full_weight(inputs: int, count: int, is_full: bool) 
     else:
         torch.testing.assert_close(quantized, full(x), rtol=0, atol=0.06)
         assert not torch.equal(quantized, full(x))
+
+
+@pytest.mark.parametrize("inputs", [256, 2048])
+def test_few_rows_have_their_greatest_in_full_many_another_layer(inputs: int) -> None:
+    full = Linear(random_linear(300, inputs).weight)
+    other = Linear(random_linear(300, inputs).weight + 1)
+    screened, most = ScreenedLinear(full, other), most_screened_rows(inputs)
+    assert torch.equal(screened(random_rows(most + 1, inputs)), other(random_rows(most + 1, inputs)))
+    x = random_rows(most, inputs)
+    result, wanted = screened(x), full(x)
+    torch.testing.assert_close(result.amax(1), wanted.amax(1))
+    assert torch.equal(result.argmax(1), wanted.argmax(1))
+    assert 0.05 < (result - wanted).norm() / wanted.norm() < 0.2
+
+
+@pytest.mark.parametrize("num_outputs", [30, QUANTIZED_AT_ONCE + 30])
+def test_a_weight_of_4_bits_is_close_and_says_how_close(num_outputs: int) -> None:
+    """Of rows with one large weight, too, and of zeros."""
+    weight = torch.randn(num_outputs, 256, generator=torch.Generator().manual_seed(0))
+    weight[7], weight[8], weight[9, 5] = 0, weight[8] / 100, 30
+    packed, scales, spreads = quantize_to_nibbles(weight)
+    assert (packed.shape, scales.shape) == ((num_outputs, 128), (num_outputs,))
+    integers = unpack_nibbles(packed).float()
+    errors = (integers * scales[:, None] - weight).square().sum(1) / weight.square().sum(1).clamp(min=1e-30)
+    assert bool((errors[[i for i in range(num_outputs) if i != 9]] < 0.03).all())
+    others = weight[9].square().sum() - 900
+    assert errors[9] < others / (others + 900), "better than the large weight alone"
+    steps = (integers - weight / scales[:, None]).square().mean()
+    expected = torch.stack((steps, integers.square().mean() * 256 / 12)) * DEVIATIONS**2
+    torch.testing.assert_close(spreads, expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.gpu
