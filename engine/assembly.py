@@ -48,8 +48,8 @@ MAX_CUDA_PREFILL_CHUNK = 1024
 MIN_IDLE_PREFILL_CHUNK, MAX_IDLE_PREFILL_CHUNK = 2048, 8192
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
-# Beside 4 bits, which are for few rows.
-DTYPES_OF_8_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.float8_e4m3fn}
+# Of what many rows draft by; beside float8 few may take 4 bits.
+DRAFT_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.float8_e4m3fn}
 # Queries that share keys: so many at most take attention's kernel for decode rounds, of whose tiles this is one.
 MAX_WINDOW_QUERIES, WINDOW_TILE_QUERIES = 128, 32
 
@@ -81,8 +81,8 @@ def assemble(
         config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
     )
     draft_lm_head = _draft_lm_head(config, model)
-    if draft_lm_head in DTYPES_OF_8_BITS:
-        model.quantize_draft_lm_head(DTYPES_OF_8_BITS[draft_lm_head])
+    if draft_lm_head in DRAFT_DTYPES:
+        model.quantize_draft_lm_head(DRAFT_DTYPES[draft_lm_head])
     if draft_lm_head == "int4":
         model.screen_draft_lm_head()
     draft_layers = _draft_layers(config, model)

@@ -5,7 +5,7 @@ beside it. On the CPU this is ruled out in one of two ways: float32 weights are 
 sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
 take up to ROWS_AT_ONCE rows, with rows of zeros up to a multiple of 16. On a GPU up to 32 rows in 16-bit types
 take one kernel whose sums are cut by the weight's shape alone; the library, which is faster beyond, promises
-no such thing. `fix_order_of_sums` does without it. None of this holds for 8 bits, which are for drafts alone: these
+no such thing. `fix_order_of_sums` does without it. None of this holds for few bits, which are for drafts alone: these
 may be wrong, and so may depend on what else is drafted.
 """
 
@@ -176,22 +176,22 @@ class QuantizedLinear:
 
 
 class ScreenedLinear:
-    """A linear layer for what only asks for its greatest output, drafts: exact where that could be, else about right.
+    """A linear layer for what mostly asks for its greatest output, drafts: exact where that could be, else about right.
 
-    Few rows read a copy whose weights take 4 bits and, of those that could be the greatest, the layer's own. Many rows
-    take another layer.
+    Few rows read a copy whose weights take 4 bits and, of outputs that could be the greatest, the layer's own. What is
+    picked elsewhere, by chance or since the greatest are not allowed, is picked by 4 bits. Many rows take another layer.
     """
 
     def __init__(self, linear: Linear, many: Linear | QuantizedLinear) -> None:
         assert linear.bias is None, "no bias is foreseen"
         self._linear, self._many = linear, many
-        self._packed, self._scales, self._spreads = quantize_to_nibbles(linear.weight)
+        self._nibbles = quantize_to_nibbles(linear.weight)
         self._most_rows = most_screened_rows(linear.weight.shape[1])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
         if x.shape[0] > self._most_rows:
             return self._many(x)
-        return screened_linear(x, self._linear.weight, self._packed, self._scales, self._spreads)
+        return screened_linear(x, self._linear.weight, *self._nibbles)
 
 
 def most_screened_rows(num_inputs: int) -> int:
@@ -246,32 +246,31 @@ def quantize_rows(
 
 def quantize_to_nibbles(
     weight: torch.Tensor,  # [out, in] float, `in` a multiple of 256
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """([out, in // 2] int8 of pack_nibbles, [out] float32, [2] float32): integers from -8 to 7 times the one of
-    SCALE_SHARES by which an output's weights come closest, and the spreads that `screened_linear` asks for.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `screened_linear` asks for: [out, in // 2] int8 of pack_nibbles, scales and errors [out] float32, spreads
+    [2] float32. Integers from -8 to 7 times the one of SCALE_SHARES by which an output's weights come closest.
 
-    Errors of weights and inputs are taken to be independent, those of inputs evenly spread. Some rows at a time, as
-    `quantize_rows`.
+    Errors of weights and of inputs are taken to be independent, those of inputs to be evenly spread and, beside those of
+    weights, as large in each output. Some rows at a time, as `quantize_rows`.
     """
     num_outputs, num_inputs = weight.shape
     packed = torch.empty(num_outputs, num_inputs // 2, dtype=torch.int8, device=weight.device)
-    scales = torch.empty(num_outputs, dtype=torch.float32, device=weight.device)
-    squares = torch.zeros(2, dtype=torch.float32, device=weight.device)
+    scales, errors = (torch.empty(num_outputs, dtype=torch.float32, device=weight.device) for _ in range(2))
+    squares = torch.zeros((), dtype=torch.float32, device=weight.device)
     for first in range(0, num_outputs, QUANTIZED_AT_ONCE):
-        some = weight[first : first + QUANTIZED_AT_ONCE].float()
+        which = slice(first, first + QUANTIZED_AT_ONCE)
+        some = weight[which].float()
         whole = some.abs().amax(1, keepdim=True).clamp(min=TINY) / MAX_NIBBLE
         tried = torch.cat([whole * share for share in SCALE_SHARES], 1)
-        errors = torch.stack(
-            [(_nibbles(some, s) * s - some).square().sum(1) for s in torch.split(tried, 1, 1)], 1
-        )
-        scale = tried.gather(1, errors.argmin(1, keepdim=True))
+        tried_errors = [(_nibbles(some, s) * s - some).square().mean(1) for s in torch.split(tried, 1, 1)]
+        least, best = torch.stack(tried_errors, 1).min(1)
+        scale = tried.gather(1, best[:, None])
         integers = _nibbles(some, scale)
-        packed[first : first + QUANTIZED_AT_ONCE] = pack_nibbles(integers)
-        scales[first : first + QUANTIZED_AT_ONCE] = scale[:, 0]
-        of_weights = (integers - some / scale).square().sum() / weight.numel()
-        of_inputs = integers.square().sum() / num_outputs / 12
-        squares += torch.stack((of_weights, of_inputs))
-    return packed, scales, DEVIATIONS**2 * squares
+        packed[which], scales[which], errors[which] = pack_nibbles(integers), scale[:, 0], least.sqrt()
+        squares += (integers * scale).square().sum()
+    # An evenly spread error is a step's square by twelve, in the mean of squares.
+    of_inputs = squares / 12 / num_outputs / errors.square().mean().clamp(min=TINY)
+    return packed, scales, errors, DEVIATIONS**2 * torch.stack((torch.ones_like(of_inputs), of_inputs))
 
 
 def _nibbles(

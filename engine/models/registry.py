@@ -18,7 +18,7 @@ class CausalLM(Protocol):
     """A decoder, with or without an MTP head. The methods that draft may be called only if `has_mtp`.
 
     Keys and values go to the pool's layers 0 .. num_kv_layers - 1, the MTP layer's to the last of them.
-    A row's result depends on no other row, but for drafts of 8 bits. Inputs are left as they are.
+    A row's result depends on no other row, but for drafts by few bits. Inputs are left as they are.
     """
 
     config: ModelConfig

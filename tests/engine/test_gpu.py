@@ -178,14 +178,16 @@ def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], dept
     assert all(output.finish_reason is not None for output in outputs.values())
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize(("depth", "head"), [(0, "auto"), (3, "auto"), (3, "int4")])
 def test_nothing_is_compiled_once_requests_are_served(
-    prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, depth: int
+    prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, depth: int, head: str
 ) -> None:
     """A kernel takes about a second to compile, in which no stream gets a token. Not so with --deterministic, whose
     windows are of all widths, nor behind more than 8,192 keys."""
     triton = pytest.importorskip("triton")
-    engine = LocalEngine(config_of(max_running=32, prefill_chunk=1024, depth=depth))
+    if head == "int4" and not has_float8_products(torch.device("cuda")):
+        pytest.skip("the device has no products of float8")
+    engine = LocalEngine(config_of(max_running=32, prefill_chunk=1024, depth=depth, draft_lm_head=head))
     engine.engine.runner.capture([depth], progress=lambda _: None)
     compiled: list[str] = []
 

@@ -8,16 +8,18 @@ from headway.kernels._nibbles import unpack_nibbles
 
 
 def screen_of(
-    outputs: int, inputs: int, device: torch.device, dtype: torch.dtype, deviations: float = 4.0
+    outputs: int, inputs: int, device: torch.device, dtype: torch.dtype, deviations: float = 2.5
 ) -> tuple[torch.Tensor, ...]:
-    """(weight, packed, scales, spreads), the weight normally distributed."""
+    """(weight, packed, scales, errors, spreads), the weight normally distributed."""
     generator = torch.Generator().manual_seed(outputs)
     weight = (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).to(dtype)
     scales = weight.float().std(1) * torch.linspace(0.3, 0.4, outputs)
     steps = weight.float() / scales[:, None]
     integers = steps.round().clamp(-8, 7)
-    spreads = torch.stack([(integers - steps).square().mean(), integers.square().mean() * inputs / 12])
-    tensors = weight, pack_nibbles(integers), scales, deviations**2 * spreads
+    errors = (integers - steps).square().mean(1).sqrt() * scales
+    of_inputs = (integers * scales[:, None]).square().sum() / 12 / outputs / errors.square().mean()
+    spreads = deviations**2 * torch.stack((torch.ones(()), of_inputs))
+    tensors = weight, pack_nibbles(integers), scales, errors, spreads
     return tuple(tensor.to(device) for tensor in tensors)
 
 
@@ -48,16 +50,16 @@ def test_numbers_of_4_bits_come_back() -> None:
     assert torch.equal(unpack_nibbles(packed), integers.to(torch.int8))
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 33, 64])
-@pytest.mark.parametrize(("outputs", "inputs"), [(128, 256), (700, 512)])
+@pytest.mark.parametrize("rows", [0, 1, 3, 5, 16, 17, 32])
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 256), (700, 512), (2200, 256)])
 def test_the_greatest_is_exact_and_all_others_are_about_right(
     rows: int, outputs: int, inputs: int, device: torch.device
 ) -> None:
     dtype = dtype_of(device)
-    weight, packed, scales, spreads = screen_of(outputs, inputs, device, dtype)
-    x = rows_of(rows, inputs, device)
+    weight, packed, scales, errors, spreads = screen_of(outputs, inputs, device, dtype)
+    x = rows_of(rows, inputs + 8, device)[:, 8:]
     exact = x.double() @ weight.double().T
-    result = screened_linear(x, weight, packed, scales, spreads)
+    result = screened_linear(x, weight, packed, scales, errors, spreads)
     assert (result.dtype, result.shape) == (dtype, (rows, outputs))
     if rows == 0:
         return
@@ -68,39 +70,46 @@ def test_the_greatest_is_exact_and_all_others_are_about_right(
     is_exact = (result.double() - exact).abs() <= rounding * (exact.abs() + 1)
     assert bool((is_about | is_exact).all())
     off = (
-        scales.double()
+        errors.double()
         * (spreads[0] * x.double().square().sum(1, keepdim=True) + spreads[1] * step**2).sqrt()
     )
     bar = (about - off).amax(1, keepdim=True)
-    assert bool(is_exact[about + off >= bar + 0.02].all())
+    tile = torch.arange(outputs, device=device) // 128
+    could_be = (about + off >= bar - 0.02).long()
+    in_tile = torch.zeros(rows, outputs, dtype=torch.int64, device=device).index_add_(1, tile, could_be)
+    assert bool(is_exact[(about + off >= bar + 0.02) & (in_tile[:, tile] <= 8)].all())
     assert bool(is_about[about + off < bar - 0.02].all())
     greatest = exact.gather(1, result.double().argmax(1, keepdim=True))
     assert bool((greatest >= exact.amax(1, keepdim=True) - 2 * rounding * exact.abs().amax()).all())
-    assert 0.5 < (about - exact).std() / (off.mean() / 4) < 2, "the spread is what was said"
+    assert 0.5 < (about - exact).std() / (off.mean() / 2.5) < 2, "the spread is what was said"
 
 
-def test_all_is_exact_where_nothing_is_sure(device: torch.device) -> None:
-    """Every output of every tile, the last of which is not whole, and rows of zeros."""
-    weight, packed, scales, _ = screen_of(300, 256, device, dtype_of(device))
+def test_where_nothing_is_sure_the_greatest_few_are_exact(device: torch.device) -> None:
+    """Eight of each 128, the last of which are not all there."""
+    weight, packed, scales, errors, _ = screen_of(300, 256, device, dtype_of(device))
     x = rows_of(5, 256, device)
-    x[2] = 0
-    result = screened_linear(x, weight, packed, scales, torch.full((2,), 1e9, device=device))
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if device.type == "cuda" else {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(result, x @ weight.T, **tolerance)
-    assert bool((result[2] == 0).all())
-
-
-def test_weights_that_are_exact_need_no_second_look(device: torch.device) -> None:
-    """Without any spread only what equals the bar is computed again: the full weight, here of other numbers, shows it."""
-    _, packed, scales, _ = screen_of(300, 256, device, dtype_of(device))
-    x = rows_of(3, 256, device)
-    ones = torch.ones(300, 256, device=device, dtype=x.dtype)
-    result = screened_linear(x, ones, packed, scales, torch.zeros(2, device=device)).double()
+    ones = torch.ones_like(weight)
     _, about = about_of(x, packed, scales)
-    is_best = about == about.amax(1, keepdim=True)
-    sums = x.double().sum(1, keepdim=True).expand_as(about)
-    assert bool((result - about).abs()[~is_best].max() < 0.02)
-    assert bool((result - sums).abs()[is_best].max() < 0.2)
+    unsure = torch.full((2,), 1e9, device=device)
+    result = screened_linear(x, ones, packed, scales, errors, unsure).double()
+    is_about = (result - about).abs() < 0.03
+    is_exact = (result - x.double().sum(1, keepdim=True)).abs() < 0.2
+    assert bool((is_about | is_exact).all())
+    for first in (0, 128, 256):
+        best = about[:, first : first + 128].topk(8).indices + first
+        assert bool(is_exact.gather(1, best).all())
+        assert bool((is_about[:, first : first + 128].sum(1) >= min(128, 300 - first) - 8).all())
+
+
+def test_sure_outputs_and_rows_of_zeros_need_no_second_look(device: torch.device) -> None:
+    """Weights that are no numbers would show it."""
+    _, packed, scales, errors, spreads = screen_of(300, 256, device, dtype_of(device))
+    none = torch.full((300, 256), float("nan"), device=device, dtype=dtype_of(device))
+    x = rows_of(3, 256, device)
+    _, about = about_of(x, packed, scales)
+    result = screened_linear(x, none, packed, scales, errors, torch.zeros(2, device=device)).double()
+    assert bool(((result - about).abs() < 0.03).all())
+    assert bool((screened_linear(x * 0, none, packed, scales, errors, spreads) == 0).all())
 
 
 @pytest.mark.parametrize("rows", [2, 20])

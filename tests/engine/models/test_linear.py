@@ -187,16 +187,27 @@ def test_a_weight_of_4_bits_is_close_and_says_how_close(num_outputs: int) -> Non
     """Of rows with one large weight, too, and of zeros."""
     weight = torch.randn(num_outputs, 256, generator=torch.Generator().manual_seed(0))
     weight[7], weight[8], weight[9, 5] = 0, weight[8] / 100, 30
-    packed, scales, spreads = quantize_to_nibbles(weight)
+    packed, scales, deviations, spreads = quantize_to_nibbles(weight)
     assert (packed.shape, scales.shape) == ((num_outputs, 128), (num_outputs,))
     integers = unpack_nibbles(packed).float()
     errors = (integers * scales[:, None] - weight).square().sum(1) / weight.square().sum(1).clamp(min=1e-30)
     assert bool((errors[[i for i in range(num_outputs) if i != 9]] < 0.03).all())
     others = weight[9].square().sum() - 900
     assert errors[9] < others / (others + 900), "better than the large weight alone"
-    steps = (integers - weight / scales[:, None]).square().mean()
-    expected = torch.stack((steps, integers.square().mean() * 256 / 12)) * DEVIATIONS**2
+    given = integers * scales[:, None]
+    torch.testing.assert_close(deviations, (given - weight).square().mean(1).sqrt(), rtol=1e-3, atol=1e-9)
+    of_inputs = given.square().sum(1).mean() / 12 / deviations.square().mean()
+    expected = torch.stack((torch.ones(()), of_inputs)) * DEVIATIONS**2
     torch.testing.assert_close(spreads, expected, rtol=1e-3, atol=0)
+
+
+def test_a_loud_input_hides_no_greatest_output() -> None:
+    """Final norms have such, and errors of their weights are the same for every row."""
+    weight = random_linear(2000, 512).weight
+    x = random_rows(8, 512)
+    x[:, 7] = 30
+    full = Linear(weight)
+    assert torch.equal(ScreenedLinear(full, full)(x).argmax(1), full(x).argmax(1))
 
 
 @pytest.mark.gpu
