@@ -37,8 +37,8 @@ MAX_INT8, MAX_FLOAT8, TINY = 127.0, 448.0, 1e-30
 QUANTIZED_AT_ONCE = 4096
 # Beyond so many rows bfloat16 is as fast; sums shorter than LONG_SUM cost less than what their rows bring in.
 MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
-# Beyond so many rows float8 is as fast as 4 bits.
-MAX_SCREENED_ROWS, MAX_SCREENED_ROWS_OF_SHORT_SUMS = 32, 8
+# Beyond so many rows float8 is as fast as 4 bits, where logits are flat.
+MAX_SCREENED_ROWS, MAX_SCREENED_ROWS_OF_SHORT_SUMS = 16, 8
 # Scales tried for a row of 4-bit integers: such shares of the one that holds its greatest weight. Standard deviations
 # by which an output of theirs is taken to be off at most.
 SCALE_SHARES, DEVIATIONS = tuple(0.85**power for power in range(13)), 6.0

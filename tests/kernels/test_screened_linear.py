@@ -96,9 +96,11 @@ def test_where_nothing_is_sure_the_greatest_few_are_exact(device: torch.device) 
     is_exact = (result - x.double().sum(1, keepdim=True)).abs() < 0.2
     assert bool((is_about | is_exact).all())
     for first in (0, 128, 256):
-        best = about[:, first : first + 128].topk(8).indices + first
-        assert bool(is_exact.gather(1, best).all())
-        assert bool((is_about[:, first : first + 128].sum(1) >= min(128, 300 - first) - 8).all())
+        some = slice(first, first + 128)
+        ninth = about[:, some].topk(9).values[:, -1:]
+        # Who is greatest is seen as the result's type has it.
+        assert bool(is_exact[:, some][about[:, some] > ninth + 0.03].all())
+        assert bool((is_about[:, some].sum(1) >= min(128, 300 - first) - 8).all())
 
 
 def test_sure_outputs_and_rows_of_zeros_need_no_second_look(device: torch.device) -> None:

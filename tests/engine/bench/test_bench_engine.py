@@ -52,7 +52,7 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
     plain = costs.round_bytes(batch=2, depth=0, context=0)
     head = 4096 * (layer_itemsize * (2 * 4096 + 6144 + 2 * 11008) + 2 * (4096 + 11008))
     assert costs.round_bytes(batch=2, depth=3, context=0) - plain == 3 * (head + itemsize * 151_680 * 4096)
-    of_many = costs.round_bytes(batch=33, depth=3, context=0) - plain
+    of_many = costs.round_bytes(batch=17, depth=3, context=0) - plain
     assert of_many == 3 * (head + max(itemsize, 1) * 151_680 * 4096)
     token = 2 * 2 * 8 * 128
     assert costs.round_bytes(batch=2, depth=0, context=100) - plain == 2 * 100 * 36 * token
