@@ -29,9 +29,10 @@ def screened_linear(
     steps = inputs / step
     rounded = torch.floor(steps + 0.5)
     error = step * torch.sqrt(spreads[0] * (steps * steps).sum(1, keepdim=True) + spreads[1])
+    error = error.where(largest > 0, 0)
     about = (rounded @ unpack_nibbles(packed).float().T) * (scales * step)
     off = errors * error
-    could_be = (about + off >= (about - off).amax(1, keepdim=True)) & (largest > 0) & (error > 0)
+    could_be = (about + off >= (about - off).amax(1, keepdim=True)) & (error > 0)
     candidates = about.masked_fill(~could_be, -torch.inf)
     tiles = F.pad(candidates, (0, -about.shape[1] % OUTPUTS), value=-torch.inf).unfold(1, OUTPUTS, OUTPUTS)
     least = tiles.topk(LOOKED_AT, dim=2).values[:, :, -1].repeat_interleave(OUTPUTS, 1)[:, : about.shape[1]]

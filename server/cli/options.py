@@ -141,8 +141,8 @@ SPECULATION = [
            "Never changes the text, only the speed", aliases=("max-depth",)),
     Option("draft-lm-head", one_of("auto", "full", "int4", "int8", "fp8"), "auto", "weights by which drafts are picked, "
            "which cannot change the text: full, int8 or fp8 (half the bytes to read; fp8 on Ada, Hopper and later), int4 (there; a "
-           "quarter, and in full those of tokens that could be picked; beyond 16 rows fp8), or auto (for large vocabularies "
-           "on CUDA the first that can be of int4, fp8, int8; else full)", "NAME"),
+           "quarter, and in full those of tokens that could be picked; beyond 16 rows, 8 where hidden is below 2,048, fp8), or "
+           "auto (for large vocabularies on CUDA the first that can be of int4, fp8, int8; else full)", "NAME"),
     Option("draft-layers", one_of("auto", "full", "fp8"), "auto", "weights and inputs of those of the MTP layer's products "
            "that follow a norm, which cannot change the text: full, fp8 (half the bytes; on Ada, Hopper and later), or auto "
            "(fp8 there for models wider than 2,048; else full)", "NAME"),

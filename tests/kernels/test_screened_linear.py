@@ -6,9 +6,11 @@ import torch
 from headway.kernels import pack_nibbles, screened_linear
 from headway.kernels._nibbles import unpack_nibbles
 
+DEVIATIONS = 2.5
+
 
 def screen_of(
-    outputs: int, inputs: int, device: torch.device, dtype: torch.dtype, deviations: float = 2.5
+    outputs: int, inputs: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
     """(weight, packed, scales, errors, spreads), the weight normally distributed."""
     generator = torch.Generator().manual_seed(outputs)
@@ -18,7 +20,7 @@ def screen_of(
     integers = steps.round().clamp(-8, 7)
     errors = (integers - steps).square().mean(1).sqrt() * scales
     of_inputs = (integers * scales[:, None]).square().sum() / 12 / outputs / errors.square().mean()
-    spreads = deviations**2 * torch.stack((torch.ones(()), of_inputs))
+    spreads = DEVIATIONS**2 * torch.stack((torch.ones(()), of_inputs))
     tensors = weight, pack_nibbles(integers), scales, errors, spreads
     return tuple(tensor.to(device) for tensor in tensors)
 
@@ -81,7 +83,7 @@ def test_the_greatest_is_exact_and_all_others_are_about_right(
     assert bool(is_about[about + off < bar - 0.02].all())
     greatest = exact.gather(1, result.double().argmax(1, keepdim=True))
     assert bool((greatest >= exact.amax(1, keepdim=True) - 2 * rounding * exact.abs().amax()).all())
-    assert 0.5 < (about - exact).std() / (off.mean() / 2.5) < 2, "the spread is what was said"
+    assert 0.5 < (about - exact).std() / (off.mean() / DEVIATIONS) < 2, "the spread is what was said"
 
 
 def test_where_nothing_is_sure_the_greatest_few_are_exact(device: torch.device) -> None:
