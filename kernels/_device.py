@@ -12,6 +12,7 @@ import torch
 _INTERPRETED_SHARED_MEMORY_BYTES = 232_448
 # The interpreter runs programs one after the other: a few show every path.
 _INTERPRETED_MULTIPROCESSORS = 2
+_HOPPER_MAJOR_CAPABILITY = 9
 # Of cuDNN's attention: Hopper and data-centre Blackwell.
 _FUSED_MAJOR_CAPABILITIES = (9, 10)
 _FUSED_MAX_HEAD_DIM, _FUSED_HEAD_DIM_MULTIPLE = 128, 8
@@ -43,6 +44,16 @@ def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
     """(a kernel's OVERLAPS, the options of its launch)."""
     overlaps = _overlaps_launches(device)
     return overlaps, {"launch_pdl": True} if overlaps else {}
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether the device has Hopper's own instructions, of which Blackwell lacks some."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device)[0] == _HOPPER_MAJOR_CAPABILITY
+    )
 
 
 @functools.cache

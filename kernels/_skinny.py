@@ -238,9 +238,9 @@ def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
     } | launch
 
 
-def workspace_of(cut: Cut, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def workspace_of(split: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Partial sums, and how many of a tile have arrived; nothing is written there where sums are whole."""
-    return _workspace(x.device) if cut.split > 1 else (x, x)
+    return _workspace(x.device) if split > 1 else (x, x)
 
 
 def _cut(num_inputs: int) -> int:

@@ -13,9 +13,13 @@ import torch
 
 try:
     import triton
+    import triton.experimental.gluon.language as gl
     import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except ImportError:
-    triton = tl = None
+    triton = tl = gluon = gl = hopper = TensorDescriptor = None
 
 _IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -42,6 +46,16 @@ def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
         return cast(
             Kernel, triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
         )
+
+    return wrap
+
+
+def gluon_jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """jit of Gluon, Triton's lower level, that does not compile anew where one of these integer arguments is 1 or divisible
+    by 16."""
+
+    def wrap(function: Callable[..., Any]) -> Kernel:
+        return cast(Kernel, function if gluon is None else gluon.jit(function, do_not_specialize=names))
 
     return wrap
 
@@ -74,8 +88,12 @@ def warps_of(block: int) -> int:
 
 __all__ = [
     "Kernel",
+    "TensorDescriptor",
     "blocks_of",
     "check_dense",
+    "gl",
+    "gluon_jit_once_for",
+    "hopper",
     "jit",
     "jit_once_for",
     "power_of_two",

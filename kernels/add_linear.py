@@ -92,7 +92,7 @@ def add_linear(
     squares = torch.empty(rows, square_tiles(hidden), dtype=torch.float32, device=x.device)
     cut = cut_of(hidden, x)._replace(outputs=64)
     _add_kernel[(blocks_of(hidden, 64) * cut.split,)](
-        x, weight, residual, norm_weight, scaled, squares, *workspace_of(cut, x),
+        x, weight, residual, norm_weight, scaled, squares, *workspace_of(cut.split, x),
         rows, hidden, num_inputs, x.stride(0), residual.stride(0),
         TILES=squares.shape[1], **constants_of(cut, x),
     )  # fmt: skip

@@ -147,7 +147,7 @@ def qkv_rope_append(
     cut = cut_of(num_outputs, x)._replace(outputs=2 * _PAIRS)
     _qkv_kernel[(num_outputs // cut.outputs * cut.split,)](
         x, weight, bias, x if norm is None else norm.squares, positions, cos_sin, slot_mapping,
-        query, key_cache, value_cache, *workspace_of(cut, x),
+        query, key_cache, value_cache, *workspace_of(cut.split, x),
         tokens, num_inputs, x.stride(0), q_heads, kv_heads, HEAD_DIM=head_dim,
         TILES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
         **constants_of(cut, x),

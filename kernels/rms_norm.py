@@ -41,8 +41,9 @@ def _norm_kernel(
     weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
     step = tl.load(step_ptr) if HAS_STEP else 1.0
     if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
+        # The next kernel's first weights come while this one still waits.
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     source = token
     if HAS_IDS:
         source = tl.load(id_ptr + token)

@@ -24,6 +24,7 @@ from headway.kernels._skinny import (
     sum_products,
     workspace_of,
 )
+from headway.kernels._streamed import streamed_gate_up, streamed_linear, streams_of
 from headway.kernels._triton import blocks_of, jit_once_for, takes_triton, tl
 from headway.kernels.reference.skinny_linear import skinny_gate_up as skinny_gate_up_twin
 from headway.kernels.reference.skinny_linear import skinny_linear as skinny_linear_twin
@@ -91,14 +92,18 @@ def skinny_linear(
     out: torch.Tensor | None = None,  # [rows, outputs]; may be the residual
 ) -> torch.Tensor:
     """[rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once."""
-    if not is_skinny(x, weight):
+    streams = streams_of(x, weight)
+    if streams is None and not is_skinny(x, weight):
         return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
+    if streams is not None:
+        streamed_linear(x, weight, bias, residual, result, streams)
+        return result
     cut = cut_of(num_outputs, x)
     _linear_kernel[(blocks_of(num_outputs, cut.outputs) * cut.split,)](
-        x, weight, x if bias is None else bias, x if residual is None else residual, result, *workspace_of(cut, x),
+        x, weight, x if bias is None else bias, x if residual is None else residual, result, *workspace_of(cut.split, x),
         rows, num_outputs, num_inputs, x.stride(0), 0 if residual is None else residual.stride(0), result.stride(0),
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **constants_of(cut, x),
     )  # fmt: skip
@@ -161,11 +166,15 @@ def skinny_gate_up(
     """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); few rows in float32 and rounded once."""
     if not takes_triton(x) or (norm is not None and not is_skinny(x, weight)):
         return skinny_gate_up_twin(x, weight, norm=norm, out=out)
-    if not is_skinny(x, weight):
+    streams = streams_of(x, weight, pairs=True) if norm is None else None
+    if streams is None and not is_skinny(x, weight):
         gated = silu_mul(torch.nn.functional.linear(x, weight))
         return gated if out is None else out.copy_(gated)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
+    if streams is not None:
+        streamed_gate_up(x, weight, result, streams)
+        return result
     cut = _gate_up_cut(num_outputs, x)
     _gate_up_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](
         x, weight, x if norm is None else norm.squares, result,

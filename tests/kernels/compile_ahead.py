@@ -21,6 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from headway.kernels._triton import warps_of
 
@@ -40,10 +42,17 @@ class Case(NamedTuple):
     divisible: tuple[str, ...] = ()
     tolerated_bytes: int = 0  # of registers spilled
     least_capability: int = 80
+    most_capability: int = 100
 
 
 def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
     return {f"{name}_ptr": kind for name in names.split()}
+
+
+def descriptor(kind: str, *block: int) -> str:
+    """The type of a descriptor of bulk copies of 16-bit elements."""
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(block))
+    return f"tensordesc<{kind}{list(block)},{layout!r}>"
 
 
 SAMPLING = pointers("position top_k seed out") | pointers("list id arrived", "*i32")
@@ -62,6 +71,7 @@ STRIDES += ("num_inputs",)
 PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "HAS_ENDS": True}
 LINEAR = pointers("x weight bias residual out norm scaled query key_cache value_cache", "*bf16")
 LINEAR |= pointers("partial squares table", "*fp32") | pointers("position slot") | {"arrived_ptr": "*i32"}
+STREAMED_BY_COPIES = {"OUTPUTS": 64, "INPUTS": 256, "LAG": 5}
 STREAMED = {"CUT": 128, "OVERLAPS": True, "INVITES_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
@@ -155,6 +165,39 @@ CASES = [
         )
         for rows in (16, 32, 64)
         for outputs, inputs, tiles, num_stages in ((128, 64, 64, 4), (64, 128, 0, 5))
+    ),
+    *(
+        case
+        for rows, stages, split in ((16, 5, 4), (32, 4, 2), (64, 3, 1))
+        for kind in ("bf16", "fp16")
+        for case in (
+            Case(
+                "_streamed",
+                "_linear_kernel",
+                LINEAR | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 64, 256)},
+                STREAMED_BY_COPIES
+                | {
+                    "ROWS": rows,
+                    "STAGES": stages,
+                    "SPLIT": stages - 2,
+                    "HAS_BIAS": True,
+                    "HAS_RESIDUAL": True,
+                },
+                divisible=STRIDES,
+                least_capability=90,
+                most_capability=90,
+            ),
+            Case(
+                "_streamed",
+                "_gate_up_kernel",
+                LINEAR
+                | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 4, 2, 8, 256)},
+                STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8},
+                divisible=STRIDES,
+                least_capability=90,
+                most_capability=90,
+            ),
+        )
     ),
     *(
         case
@@ -477,7 +520,8 @@ def compiled(case: Case, capability: int, **changes: Any) -> tuple[Any, str]:
         signature[name] = case.types.get(name, "i32")
         if signature[name].startswith("*") or name in case.divisible:
             attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source_type = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = source_type(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
     own_options = f"{case.kernel.removesuffix('_kernel').upper()}_OPTIONS"
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
@@ -530,7 +574,11 @@ def main(capability: int, ops: list[str]) -> int:
     # The pick of a small vocabulary as it would be without its option: what is looked for below is seen.
     control = next(c for c in CASES if c.kernel == "_pick_kernel" and c.constants["CHUNKS"] == 2)
     assert differs_by_thread(compiled(control, capability, enable_fp_fusion=True)[0])
-    cases = [case for case in CASES if capability >= case.least_capability and case.op in (ops or [case.op])]
+    cases = [
+        case
+        for case in CASES
+        if case.least_capability <= capability <= case.most_capability and case.op in (ops or [case.op])
+    ]
     assert cases, f"no kernel of {', '.join(ops)} is for {capability}"
     for case in cases:
         binary, report = compiled(case, capability)
@@ -545,7 +593,7 @@ def main(capability: int, ops: list[str]) -> int:
         if differs_by_thread(binary):
             print(f"{case.op} {case.kernel}: threads of a warp may disagree about a sum")
             failures += 1
-        kinds = "/".join(sorted(set(case.types.values())))
+        kinds = "/".join(sorted({kind.partition(",NVMMA")[0] for kind in case.types.values()}))
         print(f"{case.op} {case.kernel} {kinds} {case.constants}: {registers} registers, {spilled} B spilled")
     print(f"sm_{capability}: {len(cases)} kernels, {failures} that spill registers or round as they must not")
     return min(failures, 1)

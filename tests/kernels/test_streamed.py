@@ -1,0 +1,169 @@
+"""Products whose weights flow by bulk copies: which take it, and on Hopper that their results are right and a row's own."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from headway_testing.products import assert_near, tensors
+
+from headway.kernels import _streamed, rms_norm, skinny_gate_up, skinny_linear
+from headway.kernels._streamed import Streams, streams_of
+
+CPU = torch.device("cpu")
+# Outputs x inputs: sums whole and in two parts, an odd end, fewer copies than fit at once, many tiles a program.
+SHAPES = {
+    "whole": (6144, 4096),
+    "split": (4096, 4096),
+    "long": (4096, 11008),
+    "odd": (6004, 2048),
+    "short": (6144, 256),
+    "many": (40000, 512),
+}
+ROWS = {"one": 1, "window": 4, "tile": 16, "more": 17, "half": 33, "most": 64}
+HIDDEN = 4096
+
+
+@pytest.fixture
+def hopper() -> torch.device:
+    device = torch.device("cuda")
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        pytest.skip("bulk copies are Hopper's")
+    return device
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "expected"),
+    [
+        (1, 6144, 4096, Streams(96, 1)),
+        (64, 4096, 4096, Streams(128, 2)),
+        (4, 4096, 11008, Streams(128, 2)),
+        (4, 2048, 11008, Streams(128, 4)),
+        (4, 1000, 11008, None),
+        (4, 151_680, 4096, Streams(2370, 1)),
+        (4, 5120, 5120, None),
+        (4, 4096, 2048, None),
+        (65, 6144, 4096, None),
+        (0, 6144, 4096, None),
+        (4, 6144, 4224, None),
+    ],
+    ids=str,
+)
+def test_the_weights_shape_decides_how_a_launch_is_cut(
+    rows: int, outputs: int, inputs: int, expected: Streams | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_streamed, "is_hopper", lambda device: True)
+    monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
+    x = torch.empty(rows, inputs, dtype=torch.bfloat16)
+    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16)
+    assert streams_of(x, weight) == expected
+
+
+def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = tensors(4, 6144, 512, CPU, torch.bfloat16)
+    wide = torch.zeros(4, 1024, dtype=torch.bfloat16)
+    assert streams_of(x, weight) is None
+    monkeypatch.setattr(_streamed, "is_hopper", lambda device: True)
+    monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
+    assert streams_of(x, weight) is not None
+    assert streams_of(wide[:, 8:520], weight) is not None
+    assert streams_of(wide[:, 1:513], weight) is None
+    assert streams_of(wide[:, ::2], weight) is None
+    assert streams_of(x.float(), weight.float()) is None
+    assert streams_of(x.half(), weight) is None
+    assert streams_of(x, weight.T.contiguous().T) is None
+    assert streams_of(wide[0, :512], weight) is None
+    assert streams_of(x, weight, pairs=True) is not None
+    assert streams_of(x, weight[:6136], pairs=True) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device) -> None:
+    """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
+    x, weight = tensors(rows, outputs, inputs, hopper, dtype)
+    assert streams_of(x, weight) is not None
+    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
+    wide[1 : rows + 1, 64:] = x
+    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
+    out = around[1:-1, 8:-8]
+    assert skinny_linear(wide[1 : rows + 1, 64:], weight, out=out) is out
+    product = x.double() @ weight.double().T
+    assert_near(out, product)
+    around[1:-1, 8:-8] = 7.0
+    assert bool((around == 7.0).all())
+    bias, residual = torch.randn(outputs).to(x), torch.randn(rows, outputs).to(x)
+    expected = product + bias.double() + residual.double()
+    assert skinny_linear(x, weight, bias, residual=residual, out=residual) is residual
+    assert_near(residual, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(11008, 4096), (3016, 256), (20000, 512)], ids=str)
+def test_the_gated_product(
+    outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
+) -> None:
+    x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
+    assert streams_of(x, weight, pairs=True) is not None
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
+    out = around[1:-1, 8:-8]
+    assert skinny_gate_up(x, weight, out=out) is out
+    assert_near(out, torch.nn.functional.silu(gate) * up)
+    around[1:-1, 8:-8] = 7.0
+    assert bool((around == 7.0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper: torch.device) -> None:
+    x, weight = tensors(64, outputs, inputs, hopper)
+    together = skinny_linear(x, weight), skinny_gate_up(x, weight)
+    for rows in (1, 2, 15, 16, 17, 32, 33, 59):
+        some = x[5 : 5 + rows]
+        assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
+        if streams_of(x, weight, pairs=True) is not None:
+            assert torch.equal(skinny_gate_up(some, weight), together[1][5 : 5 + rows])
+    assert all(torch.equal(skinny_linear(x, weight), together[0]) for _ in range(100))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_a_layer_waits_for_what_stands_in_front(rows: int, hopper: torch.device) -> None:
+    """Launched one over the other, with other inputs each time: nothing is read that was there before."""
+    generator = torch.Generator(hopper).manual_seed(rows)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=hopper).to(torch.bfloat16)
+
+    weights = [
+        random(n, k) / k**0.5 for n, k in ((6144, HIDDEN), (HIDDEN, HIDDEN), (22016, HIDDEN), (HIDDEN, 11008))
+    ]
+    norm = torch.ones(HIDDEN, dtype=torch.bfloat16, device=hopper)
+
+    def compute(x: torch.Tensor, between: Callable[[], object] = lambda: None) -> torch.Tensor:
+        for _ in range(3):
+            normed = rms_norm(x, norm, 1e-5)
+            between()
+            attended = skinny_linear(normed, weights[0])[:, :HIDDEN]
+            between()
+            normed = rms_norm(skinny_linear(attended, weights[1]), norm, 1e-5)
+            between()
+            gated = skinny_gate_up(normed, weights[2])
+            between()
+            x = skinny_linear(gated, weights[3])
+            between()
+        return x
+
+    x, out = random(rows, HIDDEN), torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device=hopper)
+    compute(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out.copy_(compute(x))
+    for _ in range(20):
+        x.copy_(random(rows, HIDDEN))
+        graph.replay()
+        assert torch.equal(out, compute(x, torch.cuda.synchronize))
