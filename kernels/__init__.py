@@ -9,6 +9,7 @@ from headway.kernels._late_norm import LateNorm
 from headway.kernels._nibbles import pack_nibbles
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels._skinny import FEW_ROWS
+from headway.kernels._streamed import is_streamed
 from headway.kernels.add_linear import add_linear
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
@@ -62,6 +63,7 @@ __all__ = [
     "gumbel_noise",
     "has_float8_products",
     "has_fused_attention",
+    "is_streamed",
     "keep_states",
     "kv_append",
     "mamba_state_selective_copy",

@@ -19,7 +19,18 @@ from headway.kernels._skinny import (
     sum_products,
     workspace_of,
 )
-from headway.kernels._triton import check_dense, jit, jit_once_for, tl
+from headway.kernels._streamed import INPUTS as STREAMED_INPUTS
+from headway.kernels._streamed import (
+    PAIRED,
+    described_pairs,
+    described_rows,
+    open_stream,
+    split_paired,
+    stream_constants_of,
+    streams_of,
+    sum_stream,
+)
+from headway.kernels._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
 from headway.kernels.reference.qkv_rope_append import qkv_rope_append as qkv_rope_append_twin
 
 # Dimensions that one program turns with as many others: of a head of 128 the second takes 32 .. 63 and 96 .. 127.
@@ -69,15 +80,17 @@ def _qkv_kernel(
     weight_row = head * HEAD_DIM + first_dim + pair_of(place) + tl.where(is_second(place), HALF, 0)
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     bias = tl.load(bias_ptr + weight_row).to(tl.float32)
-    # What writes positions and slots stands at least two launches in front, and the one between lets others start only
-    # after its own wait: they are there, if only in the L2 cache.
+    # A late norm's product in front lets others start only after its own wait, and what writes positions and slots stands
+    # further in front: they are there, if only in the L2 cache. A norm lets others start before it waits.
+    if OVERLAPS and TILES == 0:
+        tl.extra.cuda.gdc_wait()
     position = tl.load(position_ptr + row, mask=is_row, other=0, cache_modifier=".cg")
     slot = tl.load(slot_ptr + row, mask=is_row, other=-1, cache_modifier=".cg")
     turn_ptr = table_ptr + position[None, :] * HEAD_DIM + dim[:, None]
     is_turned = is_row[None, :] & (head < q_heads + kv_heads)
     cos = tl.load(turn_ptr, mask=is_turned, other=1.0)
     sin = tl.load(turn_ptr + HALF, mask=is_turned, other=0.0)
-    if OVERLAPS:
+    if OVERLAPS and TILES > 0:
         tl.extra.cuda.gdc_wait()
     if TILES > 0:
         squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, TILES)
@@ -119,6 +132,90 @@ def _store(
     tl.store(cell + HALF, second.to(cell.dtype.element_ty), mask=mask)
 
 
+@gluon_jit_once_for("num_rows", "num_copies")
+def _streamed_qkv_kernel(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    bias_ptr: gl.tensor,
+    position_ptr: gl.tensor,
+    table_ptr: gl.tensor,
+    slot_ptr: gl.tensor,
+    query_ptr: gl.tensor,
+    key_cache_ptr: gl.tensor,
+    value_cache_ptr: gl.tensor,
+    num_rows: gl.tensor,
+    num_copies: gl.tensor,
+    q_heads: gl.tensor,
+    kv_heads: gl.tensor,
+    HEAD_DIM: gl.constexpr,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    PAIRED: gl.constexpr,
+    STAGES: gl.constexpr,
+    LAG: gl.constexpr,
+) -> None:
+    """One program OUTPUTS / 2 pairs of a head."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    pairs: gl.constexpr = OUTPUTS // 2
+    half: gl.constexpr = HEAD_DIM // 2
+    head = gl.program_id(0) // (half // pairs)
+    first_dim = gl.program_id(0) % (half // pairs) * pairs
+    run = first_dim // PAIRED
+    stream = open_stream(
+        x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, LAG
+    )
+    halved: gl.constexpr = split_paired(
+        gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout), ROWS, OUTPUTS, PAIRED
+    )[0].type.layout
+    dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, halved))
+    is_row = row < num_rows
+    # Asked for now, needed after the sums.
+    first_bias = gl.load(bias_ptr + head * HEAD_DIM + dim).to(gl.float32)
+    second_bias = gl.load(bias_ptr + head * HEAD_DIM + half + dim).to(gl.float32)
+    position = gl.load(position_ptr + row, mask=is_row, other=0)
+    slot = gl.load(slot_ptr + row, mask=is_row, other=-1)
+    turn_ptr = table_ptr + position[None, :] * HEAD_DIM + dim[:, None]
+    is_turned = is_row[None, :] & (head < q_heads + kv_heads)
+    cos = gl.load(turn_ptr, mask=is_turned, other=1.0)
+    sin = gl.load(turn_ptr + half, mask=is_turned, other=0.0)
+    sums = sum_stream(
+        x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, layout
+    )
+    first, second = split_paired(sums, ROWS, OUTPUTS, PAIRED)
+    first = (first + first_bias[:, None]).to(query_ptr.dtype.element_ty).to(gl.float32)
+    second = (second + second_bias[:, None]).to(query_ptr.dtype.element_ty).to(gl.float32)
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    if head < q_heads:
+        cell = query_ptr + (row * q_heads + head)[None, :] * HEAD_DIM + dim[:, None]
+        _store_streamed(cell, turned_first, turned_second, is_row, half)
+    else:
+        is_key = head < q_heads + kv_heads
+        kv_head = head - q_heads - gl.where(is_key, 0, kv_heads)
+        offset = (slot * kv_heads + kv_head)[None, :] * HEAD_DIM + dim[:, None]
+        if is_key:
+            _store_streamed(key_cache_ptr + offset, turned_first, turned_second, is_row & (slot >= 0), half)
+        else:
+            _store_streamed(value_cache_ptr + offset, first, second, is_row & (slot >= 0), half)
+
+
+@gluon_jit_once_for()
+def _store_streamed(
+    cell: gl.tensor,  # [PAIRS, ROWS]: of the first halves
+    first: gl.tensor,
+    second: gl.tensor,
+    is_written: gl.tensor,  # [ROWS]
+    HALF: gl.constexpr,
+) -> None:
+    mask = is_written[None, :]
+    gl.store(cell, first.to(cell.dtype.element_ty), mask=mask)
+    gl.store(cell + HALF, second.to(cell.dtype.element_ty), mask=mask)
+
+
 def qkv_rope_append(
     x: torch.Tensor,  # [tokens, hidden] float
     weight: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim, hidden] float: queries', keys', values'
@@ -132,11 +229,13 @@ def qkv_rope_append(
 ) -> torch.Tensor:
     """[tokens, q_heads, head_dim]: the turned queries.
 
-    Few tokens; the product is rounded once before it is turned. Positions and slots are older than the launch in
-    front of this one: they are read before that has ended.
+    Few tokens; the product is rounded once before it is turned. With a late norm positions and slots are older than the
+    launch in front of this one: they are read before that has ended.
     """
     kv_heads, head_dim = key_cache.shape[2:]
-    if not is_skinny(x, weight) or head_dim % (2 * _PAIRS) != 0:
+    has_pairs = head_dim % (2 * _PAIRS) == 0
+    streams = streams_of(x, weight, pairs=True) if norm is None and has_pairs else None
+    if streams is None and not (is_skinny(x, weight) and has_pairs):
         return qkv_rope_append_twin(
             x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping
         )
@@ -144,6 +243,13 @@ def qkv_rope_append(
     (tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     q_heads = num_outputs // head_dim - 2 * kv_heads
     query = torch.empty(tokens, q_heads, head_dim, dtype=x.dtype, device=x.device)
+    if streams is not None:
+        _streamed_qkv_kernel[(streams.programs,)](
+            described_rows(x), described_pairs(weight, blocks=num_outputs // head_dim), bias, positions, cos_sin,
+            slot_mapping, query, key_cache, value_cache, tokens, num_inputs // STREAMED_INPUTS, q_heads, kv_heads,
+            HEAD_DIM=head_dim, PAIRED=PAIRED, **stream_constants_of(x),
+        )  # fmt: skip
+        return query
     cut = cut_of(num_outputs, x)._replace(outputs=2 * _PAIRS)
     _qkv_kernel[(num_outputs // cut.outputs * cut.split,)](
         x, weight, bias, x if norm is None else norm.squares, positions, cos_sin, slot_mapping,

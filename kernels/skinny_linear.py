@@ -1,4 +1,4 @@
-"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny.py.
+"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny.py, and _streamed.py for Hopper.
 
 More rows, odd shapes and other types are PyTorch's.
 """
@@ -24,8 +24,21 @@ from headway.kernels._skinny import (
     sum_products,
     workspace_of,
 )
-from headway.kernels._streamed import streamed_gate_up, streamed_linear, streams_of
-from headway.kernels._triton import blocks_of, jit_once_for, takes_triton, tl
+from headway.kernels._streamed import INPUTS as STREAMED_INPUTS
+from headway.kernels._streamed import (
+    PAIRED,
+    Streams,
+    add_up_parts,
+    described_pairs,
+    described_rows,
+    described_weight,
+    open_stream,
+    split_paired,
+    stream_constants_of,
+    streams_of,
+    sum_stream,
+)
+from headway.kernels._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, takes_triton, tl
 from headway.kernels.reference.skinny_linear import skinny_gate_up as skinny_gate_up_twin
 from headway.kernels.reference.skinny_linear import skinny_linear as skinny_linear_twin
 from headway.kernels.silu_mul import silu_mul
@@ -83,6 +96,72 @@ def _linear_kernel(
         tl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
 
 
+@gluon_jit_once_for("num_rows", "num_outputs", "num_copies")
+def _streamed_linear_kernel(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    bias_ptr: gl.tensor,
+    residual_ptr: gl.tensor,
+    out_ptr: gl.tensor,
+    partial_ptr: gl.tensor,
+    arrived_ptr: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    num_copies: gl.tensor,
+    residual_stride: gl.tensor,
+    out_stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    STAGES: gl.constexpr,
+    LAG: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr,
+) -> None:
+    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
+    begin, end = num_copies * part // SPLIT, num_copies * (part + 1) // SPLIT
+    first = tile * OUTPUTS
+    stream = open_stream(x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 0, STAGES, LAG)
+    sums = sum_stream(
+        x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 0, STAGES, layout
+    )
+    sums, is_last = add_up_parts(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT, layout)
+    if is_last:
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+        output = first + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+        is_output = output < num_outputs
+        if HAS_BIAS:
+            sums += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
+        is_cell = (row < num_rows)[None, :] & is_output[:, None]
+        if HAS_RESIDUAL:
+            residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
+            sums += gl.load(residual_cell, mask=is_cell, other=0).to(gl.float32)
+        out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
+        gl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
+
+
+def _launch_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    streams: Streams,
+) -> None:
+    rows, num_inputs = x.shape
+    _streamed_linear_kernel[(streams.programs,)](
+        described_rows(x), described_weight(weight), x if bias is None else bias, x if residual is None else residual,
+        out, *workspace_of(streams.split, x), rows, weight.shape[0], num_inputs // STREAMED_INPUTS,
+        0 if residual is None else residual.stride(0), out.stride(0),
+        SPLIT=streams.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **stream_constants_of(x),
+    )  # fmt: skip
+
+
 def skinny_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [outputs, inputs] float
@@ -99,7 +178,7 @@ def skinny_linear(
     assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
-        streamed_linear(x, weight, bias, residual, result, streams)
+        _launch_linear(x, weight, bias, residual, result, streams)
         return result
     cut = cut_of(num_outputs, x)
     _linear_kernel[(blocks_of(num_outputs, cut.outputs) * cut.split,)](
@@ -156,6 +235,52 @@ def _gate_up_kernel(
     tl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
 
 
+@gluon_jit_once_for("num_rows", "num_outputs", "num_copies")
+def _streamed_gate_up_kernel(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    out_ptr: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    num_copies: gl.tensor,
+    out_stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    PAIRED: gl.constexpr,
+    STAGES: gl.constexpr,
+    LAG: gl.constexpr,
+) -> None:
+    """One program OUTPUTS rows of the weight: half of them the gate's, half those of `up` that belong to them."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    tile = gl.program_id(0)
+    first = tile * (OUTPUTS // (2 * PAIRED))
+    stream = open_stream(
+        x_desc, weight_desc, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, LAG
+    )
+    sums = sum_stream(
+        x_desc, weight_desc, stream, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, layout
+    )
+    gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
+    result = gate / (1.0 + gl.exp(-gate)) * up
+    halved: gl.constexpr = result.type.layout
+    output = tile * (OUTPUTS // 2) + gl.arange(0, OUTPUTS // 2, layout=gl.SliceLayout(1, halved))
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, halved))
+    is_cell = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
+    out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
+    gl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
+
+
+def _launch_gate_up(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: Streams) -> None:
+    rows, num_inputs = x.shape
+    _streamed_gate_up_kernel[(streams.programs,)](
+        described_rows(x), described_pairs(weight, blocks=1), out, rows, out.shape[1], num_inputs // STREAMED_INPUTS,
+        out.stride(0), PAIRED=PAIRED, **stream_constants_of(x),
+    )  # fmt: skip
+
+
 def skinny_gate_up(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
@@ -173,7 +298,7 @@ def skinny_gate_up(
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
-        streamed_gate_up(x, weight, result, streams)
+        _launch_gate_up(x, weight, result, streams)
         return result
     cut = _gate_up_cut(num_outputs, x)
     _gate_up_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](

@@ -21,6 +21,7 @@ from headway.kernels import (
     add_linear,
     add_rms_norm,
     causal_attention,
+    is_streamed,
     paged_attention,
     prefill_attention,
     qkv_rope_append,
@@ -99,8 +100,8 @@ class DecoderLayer:
         self._inner = inner
         self.epsilon = config.rms_norm_epsilon
         self._scale = config.head_dim**-0.5
-        has_whole_tiles = all(size % 64 == 0 for size in (hidden, inner, config.head_dim))
-        self._gains_by_few_launches = has_whole_tiles and hidden <= MAX_HIDDEN_OF_FEW_LAUNCHES
+        self._has_whole_tiles = all(size % 64 == 0 for size in (hidden, inner, config.head_dim))
+        self._gains_by_few_launches = self._has_whole_tiles and hidden <= MAX_HIDDEN_OF_FEW_LAUNCHES
         qkv = sum(self._heads) * config.head_dim
         self.input_norm = place.empty(hidden)
         self.qkv = Linear(place.empty(qkv, hidden), place.empty(qkv))
@@ -134,8 +135,8 @@ class DecoderLayer:
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor | None:
         """[tokens, hidden]: what is to be added to residual next, if anything."""
-        query, key, value = self.append(x, inputs, cache, cos_sin)
-        return self._feed_forward(self._attend(query, (key, value), inputs, cache), residual)
+        query, own = self.append(x, inputs, cache, cos_sin)
+        return self._feed_forward(self._attend(query, own, inputs, cache), residual)
 
     def of_last(
         self,
@@ -147,7 +148,7 @@ class DecoderLayer:
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """([n, hidden], [n, hidden]): the last tokens' residual, and what is to be added to it, if anything."""
-        query, _, _ = self.append(x, inputs, cache, cos_sin)
+        query, _ = self.append(x, inputs, cache, cos_sin)
         residual = residual[last.places]
         if len(residual) == 0:
             return residual, None
@@ -169,8 +170,12 @@ class DecoderLayer:
         divided it."""
         is_bfloat16 = residual.is_cuda and residual.dtype == torch.bfloat16
         is_few = 0 < len(residual) <= FEW_ROWS
-        is_plain = not self.qkv.has_fixed_order and self.qkv.input_step is None
-        return is_bfloat16 and is_few and self._gains_by_few_launches and is_plain
+        return is_bfloat16 and is_few and self._gains_by_few_launches and self._is_plain
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether `qkv` may be multiplied by a kernel of another kind."""
+        return not self.qkv.has_fixed_order and self.qkv.input_step is None
 
     def feed_forward_inputs(
         self,
@@ -182,19 +187,7 @@ class DecoderLayer:
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor:
         """[tokens, intermediate]: what `down` is to multiply."""
-        bias = self.qkv.bias
-        assert bias is not None
-        query = qkv_rope_append(
-            x,
-            self.qkv.weight,
-            bias,
-            norm,
-            inputs.positions,
-            cos_sin,
-            cache.keys,
-            cache.values,
-            inputs.slot_mapping,
-        )
+        query = self._append_in_one(x, norm, inputs, cache, cos_sin)
         attended = self._attend(query, None, inputs, cache)
         x, norm = add_linear(attended, self.output.weight, residual, self.feed_forward_norm, self.epsilon)
         return skinny_gate_up(x, self.gate_up.weight, norm=norm)
@@ -205,14 +198,40 @@ class DecoderLayer:
         inputs: ForwardInputs,
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Writes the tokens' keys and values; returns their queries, keys and values, [tokens, heads, head_dim]."""
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Writes the tokens' keys and values; returns their queries, and their keys and values where these are not in the
+        cache alone, [tokens, heads, head_dim] each."""
+        if x.is_cuda and self._is_plain and self._has_whole_tiles and is_streamed(x, self.qkv.weight):
+            return self._append_in_one(x, None, inputs, cache, cos_sin), None
         heads = self.qkv(x).view(x.shape[0], -1, self._head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)
         rope_append(
             query, key, value, inputs.positions, cos_sin, cache.keys, cache.values, inputs.slot_mapping
         )
-        return query, key, value
+        return query, (key, value)
+
+    def _append_in_one(
+        self,
+        x: torch.Tensor,  # [tokens, hidden]
+        norm: LateNorm | None,  # of x; None: x is normed
+        inputs: ForwardInputs,
+        cache: LayerCache,
+        cos_sin: torch.Tensor,  # [max_position, head_dim]
+    ) -> torch.Tensor:
+        """[tokens, q_heads, head_dim]: the queries; keys and values are written. One launch."""
+        bias = self.qkv.bias
+        assert bias is not None
+        return qkv_rope_append(
+            x,
+            self.qkv.weight,
+            bias,
+            norm,
+            inputs.positions,
+            cos_sin,
+            cache.keys,
+            cache.values,
+            inputs.slot_mapping,
+        )
 
     def _attend(
         self,

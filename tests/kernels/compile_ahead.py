@@ -172,14 +172,14 @@ CASES = [
         for kind in ("bf16", "fp16")
         for case in (
             Case(
-                "_streamed",
-                "_linear_kernel",
+                "skinny_linear",
+                "_streamed_linear_kernel",
                 LINEAR | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 64, 256)},
                 STREAMED_BY_COPIES
                 | {
                     "ROWS": rows,
                     "STAGES": stages,
-                    "SPLIT": stages - 2,
+                    "SPLIT": split,
                     "HAS_BIAS": True,
                     "HAS_RESIDUAL": True,
                 },
@@ -188,14 +188,27 @@ CASES = [
                 most_capability=90,
             ),
             Case(
-                "_streamed",
-                "_gate_up_kernel",
+                "skinny_linear",
+                "_streamed_gate_up_kernel",
                 LINEAR
-                | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 4, 2, 8, 256)},
+                | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 1, 4, 2, 8, 256)},
                 STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8},
                 divisible=STRIDES,
                 least_capability=90,
                 most_capability=90,
+            ),
+            *(
+                Case(
+                    "qkv_rope_append",
+                    "_streamed_qkv_kernel",
+                    LINEAR
+                    | {"x_desc": descriptor(kind, rows, 256)}
+                    | {"weight_desc": descriptor(kind, 1, 4, 2, 8, 256)},
+                    STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
+                    least_capability=90,
+                    most_capability=90,
+                )
+                for head_dim in (64, 128)
             ),
         )
     ),

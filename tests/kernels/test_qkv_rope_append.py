@@ -5,6 +5,8 @@ import torch
 from headway_testing.products import assert_near, tensors
 
 from headway.kernels import LateNorm, _skinny, add_linear, qkv_rope_append, rms_norm, rope, skinny_gate_up
+from headway.kernels._device import overlap
+from headway.kernels._triton import jit, tl
 
 MAX_POSITION, BLOCK_SIZE, BLOCKS, EPSILON = 50, 4, 6, 1e-3
 SLOTS = {
@@ -23,6 +25,8 @@ SHAPES = {
     "split": (1, 1, 64, 4096),
     "library": (7, 1, 80, 256),
 }
+# On an H200 weights of these stream.
+WIDE_SHAPES = [(32, 8, 128, 4096), (64, 18, 64, 256)]
 
 
 class Case:
@@ -162,3 +166,67 @@ def test_layers_wait_for_one_another_in_a_graph(shape: tuple[int, int, int, int]
         graph.replay()
         assert torch.equal(stream, expected_stream)
         assert torch.equal(case.caches, expected_caches)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slots", SLOTS.values(), ids=SLOTS)
+@pytest.mark.parametrize("shape", WIDE_SHAPES, ids=str)
+def test_a_wide_product_does_the_same(slots: list[int], shape: tuple[int, int, int, int]) -> None:
+    """Where bulk copies are, weights stream; of more than 64 rows it is the library's."""
+    case = Case(slots, shape, torch.device("cuda"))
+    case.check(case.x, None)
+
+
+@pytest.mark.gpu
+def test_a_row_of_a_wide_product_gets_the_same_beside_any_others() -> None:
+    case = Case([*range(24), *[-1] * 40], WIDE_SHAPES[0], torch.device("cuda"))
+    x, positions, slots = case.x, case.positions, case.slots
+    together, caches = case.run(x, None), case.caches.clone()
+    for rows in (1, 3, 16, 17, 32, 33):
+        case.caches.zero_()
+        case.positions, case.slots = positions[5 : 5 + rows], slots[5 : 5 + rows]
+        assert torch.equal(case.run(x[5 : 5 + rows], None), together[5 : 5 + rows])
+        written = case.slots[case.slots >= 0]
+        found = case.caches.flatten(1, 2)[:, written]
+        assert torch.equal(found, caches.flatten(1, 2)[:, written])
+
+
+@jit
+def _late_kernel(from_ptr: tl.tensor, to_ptr: tl.tensor, zero_ptr: tl.tensor, SIZE: tl.constexpr) -> None:
+    """Lets the next kernel start, and writes a good while later."""
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+    place = tl.arange(0, SIZE)
+    value = tl.load(from_ptr + place)
+    waited = tl.load(zero_ptr)
+    for _ in range(200):
+        waited = tl.load(zero_ptr + waited, volatile=True)
+    tl.store(to_ptr + place, value + waited)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [SHAPES["64"], *WIDE_SHAPES], ids=str)
+def test_positions_and_slots_are_read_when_they_are_there(shape: tuple[int, int, int, int]) -> None:
+    """As in a model's first layer: what writes them, a norm that lets others start before it waits, this."""
+    device = torch.device("cuda")
+    if not overlap(device)[0]:
+        pytest.skip("launches do not overlap")
+    case = Case(list(range(16)), shape, device)
+    wanted = torch.stack([case.positions, case.slots])
+    places, zero = torch.empty_like(wanted), torch.zeros(1, dtype=torch.int64, device=device)
+    case.positions, case.slots = places.unbind(0)
+    gain = torch.ones(shape[3]).to(case.x)
+
+    def compute() -> tuple[torch.Tensor, torch.Tensor]:
+        case.caches.zero_()
+        return case.run(rms_norm(case.x, gain, EPSILON), None), case.caches.clone()
+
+    places.copy_(wanted)
+    expected = compute()
+    for _ in range(5):
+        places.zero_()
+        case.caches.zero_()
+        _late_kernel[(1,)](wanted, places, zero, SIZE=32, num_warps=1, launch_pdl=True)
+        query = case.run(rms_norm(case.x, gain, EPSILON), None)
+        assert torch.equal(query, expected[0])
+        assert torch.equal(case.caches, expected[1])
