@@ -346,6 +346,9 @@ class Runner:
                     f"a step with {sum(lengths):,} prompt tokens does not fit into the memory that weights and KV cache "
                     "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
                 ) from error
+        # Prompts are scored by any number of tokens, rounds may all have fewer.
+        for num_scored in (FEW_ROWS, SCORED_AT_ONCE):
+            self.model.logits(self.slots.chunk_hidden[:1].expand(num_scored, -1).contiguous())
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])
         pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])

@@ -2,7 +2,8 @@
 
 Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first operand
 of the product. How the sum over the inputs is cut depends on the weight's shape alone, so a row's result is
-the same beside any of up to 32 rows, and up to 64 where the sums are long. Knows no operation.
+the same beside any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper take _streamed.py.
+Knows no operation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from headway.kernels._device import multiprocessors, overlap, shared_memory_bytes
 from headway.kernels._triton import blocks_of, jit, power_of_two, takes_triton, tl
 
-# Beyond FEW_ROWS the library is as fast or faster, but for sums more than twice as long as the result is wide.
+# Beyond FEW_ROWS the library is as fast or faster than these, but for sums more than twice as long as the result is wide.
 FEW_ROWS, MAX_ROWS = 32, 64
 _MIN_TILE_ROWS = 16
 # Sums over the inputs are cut at multiples of _CUT where their number allows it, else of _MIN_INPUTS.

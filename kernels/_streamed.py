@@ -3,7 +3,8 @@
 A program has a multiprocessor to itself and fills it with its first weights before the kernel in front has ended; it
 waits for that one only before it asks for inputs. So memory is read while kernels end and start. In Gluon, Triton's lower
 level, where copies are asked for and waited for apart. It is not interpreted, and other devices lack some of the
-instructions: these take _skinny.py. Knows no operation but the product.
+instructions: these take _skinny.py. No launch that is still under way may write the weight. Knows no operation but the
+product.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from headway.kernels._device import is_hopper, multiprocessors, shared_memory_bytes
-from headway.kernels._skinny import MAX_ROWS, padded
+from headway.kernels._skinny import FEW_ROWS, MAX_ROWS, padded
 from headway.kernels._triton import (
     TensorDescriptor,
     blocks_of,
@@ -21,6 +22,7 @@ from headway.kernels._triton import (
     gluon_jit_once_for,
     hopper,
     power_of_two,
+    takes_gluon,
     tl,
 )
 
@@ -30,14 +32,14 @@ OUTPUTS, INPUTS = 64, 256
 PAIRED = 8
 # By so many copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
 _LAG = 5
-# Measured on the H200: sums of less are not split, since their parts take longer to add up; fewer programs than that
-# share of the multiprocessors do not ask for enough at once.
-_MIN_COPIES_OF_A_PART, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
+# Measured on the H200: sums of less are not split, since their parts take longer to add up, and of many rows not streamed;
+# fewer programs than that share of the multiprocessors do not ask for enough at once.
+_MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
 _SWIZZLE_BYTES, _ELEMENT_BITS, _WARPS = 128, 16, 4
 
 
 class Streams(NamedTuple):
-    """How a launch is cut. Rows have no part in it, so that a row's result is the same beside any others."""
+    """How a launch is cut. Rows have no part in it, so that a row's result is the same beside any of as many as stream."""
 
     programs: int
     split: int  # parts of a sum
@@ -84,7 +86,7 @@ def open_stream(
 ) -> gl.tuple:
     """Asks for as many of copies begin .. end - 1 as there is room for. Nothing that a kernel wrote is read before the one
     in front has ended, which is when this returns and when the next may start."""
-    weights_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    weights_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     copy_bytes: gl.constexpr = (OUTPUTS + ROWS) * INPUTS * 2
     weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES, OUTPUTS, INPUTS], weights_layout)
     inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], x_desc.layout)
@@ -201,21 +203,25 @@ def split_paired(
     return gl.reshape(first, [OUTPUTS // 2, ROWS]), gl.reshape(second, [OUTPUTS // 2, ROWS])
 
 
+def has_bulk_copies(x: torch.Tensor) -> bool:
+    return takes_gluon(x) and is_hopper(x.device)
+
+
 def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) -> Streams | None:
     """For up to MAX_ROWS rows. None: the device, the type or the weight's shape is not for it. pairs: of a gate and its `up`,
     whose sums are never split."""
     has_type = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    if not is_hopper(x.device) or not has_type or x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS:
+    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS:
         return None
     copies, rest = divmod(x.shape[1], INPUTS)
     has_layout = x.stride(1) == 1 and weight.is_contiguous()
     is_aligned = all(address % 16 == 0 for address in (x.data_ptr(), 2 * x.stride(0), weight.data_ptr()))
     if rest > 0 or copies == 0 or not has_layout or not is_aligned:
         return None
-    if pairs and weight.shape[0] % (2 * PAIRED) > 0:
+    if (pairs and weight.shape[0] % (2 * PAIRED) > 0) or (x.shape[0] > FEW_ROWS and copies < _MIN_COPIES):
         return None
     tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
-    most = min(num_multiprocessors // tiles, copies // _MIN_COPIES_OF_A_PART) if not pairs else 1
+    most = min(num_multiprocessors // tiles, copies // _MIN_COPIES) if not pairs else 1
     split = power_of_two(most + 1) // 2 if most > 1 else 1
     is_enough = tiles * split >= _MIN_SHARE_OF_PROGRAMS * num_multiprocessors
     return Streams(tiles * split, split) if is_enough else None

@@ -65,6 +65,11 @@ def takes_triton(tensor: torch.Tensor) -> bool:
     return triton is not None and (tensor.is_cuda or _IS_INTERPRETED)
 
 
+def takes_gluon(tensor: torch.Tensor) -> bool:
+    """CUDA tensors; nothing interprets Gluon."""
+    return gluon is not None and tensor.is_cuda and not _IS_INTERPRETED
+
+
 def check_dense(*tensors: torch.Tensor) -> None:
     """The kernels address these by their shape alone."""
     for tensor in tensors:
@@ -97,6 +102,7 @@ __all__ = [
     "jit",
     "jit_once_for",
     "power_of_two",
+    "takes_gluon",
     "takes_triton",
     "tl",
     "warps_of",

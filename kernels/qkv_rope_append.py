@@ -80,8 +80,9 @@ def _qkv_kernel(
     weight_row = head * HEAD_DIM + first_dim + pair_of(place) + tl.where(is_second(place), HALF, 0)
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     bias = tl.load(bias_ptr + weight_row).to(tl.float32)
-    # A late norm's product in front lets others start only after its own wait, and what writes positions and slots stands
-    # further in front: they are there, if only in the L2 cache. A norm lets others start before it waits.
+    # With a late norm `add_linear` stands in front, which lets others start only after its own wait, and what writes
+    # positions and slots stands further in front: they are there, if only in the L2 cache. Without one it is `rms_norm`,
+    # which lets others start before it waits.
     if OVERLAPS and TILES == 0:
         tl.extra.cuda.gdc_wait()
     position = tl.load(position_ptr + row, mask=is_row, other=0, cache_modifier=".cg")

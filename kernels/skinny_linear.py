@@ -170,7 +170,10 @@ def skinny_linear(
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs]; may be the residual
 ) -> torch.Tensor:
-    """[rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once."""
+    """[rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once.
+
+    No launch that is still under way may write the weight: it is read before the launch in front has ended.
+    """
     streams = streams_of(x, weight)
     if streams is None and not is_skinny(x, weight):
         return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
@@ -288,7 +291,7 @@ def skinny_gate_up(
     norm: LateNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); few rows in float32 and rounded once."""
+    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); few rows in float32 and rounded once. The weight as above."""
     if not takes_triton(x) or (norm is not None and not is_skinny(x, weight)):
         return skinny_gate_up_twin(x, weight, norm=norm, out=out)
     streams = streams_of(x, weight, pairs=True) if norm is None else None

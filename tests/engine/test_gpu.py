@@ -4,6 +4,7 @@ promise here too when they run on a machine with a GPU; this file has what only 
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from headway_testing.poison import PoisoningRunner
 from headway_testing.prefills import MixedLaunches, PaddedPrefills
 
 from headway.engine.batch import Plan
+from headway.engine.bench.shape import SHAPES
 from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
@@ -28,7 +30,7 @@ from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.results import RoundHandle
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
-from headway.kernels import has_float8_products
+from headway.kernels import _streamed, has_float8_products
 
 pytestmark = pytest.mark.gpu
 
@@ -36,11 +38,22 @@ DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)
 MAX_ULPS, MAX_NOISE, MAX_SHARE_BEYOND = 2, 8, 0.05
 GREEDY = SamplingParams(temperature=0.0)
+# Of a log-probability, where products round their sums otherwise.
+MAX_SCORE_ERROR = 0.1
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[tuple[int, ...]]:
     return [tuple(text) for text in heldout_prompts()[:64]]
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the 7B shape, two layers of it: its products take kernels that narrow ones do not."""
+    folder = tmp_path_factory.mktemp("wide")
+    shape = json.loads((SHAPES / "mimo-7b" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 2}))
+    return str(folder)
 
 
 def config_of(**changes: object) -> EngineConfig:
@@ -178,16 +191,58 @@ def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], dept
     assert all(output.finish_reason is not None for output in outputs.values())
 
 
-@pytest.mark.parametrize(("depth", "head"), [(0, "auto"), (3, "auto"), (3, "int4")])
+@pytest.mark.parametrize("tokens", [40, 64, 100])
+def test_products_whose_weights_stream_give_the_same_probabilities(
+    wide_model: str, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """Of a prompt's tokens, scored as the prompt is computed, and of the text, alone and beside others."""
+    chance = random.Random(tokens)
+    prompts = [[chance.randrange(100_000) for _ in range(tokens + i)] for i in range(3)]
+    sampling = SamplingParams(temperature=0.0, num_logprobs=1, num_prompt_logprobs=1)
+    scores = []
+    for streams in (True, False):
+        if not streams:
+            monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: False)
+        engine = LocalEngine(config_of(model_path=wide_model, load_format="dummy", max_running=4))
+        for prompt in prompts:
+            engine.submit(prompt, max_tokens=8, sampling=sampling)
+            engine.run()
+        for prompt in prompts:
+            engine.submit(prompt, max_tokens=8, sampling=sampling)
+        outputs = engine.run()
+        assert all(o.prompt_logprobs is not None for o in outputs.values())
+        scores.append([[o.prompt_logprobs.logprobs, o.logprobs.logprobs[:1]] for o in outputs.values()])  # type: ignore[union-attr]
+        del engine
+        torch.cuda.empty_cache()
+    streamed, plain = (
+        torch.tensor([value for pair in run for part in pair for value in part]) for run in scores
+    )
+    assert len(streamed) == len(plain) > 6 * tokens - 6
+    assert (streamed - plain).abs().max() < MAX_SCORE_ERROR
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert not torch.equal(streamed, plain), "both took the same kernels"
+
+
+@pytest.mark.parametrize(
+    ("depth", "head", "is_wide"),
+    [(0, "auto", False), (3, "auto", False), (3, "int4", False), (0, "auto", True), (3, "auto", True)],
+)
 def test_nothing_is_compiled_once_requests_are_served(
-    prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, depth: int, head: str
+    prompts: list[tuple[int, ...]],
+    wide_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    depth: int,
+    head: str,
+    is_wide: bool,
 ) -> None:
     """A kernel takes about a second to compile, in which no stream gets a token. Not so with --deterministic, whose
     windows are of all widths, nor behind more than 8,192 keys."""
     triton = pytest.importorskip("triton")
     if head == "int4" and not has_float8_products(torch.device("cuda")):
         pytest.skip("the device has no products of float8")
-    engine = LocalEngine(config_of(max_running=32, prefill_chunk=1024, depth=depth, draft_lm_head=head))
+    model = {"model_path": wide_model, "load_format": "dummy"} if is_wide else {}
+    config = config_of(max_running=32, prefill_chunk=1024, depth=depth, draft_lm_head=head, **model)
+    engine = LocalEngine(config)
     engine.engine.runner.capture([depth], progress=lambda _: None)
     compiled: list[str] = []
 
@@ -200,6 +255,8 @@ def test_nothing_is_compiled_once_requests_are_served(
             long = prompts[num_prompts] * 16
             for i in range(num_prompts):
                 sampling = GREEDY if i % 2 else SamplingParams(temperature=0.8, top_p=0.9, seed=i)
+                if i == 1:
+                    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=1)
                 engine.submit(long[i : i + tokens - i % 2 * (tokens > 1)], max_tokens=9, sampling=sampling)
             engine.run()
     assert compiled == []

@@ -69,8 +69,19 @@ STRIDES += tuple(
 )
 STRIDES += ("num_inputs",)
 PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "HAS_ENDS": True}
-LINEAR = pointers("x weight bias residual out norm scaled query key_cache value_cache", "*bf16")
-LINEAR |= pointers("partial squares table", "*fp32") | pointers("position slot") | {"arrived_ptr": "*i32"}
+
+
+def linear(kind: str) -> dict[str, str]:
+    types = pointers("x weight bias residual out norm scaled query key_cache value_cache", f"*{kind}")
+    return (
+        types
+        | pointers("partial squares table", "*fp32")
+        | pointers("position slot")
+        | {"arrived_ptr": "*i32"}
+    )
+
+
+LINEAR = linear("bf16")
 STREAMED_BY_COPIES = {"OUTPUTS": 64, "INPUTS": 256, "LAG": 5}
 STREAMED = {"CUT": 128, "OVERLAPS": True, "INVITES_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
@@ -174,7 +185,8 @@ CASES = [
             Case(
                 "skinny_linear",
                 "_streamed_linear_kernel",
-                LINEAR | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 64, 256)},
+                linear(kind)
+                | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 64, 256)},
                 STREAMED_BY_COPIES
                 | {
                     "ROWS": rows,
@@ -190,7 +202,7 @@ CASES = [
             Case(
                 "skinny_linear",
                 "_streamed_gate_up_kernel",
-                LINEAR
+                linear(kind)
                 | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 1, 4, 2, 8, 256)},
                 STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8},
                 divisible=STRIDES,
@@ -201,7 +213,7 @@ CASES = [
                 Case(
                     "qkv_rope_append",
                     "_streamed_qkv_kernel",
-                    LINEAR
+                    linear(kind)
                     | {"x_desc": descriptor(kind, rows, 256)}
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, 256)},
                     STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},

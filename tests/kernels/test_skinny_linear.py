@@ -87,8 +87,11 @@ def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, most: 
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(96, 256), (4096, 1024), (1024, 3072), (6144, 2048)], ids=str
 )
-def test_a_chain_waits_for_the_layer_in_front(outputs: int, inputs: int) -> None:
+def test_a_chain_waits_for_the_layer_in_front(
+    outputs: int, inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Launches that overlap fetch their weights ahead, but never their inputs."""
+    monkeypatch.undo()  # poison would be written between launches, and keep them apart
     x, weight = tensors(4, outputs, inputs, torch.device("cuda"))
     back = torch.randn(inputs, outputs, device="cuda").to(x) / outputs**0.5
     expected = x
