@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from headway.kernels._device import is_hopper, multiprocessors, shared_memory_bytes
-from headway.kernels._skinny import FEW_ROWS, MAX_ROWS, padded
+from headway.kernels._skinny import MAX_ROWS, padded
 from headway.kernels._triton import (
     TensorDescriptor,
     blocks_of,
@@ -32,14 +32,14 @@ OUTPUTS, INPUTS = 64, 256
 PAIRED = 8
 # By so many copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
 _LAG = 5
-# Measured on the H200: sums of less are not split, since their parts take longer to add up, and of many rows not streamed;
-# fewer programs than that share of the multiprocessors do not ask for enough at once.
+# Measured on the H200: a part of fewer copies takes longer to add up than to make, and a sum of fewer is over before the
+# stream has gained anything; fewer programs than that share of the multiprocessors do not ask for enough at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
 _SWIZZLE_BYTES, _ELEMENT_BITS, _WARPS = 128, 16, 4
 
 
 class Streams(NamedTuple):
-    """How a launch is cut. Rows have no part in it, so that a row's result is the same beside any of as many as stream."""
+    """How a launch is cut. Rows have no part in it, so that a row's result is the same beside any of up to MAX_ROWS."""
 
     programs: int
     split: int  # parts of a sum
@@ -216,9 +216,9 @@ def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) ->
     copies, rest = divmod(x.shape[1], INPUTS)
     has_layout = x.stride(1) == 1 and weight.is_contiguous()
     is_aligned = all(address % 16 == 0 for address in (x.data_ptr(), 2 * x.stride(0), weight.data_ptr()))
-    if rest > 0 or copies == 0 or not has_layout or not is_aligned:
+    if rest > 0 or copies < _MIN_COPIES or not has_layout or not is_aligned:
         return None
-    if (pairs and weight.shape[0] % (2 * PAIRED) > 0) or (x.shape[0] > FEW_ROWS and copies < _MIN_COPIES):
+    if pairs and weight.shape[0] % (2 * PAIRED) > 0:
         return None
     tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
     most = min(num_multiprocessors // tiles, copies // _MIN_COPIES) if not pairs else 1

@@ -6,11 +6,11 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import FEW_ROWS, _streamed, rms_norm, skinny_gate_up, skinny_linear
+from headway.kernels import _streamed, rms_norm, skinny_gate_up, skinny_linear
 from headway.kernels._streamed import Streams, streams_of
 
 CPU = torch.device("cpu")
-# Outputs x inputs: sums whole, in two and four parts, odd ends, fewer copies than fit at once, more programs than fit.
+# Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than fit.
 SHAPES = {
     "whole": (6144, 4096),
     "split": (4096, 4096),
@@ -18,13 +18,10 @@ SHAPES = {
     "quarters": (2048, 11008),
     "odd": (6004, 2048),
     "odd split": (4040, 4096),
-    "short": (6144, 256),
-    "many": (40000, 512),
+    "many": (40000, 2048),
 }
 ROWS = {"one": 1, "window": 4, "tile": 16, "more": 17, "half": 33, "most": 64}
 HIDDEN = 4096
-# Inputs of products of more than FEW_ROWS rows that stream.
-LEAST_OF_MANY = 2048
 
 
 @pytest.fixture
@@ -49,8 +46,7 @@ def hopper() -> torch.device:
         (65, 6144, 4096, None),
         (0, 6144, 4096, None),
         (4, 6144, 4224, None),
-        (32, 151_680, 1024, Streams(2370, 1)),
-        (33, 151_680, 1024, None),
+        (4, 151_680, 1024, None),
     ],
     ids=str,
 )
@@ -65,19 +61,19 @@ def test_the_weights_shape_decides_how_a_launch_is_cut(
 
 
 def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight = tensors(4, 6144, 512, CPU, torch.bfloat16)
-    wide = torch.zeros(4, 1024, dtype=torch.bfloat16)
+    x, weight = tensors(4, 6144, 2048, CPU, torch.bfloat16)
+    wide = torch.zeros(4, 4096, dtype=torch.bfloat16)
     assert streams_of(x, weight) is None
     monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
     monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
     assert streams_of(x, weight) is not None
-    assert streams_of(wide[:, 8:520], weight) is not None
-    assert streams_of(wide[:, 1:513], weight) is None
+    assert streams_of(wide[:, 8:2056], weight) is not None
+    assert streams_of(wide[:, 1:2049], weight) is None
     assert streams_of(wide[:, ::2], weight) is None
     assert streams_of(x.float(), weight.float()) is None
     assert streams_of(x.half(), weight) is None
     assert streams_of(x, weight.T.contiguous().T) is None
-    assert streams_of(wide[0, :512], weight) is None
+    assert streams_of(wide[0, :2048], weight) is None
     assert streams_of(x, weight, pairs=True) is not None
     assert streams_of(x, weight[:6136], pairs=True) is None
 
@@ -89,7 +85,7 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
 def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device) -> None:
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
     x, weight = tensors(rows, outputs, inputs, hopper, dtype)
-    assert (streams_of(x, weight) is None) == (rows > FEW_ROWS and inputs < LEAST_OF_MANY)
+    assert streams_of(x, weight) is not None
     wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
     wide[1 : rows + 1, 64:] = x
     around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
@@ -108,12 +104,12 @@ def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, h
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize(("outputs", "inputs"), [(11008, 4096), (3016, 256), (20000, 512)], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(11008, 4096), (3016, 2048), (20000, 2048)], ids=str)
 def test_the_gated_product(
     outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
 ) -> None:
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
-    assert (streams_of(x, weight, pairs=True) is None) == (rows > FEW_ROWS and inputs < LEAST_OF_MANY)
+    assert streams_of(x, weight, pairs=True) is not None
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
     out = around[1:-1, 8:-8]
@@ -126,10 +122,9 @@ def test_the_gated_product(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
 def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper: torch.device) -> None:
-    most = FEW_ROWS if inputs < LEAST_OF_MANY else 64
-    x, weight = tensors(most, outputs, inputs, hopper)
+    x, weight = tensors(64, outputs, inputs, hopper)
     together = skinny_linear(x, weight), skinny_gate_up(x, weight)
-    for rows in (1, 2, 15, 16, 17, 27, most // 2 + 1, most - 5):
+    for rows in (1, 2, 15, 16, 17, 32, 33, 59):
         some = x[5 : 5 + rows]
         assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
         if streams_of(x, weight, pairs=True) is not None:
