@@ -32,8 +32,8 @@ OUTPUTS, INPUTS = 64, 256
 PAIRED = 8
 # By so many copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
 _LAG = 5
-# Measured on the H200: a part of fewer copies takes longer to add up than to make, and a sum of fewer is over before the
-# stream has gained anything; fewer programs than that share of the multiprocessors do not ask for enough at once.
+# Measured on the H200: a part of fewer copies takes longer to add up than to make, and an lm_head of fewer is no faster;
+# fewer programs than that share of the multiprocessors do not ask for enough at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
 _SWIZZLE_BYTES, _ELEMENT_BITS, _WARPS = 128, 16, 4
 
@@ -104,6 +104,7 @@ def open_stream(
             weight_desc, arrival, weights.index(stage), block, first, copy, exists, OUTPUTS, INPUTS, PAIRED
         )
         copy = gl.where(copy + 1 == end, begin, copy + 1)
+    # In this order: attention behind reads starts before its own wait, and a norm in front may not have waited yet.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     for stage in gl.static_range(STAGES):
@@ -228,7 +229,7 @@ def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) ->
 
 
 def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a product, its pairs and what stands behind them are one launch (`qkv_rope_append` without a late norm)."""
+    """Whether the weight of `qkv_rope_append` without a late norm streams; the heads' size is for the caller to look at."""
     return streams_of(x, weight, pairs=True) is not None
 
 
@@ -252,7 +253,7 @@ def described_rows(x: torch.Tensor) -> TensorDescriptor:
 
 
 def described_pairs(weight: torch.Tensor, *, blocks: int) -> TensorDescriptor:
-    """Of a block's outputs the first half's belong to the second half's: [blocks, runs, 2, PAIRED, inputs]."""
+    """Output i of a block's first half pairs with output i of its second: [blocks, runs, 2, PAIRED, inputs]."""
     num_inputs, half = weight.shape[1], weight.shape[0] // (2 * blocks)
     shape = [blocks, half // PAIRED, 2, PAIRED, num_inputs]
     strides = [2 * half * num_inputs, PAIRED * num_inputs, half * num_inputs, num_inputs, 1]

@@ -73,7 +73,8 @@ def _units_of_rows(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """(row, start, end of the keys, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
     row = tl.arange(0, ROWS)
-    # Read before the kernel in front has ended: older than that, but perhaps only in the L2 cache.
+    # Read before the kernel in front has ended: older than that, which lets this one start only after its own wait, but
+    # perhaps only in the L2 cache.
     start = tl.load(start_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg").to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
     if HAS_ENDS:

@@ -4,9 +4,9 @@ A GEMM over few rows may round differently from one over many; then a text would
 beside it. On the CPU this is ruled out in one of two ways: float32 weights are packed for oneDNN, whose
 sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
 take up to ROWS_AT_ONCE rows, with rows of zeros up to a multiple of 16. On a GPU up to 32 rows in 16-bit types
-take one kernel whose sums are cut by the weight's shape alone, of large weights on Hopper up to 64; the library, which is
-faster beyond, promises no such thing. `fix_order_of_sums` does without it. None of this holds for few bits, which are for drafts alone: these
-may be wrong, and so may depend on what else is drafted.
+take one kernel whose sums are cut by the weight's shape alone, as up to 64 do of a large weight on Hopper; the
+library, which takes more, promises no such thing. `fix_order_of_sums` does without it. None of this holds for few
+bits, which are for drafts alone: these may be wrong, and so may depend on what else is drafted.
 """
 
 from __future__ import annotations

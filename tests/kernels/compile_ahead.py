@@ -179,8 +179,12 @@ CASES = [
     ),
     *(
         case
-        for rows, stages, split in ((16, 5, 4), (32, 4, 2), (64, 3, 1))
-        for kind in ("bf16", "fp16")
+        for kind, rows, stages, split in (
+            ("bf16", 16, 5, 4),
+            ("bf16", 32, 4, 2),
+            ("bf16", 64, 3, 1),
+            ("fp16", 64, 3, 2),
+        )
         for case in (
             Case(
                 "skinny_linear",
@@ -220,7 +224,7 @@ CASES = [
                     least_capability=90,
                     most_capability=90,
                 )
-                for head_dim in (64, 128)
+                for head_dim in (64, 128, 256)
             ),
         )
     ),
