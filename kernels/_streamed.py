@@ -85,7 +85,8 @@ def open_stream(
     LAG: gl.constexpr,
 ) -> gl.tuple:
     """Asks for as many of copies begin .. end - 1 as there is room for. Nothing that a kernel wrote is read before the one
-    in front has ended, which is when this returns and when the next may start."""
+    in front has ended, which is when this returns and when the next may start. Its last are zeros, [OUTPUTS, ROWS]
+    float32 as the tensor cores hold them, from which the sums start."""
     weights_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     copy_bytes: gl.constexpr = (OUTPUTS + ROWS) * INPUTS * 2
     weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES, OUTPUTS, INPUTS], weights_layout)
@@ -113,7 +114,10 @@ def open_stream(
             x_desc, [0, own * INPUTS], arrival, inputs.index(stage), pred=stage < copies
         )
         own = gl.where(own + 1 == end, begin, own + 1)
-    return weights, inputs, arrivals, copy
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    return weights, inputs, arrivals, copy, gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
 
 
 @gluon_jit_once_for()
@@ -130,13 +134,11 @@ def sum_stream(
     INPUTS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
-    layout: gl.constexpr,
 ) -> gl.tensor:
     """[OUTPUTS, ROWS] float32."""
     copy_bytes: gl.constexpr = (OUTPUTS + ROWS) * INPUTS * 2
-    weights, inputs, arrivals, copy = stream
+    weights, inputs, arrivals, copy, sums = stream
     copies = end - begin
-    sums = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
     stage = 0
     parity = 0
     for done in range(copies):
@@ -172,11 +174,11 @@ def add_up_parts(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     SPLIT: gl.constexpr,
-    layout: gl.constexpr,
 ) -> gl.tuple:
     """As _skinny.add_up."""
     if SPLIT == 1:
         return sums, True
+    layout: gl.constexpr = sums.type.layout
     place = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
     cells = partial_ptr + tile * (SPLIT * OUTPUTS * ROWS) + place[:, None] + row[None, :] * OUTPUTS

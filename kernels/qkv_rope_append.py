@@ -157,9 +157,6 @@ def _streamed_qkv_kernel(
     LAG: gl.constexpr,
 ) -> None:
     """One program OUTPUTS / 2 pairs of a head."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
     pairs: gl.constexpr = OUTPUTS // 2
     half: gl.constexpr = HEAD_DIM // 2
     head = gl.program_id(0) // (half // pairs)
@@ -168,9 +165,7 @@ def _streamed_qkv_kernel(
     stream = open_stream(
         x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, LAG
     )
-    halved: gl.constexpr = split_paired(
-        gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout), ROWS, OUTPUTS, PAIRED
-    )[0].type.layout
+    halved: gl.constexpr = split_paired(stream[-1], ROWS, OUTPUTS, PAIRED)[0].type.layout
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, halved))
     is_row = row < num_rows
@@ -184,7 +179,7 @@ def _streamed_qkv_kernel(
     cos = gl.load(turn_ptr, mask=is_turned, other=1.0)
     sin = gl.load(turn_ptr + half, mask=is_turned, other=0.0)
     sums = sum_stream(
-        x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, layout
+        x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES
     )
     first, second = split_paired(sums, ROWS, OUTPUTS, PAIRED)
     first = (first + first_bias[:, None]).to(query_ptr.dtype.element_ty).to(gl.float32)

@@ -120,18 +120,14 @@ def _streamed_linear_kernel(
     HAS_RESIDUAL: gl.constexpr,
 ) -> None:
     """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
     tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
     begin, end = num_copies * part // SPLIT, num_copies * (part + 1) // SPLIT
     first = tile * OUTPUTS
     stream = open_stream(x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 0, STAGES, LAG)
-    sums = sum_stream(
-        x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 0, STAGES, layout
-    )
-    sums, is_last = add_up_parts(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT, layout)
+    sums = sum_stream(x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 0, STAGES)
+    sums, is_last = add_up_parts(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
+        layout: gl.constexpr = sums.type.layout
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
         output = first + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
         is_output = output < num_outputs
@@ -255,16 +251,13 @@ def _streamed_gate_up_kernel(
     LAG: gl.constexpr,
 ) -> None:
     """One program OUTPUTS rows of the weight: half of them the gate's, half those of `up` that belong to them."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
     tile = gl.program_id(0)
     first = tile * (OUTPUTS // (2 * PAIRED))
     stream = open_stream(
         x_desc, weight_desc, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, LAG
     )
     sums = sum_stream(
-        x_desc, weight_desc, stream, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, layout
+        x_desc, weight_desc, stream, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES
     )
     gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
     result = gate / (1.0 + gl.exp(-gate)) * up

@@ -34,7 +34,8 @@ from headway.kernels import (
 
 # What a launch costs counts where products are short. An H200 takes for a round in nine launches a layer and in six:
 # 1,024 wide 0.80 and 0.71 ms at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4, at depth 3
-# 5.03 and 5.10 at batch 1 (before large weights streamed; where those of q, k and v do, nine are eight). No number of tokens may decide: a row's result is the same beside any of up to FEW_ROWS.
+# 5.03 and 5.10 at batch 1, before large weights streamed; where those of q, k and v do, nine are eight. No number of
+# tokens may decide: a row's result is the same beside any of up to FEW_ROWS.
 MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
 
 
@@ -201,6 +202,7 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
         """Writes the tokens' keys and values; returns their queries, and their keys and values or None, where these are in
         the cache alone, [tokens, heads, head_dim] each."""
+        # First the device: on the CPU a packed layer has given up its weight.
         if x.is_cuda and self._is_plain and self._head_dim % 64 == 0 and is_streamed(x, self.qkv.weight):
             return self._append_in_one(x, None, inputs, cache, cos_sin), None
         heads = self.qkv(x).view(x.shape[0], -1, self._head_dim)
