@@ -37,6 +37,8 @@ from headway.engine.transfer import to_device
 from headway.kernels import FEW_ROWS, has_fused_attention, stamp, start_rows
 
 WARM_UP_TOKENS = 1024
+# Kernels of few rows differ where these are more than 8, than 16 and than FEW_ROWS.
+SOME_ROWS = 16
 
 logger = logging.getLogger(__name__)
 
@@ -336,7 +338,7 @@ class Runner:
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most})]
         if not drafts:
             # Products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS.
-            steps.append([2] * FEW_ROWS)
+            steps += [[2] * num_last for num_last in (SOME_ROWS, FEW_ROWS)]
         for lengths in steps:
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
             try:
@@ -347,7 +349,7 @@ class Runner:
                     "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
                 ) from error
         # Prompts are scored by any number of tokens, rounds may all have fewer.
-        for num_scored in (FEW_ROWS, SCORED_AT_ONCE):
+        for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
             self.model.logits(self.slots.chunk_hidden[:1].expand(num_scored, -1).contiguous())
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])

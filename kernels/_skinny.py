@@ -199,7 +199,7 @@ def is_skinny(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return takes_triton(x) and has_type and has_shape and has_layout
 
 
-def padded(num_rows: int) -> int:
+def _padded(num_rows: int) -> int:
     return max(power_of_two(num_rows), _MIN_TILE_ROWS)
 
 
@@ -212,7 +212,7 @@ def cut_of(num_outputs: int, x: torch.Tensor) -> Cut:
     split = power_of_two(most + 1) // 2 if most > 1 and cuts >= _MIN_CUTS_TO_SPLIT else 1
     part = cuts // split * cut
     is_short = _AHEAD <= part <= _SHORT_SUM
-    if padded(num_rows) == MAX_ROWS:
+    if _padded(num_rows) == MAX_ROWS:
         return Cut(64, _MIN_INPUTS, split, 8, 8, part >= _AHEAD)
     if tiles > 2 * num_multiprocessors:
         return Cut(128, _MIN_INPUTS, 1, 4, _AT_ONCE, False)
@@ -223,7 +223,7 @@ def cut_of(num_outputs: int, x: torch.Tensor) -> Cut:
 
 def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
-    rows, (overlaps, launch) = padded(x.shape[0]), overlap(x.device)
+    rows, (overlaps, launch) = _padded(x.shape[0]), overlap(x.device)
     fitting_stages = shared_memory_bytes(x.device) // ((cut.outputs + rows) * cut.inputs * x.element_size())
     return {
         "ROWS": rows,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from headway.kernels._device import is_hopper, multiprocessors, shared_memory_bytes
-from headway.kernels._skinny import MAX_ROWS, padded
+from headway.kernels._skinny import MAX_ROWS
 from headway.kernels._triton import (
     TensorDescriptor,
     blocks_of,
@@ -28,6 +28,8 @@ from headway.kernels._triton import (
 
 # A copy: the bytes of 256 inputs stand side by side in memory, 64 outputs are what the tensor cores take at once.
 OUTPUTS, INPUTS = 64, 256
+# The fewest rows that the tensor cores take: the rest of the shared memory is the weights'.
+_MIN_TILE_ROWS = 8
 # Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
 PAIRED = 8
 # By so many copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
@@ -237,7 +239,7 @@ def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def stream_constants_of(x: torch.Tensor) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
-    rows = padded(x.shape[0])
+    rows = _padded(x.shape[0])
     stages = shared_memory_bytes(x.device) // ((OUTPUTS + rows) * INPUTS * x.element_size())
     return {
         "ROWS": rows,
@@ -251,7 +253,11 @@ def stream_constants_of(x: torch.Tensor) -> dict[str, int | bool]:
 
 
 def described_rows(x: torch.Tensor) -> TensorDescriptor:
-    return _described(x, list(x.shape), [x.stride(0), 1], [padded(x.shape[0]), INPUTS])
+    return _described(x, list(x.shape), [x.stride(0), 1], [_padded(x.shape[0]), INPUTS])
+
+
+def _padded(num_rows: int) -> int:
+    return max(power_of_two(num_rows), _MIN_TILE_ROWS)
 
 
 def described_pairs(weight: torch.Tensor, *, blocks: int) -> TensorDescriptor:

@@ -20,7 +20,7 @@ SHAPES = {
     "odd split": (4040, 4096),
     "many": (40000, 2048),
 }
-ROWS = {"one": 1, "window": 4, "tile": 16, "more": 17, "half": 33, "most": 64}
+ROWS = {"one": 1, "window": 4, "tile": 8, "two tiles": 16, "more": 17, "half": 33, "most": 64}
 HIDDEN = 4096
 
 
@@ -124,7 +124,7 @@ def test_the_gated_product(
 def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper: torch.device) -> None:
     x, weight = tensors(64, outputs, inputs, hopper)
     together = skinny_linear(x, weight), skinny_gate_up(x, weight)
-    for rows in (1, 2, 15, 16, 17, 32, 33, 59):
+    for rows in (1, 2, 8, 9, 15, 16, 17, 32, 33, 59):
         some = x[5 : 5 + rows]
         assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
         if streams_of(x, weight, pairs=True) is not None:
@@ -133,7 +133,7 @@ def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("rows", [1, 8, 16, 64])
 def test_a_layer_waits_for_what_stands_in_front(
     rows: int, hopper: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
