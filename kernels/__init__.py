@@ -18,6 +18,7 @@ from headway.kernels.commit_round import commit_round
 from headway.kernels.fixed_linear import fixed_linear
 from headway.kernels.float8_linear import float8_linear
 from headway.kernels.force_acceptance import force_acceptance
+from headway.kernels.gated_linear import gated_linear
 from headway.kernels.keep_states import keep_states
 from headway.kernels.kv_append import kv_append
 from headway.kernels.mamba import mamba_state_selective_copy
@@ -35,7 +36,7 @@ from headway.kernels.rope_append import rope_append
 from headway.kernels.sample import gumbel_noise, sample
 from headway.kernels.screened_linear import screened_linear
 from headway.kernels.silu_mul import silu_mul
-from headway.kernels.skinny_linear import skinny_gate_up, skinny_linear
+from headway.kernels.skinny_linear import skinny_linear
 from headway.kernels.stamp import stamp
 from headway.kernels.start_rows import start_rows
 from headway.kernels.stream_read import stream_read
@@ -60,6 +61,7 @@ __all__ = [
     "fixed_linear",
     "float8_linear",
     "force_acceptance",
+    "gated_linear",
     "gumbel_noise",
     "has_float8_products",
     "has_fused_attention",
@@ -82,7 +84,6 @@ __all__ = [
     "sample",
     "screened_linear",
     "silu_mul",
-    "skinny_gate_up",
     "skinny_linear",
     "stamp",
     "start_rows",

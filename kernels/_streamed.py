@@ -30,6 +30,9 @@ from headway.kernels._triton import (
 OUTPUTS, INPUTS = 64, 256
 # The fewest rows that the tensor cores take: the rest of the shared memory is the weights'.
 _MIN_TILE_ROWS = 8
+# More rows than MAX_ROWS are read from the L2 cache too often, unless a program has several tiles of outputs for them: so
+# many that no program starts after another, which then share the bandwidth evenly. Copies are smaller there.
+MANY_ROWS, _MANY_TILES, _MANY_INPUTS, _MIN_SHARE_OF_MANY = 128, (2, 3), 128, 0.75
 # Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
 PAIRED = 8
 # By so many copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
@@ -41,34 +44,63 @@ _SWIZZLE_BYTES, _ELEMENT_BITS, _WARPS = 128, 16, 4
 
 
 class Streams(NamedTuple):
-    """How a launch is cut. Rows have no part in it, so that a row's result is the same beside any of up to MAX_ROWS."""
+    """How a launch is cut. Up to MAX_ROWS rows have no part in it: a row's result is the same beside any of so many."""
 
     programs: int
-    split: int  # parts of a sum
+    split: int = 1  # parts of a sum
+    tiles: int = 1  # of a program
 
 
 @gluon_jit_once_for()
 def _fetch_weights(
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     arrival: gl.shared_memory_descriptor,
-    weights: gl.shared_memory_descriptor,  # [OUTPUTS, INPUTS]
+    weights: gl.shared_memory_descriptor,  # [stages * TILES, OUTPUTS, INPUTS]
+    stage: gl.tensor,
     block: gl.tensor,
     first: gl.tensor,
     copy: gl.tensor,
     exists: gl.tensor,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
     PAIRED: gl.constexpr,
 ) -> None:
-    """Asks for one copy of the tile that begins with output `first`, or of pairs with run `first` of a block."""
-    if PAIRED > 0:
-        runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
-        paired = weights._reinterpret(weights.dtype, [1, runs, 2, PAIRED, INPUTS], weight_desc.layout)
-        corner = [block, first, 0, 0, copy * INPUTS]
-        hopper.tma.async_copy_global_to_shared(weight_desc, corner, arrival, paired, pred=exists)
-    else:
-        corner = [first, copy * INPUTS]
-        hopper.tma.async_copy_global_to_shared(weight_desc, corner, arrival, weights, pred=exists)
+    """Asks for one copy of the tiles that begin with output `first`, or of pairs with run `first` of a block."""
+    runs: gl.constexpr = OUTPUTS // (2 * PAIRED) if PAIRED > 0 else 0
+    for tile in gl.static_range(TILES):
+        place = weights.index(stage * TILES + tile)
+        if PAIRED > 0:
+            paired = place._reinterpret(weights.dtype, [1, runs, 2, PAIRED, INPUTS], weight_desc.layout)
+            corner = [block, first + tile * runs, 0, 0, copy * INPUTS]
+            hopper.tma.async_copy_global_to_shared(weight_desc, corner, arrival, paired, pred=exists)
+        else:
+            corner = [first + tile * OUTPUTS, copy * INPUTS]
+            hopper.tma.async_copy_global_to_shared(weight_desc, corner, arrival, place, pred=exists)
+
+
+@gluon_jit_once_for()
+def _fetch_inputs(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    arrival: gl.shared_memory_descriptor,
+    inputs: gl.shared_memory_descriptor,  # [stages, ROWS, INPUTS]
+    stage: gl.tensor,
+    copy: gl.tensor,
+    exists: gl.tensor,
+    ROWS: gl.constexpr,
+    INPUTS: gl.constexpr,
+) -> None:
+    halves = inputs.index(stage)._reinterpret(inputs.dtype, [2, ROWS // 2, INPUTS], x_desc.layout)
+    hopper.tma.async_copy_global_to_shared(x_desc, [0, 0, copy * INPUTS], arrival, halves, pred=exists)
+
+
+@gluon_jit_once_for()
+def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
+    """(row, is_row), [ROWS] each: which row stands where, as described_rows has it; each once."""
+    place = gl.arange(0, ROWS, layout=layout)
+    is_first = place < ROWS // 2
+    row = gl.where(is_first, place, place - ROWS + num_rows)
+    return row, gl.where(is_first, place < num_rows, row >= ROWS // 2)
 
 
 @gluon_jit_once_for()
@@ -82,6 +114,7 @@ def open_stream(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
     LAG: gl.constexpr,
@@ -89,10 +122,10 @@ def open_stream(
     """Asks for as many of copies begin .. end - 1 as there is room for. Nothing that a kernel wrote is read before the one
     in front has ended, which is when this returns and when the next may start. Its last are zeros, [OUTPUTS, ROWS]
     float32 as the tensor cores hold them, from which the sums start."""
-    weights_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
-    copy_bytes: gl.constexpr = (OUTPUTS + ROWS) * INPUTS * 2
-    weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES, OUTPUTS, INPUTS], weights_layout)
-    inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], x_desc.layout)
+    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * 2
+    weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES * TILES, OUTPUTS, INPUTS], shared)
+    inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], shared)
     arrivals = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.init(arrivals.index(stage), count=1)
@@ -104,17 +137,14 @@ def open_stream(
         exists = stage < copies
         hopper.mbarrier.expect(arrival, copy_bytes, pred=exists)
         _fetch_weights(
-            weight_desc, arrival, weights.index(stage), block, first, copy, exists, OUTPUTS, INPUTS, PAIRED
+            weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
         copy = gl.where(copy + 1 == end, begin, copy + 1)
     # In this order: attention behind reads starts before its own wait, and a norm in front may not have waited yet.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     for stage in gl.static_range(STAGES):
-        arrival = arrivals.index(stage)
-        hopper.tma.async_copy_global_to_shared(
-            x_desc, [0, own * INPUTS], arrival, inputs.index(stage), pred=stage < copies
-        )
+        _fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, own, stage < copies, ROWS, INPUTS)
         own = gl.where(own + 1 == end, begin, own + 1)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
@@ -134,12 +164,14 @@ def sum_stream(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
-) -> gl.tensor:
-    """[OUTPUTS, ROWS] float32."""
-    copy_bytes: gl.constexpr = (OUTPUTS + ROWS) * INPUTS * 2
-    weights, inputs, arrivals, copy, sums = stream
+) -> gl.tuple:
+    """Of each tile [OUTPUTS, ROWS] float32."""
+    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * 2
+    weights, inputs, arrivals, copy, zeros = stream
+    sums = (zeros,) * TILES
     copies = end - begin
     stage = 0
     parity = 0
@@ -147,16 +179,20 @@ def sum_stream(
         arrival = arrivals.index(stage)
         hopper.mbarrier.wait(arrival, parity)
         transposed = inputs.index(stage).permute((1, 0))
-        sums = hopper.warpgroup_mma(weights.index(stage), transposed, sums, is_async=True)
-        sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[sums])
+        running: gl.tuple = ()
+        for tile in gl.static_range(TILES):
+            place = weights.index(stage * TILES + tile)
+            running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
+        if TILES == 1:
+            sums = (hopper.warpgroup_mma_wait(num_outstanding=0, deps=running),)
+        else:
+            sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=running)
         exists = done + STAGES < copies
         hopper.mbarrier.expect(arrival, copy_bytes, pred=exists)
         _fetch_weights(
-            weight_desc, arrival, weights.index(stage), block, first, copy, exists, OUTPUTS, INPUTS, PAIRED
+            weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
-        hopper.tma.async_copy_global_to_shared(
-            x_desc, [0, copy * INPUTS], arrival, inputs.index(stage), pred=exists
-        )
+        _fetch_inputs(x_desc, arrival, inputs, stage, copy, exists, ROWS, INPUTS)
         copy = gl.where(copy + 1 == end, begin, copy + 1)
         is_round = stage == STAGES - 1
         stage = gl.where(is_round, 0, stage + 1)
@@ -215,16 +251,9 @@ def has_bulk_copies(x: torch.Tensor) -> bool:
 def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) -> Streams | None:
     """For up to MAX_ROWS rows. None: the device, the type or the weight's shape is not for it. pairs: of a gate and its `up`,
     whose sums are never split."""
-    has_type = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS:
+    if not _can_stream(x, weight, pairs=pairs) or x.shape[0] > MAX_ROWS:
         return None
-    copies, rest = divmod(x.shape[1], INPUTS)
-    has_layout = x.stride(1) == 1 and weight.is_contiguous()
-    is_aligned = all(address % 16 == 0 for address in (x.data_ptr(), 2 * x.stride(0), weight.data_ptr()))
-    if rest > 0 or copies < _MIN_COPIES or not has_layout or not is_aligned:
-        return None
-    if pairs and weight.shape[0] % (2 * PAIRED) > 0:
-        return None
+    copies = x.shape[1] // INPUTS
     tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
     most = min(num_multiprocessors // tiles, copies // _MIN_COPIES) if not pairs else 1
     split = power_of_two(most + 1) // 2 if most > 1 else 1
@@ -232,40 +261,73 @@ def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) ->
     return Streams(tiles * split, split) if is_enough else None
 
 
+def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
+    """As streams_of with pairs, for more rows than that, up to MANY_ROWS."""
+    if not _can_stream(x, weight, pairs=True) or not MAX_ROWS < x.shape[0] <= MANY_ROWS:
+        return None
+    all_tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
+    tiles = blocks_of(all_tiles, num_multiprocessors)
+    programs = blocks_of(all_tiles, tiles)
+    is_enough = tiles in _MANY_TILES and programs >= _MIN_SHARE_OF_MANY * num_multiprocessors
+    return Streams(programs, tiles=tiles) if is_enough else None
+
+
+def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
+    has_type = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
+    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
+        return False
+    copies, rest = divmod(x.shape[1], INPUTS)
+    has_layout = x.stride(1) == 1 and weight.is_contiguous()
+    is_aligned = all(address % 16 == 0 for address in (x.data_ptr(), 2 * x.stride(0), weight.data_ptr()))
+    has_pairs = not pairs or weight.shape[0] % (2 * PAIRED) == 0
+    return rest == 0 and copies >= _MIN_COPIES and has_layout and is_aligned and has_pairs
+
+
 def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the weight of `qkv_rope_append` without a late norm streams; the heads' size is for the caller to look at."""
     return streams_of(x, weight, pairs=True) is not None
 
 
-def stream_constants_of(x: torch.Tensor) -> dict[str, int | bool]:
+def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
-    rows = _padded(x.shape[0])
-    stages = shared_memory_bytes(x.device) // ((OUTPUTS + rows) * INPUTS * x.element_size())
+    rows, inputs = _padded(x.shape[0]), inputs_of(streams)
+    stages = shared_memory_bytes(x.device) // ((streams.tiles * OUTPUTS + rows) * inputs * x.element_size())
     return {
         "ROWS": rows,
         "OUTPUTS": OUTPUTS,
-        "INPUTS": INPUTS,
+        "INPUTS": inputs,
         "STAGES": stages,
-        "LAG": _LAG,
+        "LAG": _LAG * INPUTS // inputs,
         "num_warps": _WARPS,
         "launch_pdl": True,
     }
 
 
-def described_rows(x: torch.Tensor) -> TensorDescriptor:
-    return _described(x, list(x.shape), [x.stride(0), 1], [_padded(x.shape[0]), INPUTS])
+def inputs_of(streams: Streams) -> int:
+    """Of a copy."""
+    return INPUTS if streams.tiles == 1 else _MANY_INPUTS
+
+
+def described_rows(x: torch.Tensor, streams: Streams) -> TensorDescriptor:
+    """As two halves of a tile of rows, which overlap where the tile has more rows than x: each row that a copy finds to be
+    outside takes it longer than one that is there (64 rows of 33 in the tile: `gate_up` 52 us, of 64 47)."""
+    (rows, num_inputs), half = x.shape, _padded(x.shape[0]) // 2
+    shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
+    strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]
+    return _described(x, shape, strides, [2, half, inputs_of(streams)])
 
 
 def _padded(num_rows: int) -> int:
     return max(power_of_two(num_rows), _MIN_TILE_ROWS)
 
 
-def described_pairs(weight: torch.Tensor, *, blocks: int) -> TensorDescriptor:
+def described_pairs(weight: torch.Tensor, streams: Streams, *, blocks: int) -> TensorDescriptor:
     """Output i of a block's first half pairs with output i of its second: [blocks, runs, 2, PAIRED, inputs]."""
     num_inputs, half = weight.shape[1], weight.shape[0] // (2 * blocks)
     shape = [blocks, half // PAIRED, 2, PAIRED, num_inputs]
     strides = [2 * half * num_inputs, PAIRED * num_inputs, half * num_inputs, num_inputs, 1]
-    return _described(weight, shape, strides, [1, OUTPUTS // (2 * PAIRED), 2, PAIRED, INPUTS])
+    block = [1, OUTPUTS // (2 * PAIRED), 2, PAIRED, inputs_of(streams)]
+    return _described(weight, shape, strides, block)
 
 
 def described_weight(weight: torch.Tensor) -> TensorDescriptor:

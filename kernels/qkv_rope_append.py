@@ -19,12 +19,13 @@ from headway.kernels._skinny import (
     sum_products,
     workspace_of,
 )
-from headway.kernels._streamed import INPUTS as STREAMED_INPUTS
 from headway.kernels._streamed import (
     PAIRED,
     described_pairs,
     described_rows,
+    inputs_of,
     open_stream,
+    rows_of,
     split_paired,
     stream_constants_of,
     streams_of,
@@ -163,12 +164,11 @@ def _streamed_qkv_kernel(
     first_dim = gl.program_id(0) % (half // pairs) * pairs
     run = first_dim // PAIRED
     stream = open_stream(
-        x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, LAG
+        x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES, LAG
     )
     halved: gl.constexpr = split_paired(stream[-1], ROWS, OUTPUTS, PAIRED)[0].type.layout
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, halved))
-    is_row = row < num_rows
+    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, halved))
     # Asked for now, needed after the sums.
     first_bias = gl.load(bias_ptr + head * HEAD_DIM + dim).to(gl.float32)
     second_bias = gl.load(bias_ptr + head * HEAD_DIM + half + dim).to(gl.float32)
@@ -178,8 +178,8 @@ def _streamed_qkv_kernel(
     is_turned = is_row[None, :] & (head < q_heads + kv_heads)
     cos = gl.load(turn_ptr, mask=is_turned, other=1.0)
     sin = gl.load(turn_ptr + half, mask=is_turned, other=0.0)
-    sums = sum_stream(
-        x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES
+    (sums,) = sum_stream(
+        x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES
     )
     first, second = split_paired(sums, ROWS, OUTPUTS, PAIRED)
     first = (first + first_bias[:, None]).to(query_ptr.dtype.element_ty).to(gl.float32)
@@ -241,9 +241,9 @@ def qkv_rope_append(
     query = torch.empty(tokens, q_heads, head_dim, dtype=x.dtype, device=x.device)
     if streams is not None:
         _streamed_qkv_kernel[(streams.programs,)](
-            described_rows(x), described_pairs(weight, blocks=num_outputs // head_dim), bias, positions, cos_sin,
-            slot_mapping, query, key_cache, value_cache, tokens, num_inputs // STREAMED_INPUTS, q_heads, kv_heads,
-            HEAD_DIM=head_dim, PAIRED=PAIRED, **stream_constants_of(x),
+            described_rows(x, streams), described_pairs(weight, streams, blocks=num_outputs // head_dim), bias, positions,
+            cos_sin, slot_mapping, query, key_cache, value_cache, tokens, num_inputs // inputs_of(streams), q_heads, kv_heads,
+            HEAD_DIM=head_dim, PAIRED=PAIRED, **stream_constants_of(x, streams),
         )  # fmt: skip
         return query
     cut = cut_of(num_outputs, x)._replace(outputs=2 * _PAIRS)

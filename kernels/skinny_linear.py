@@ -7,41 +7,29 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._device import multiprocessors
-from headway.kernels._late_norm import LateNorm
 from headway.kernels._skinny import (
-    Cut,
     add_up,
     constants_of,
     cut_of,
     first_weights,
-    is_second,
     is_skinny,
-    late_factor,
-    load_squares,
-    pair_of,
-    split_pairs,
     sum_products,
     workspace_of,
 )
-from headway.kernels._streamed import INPUTS as STREAMED_INPUTS
 from headway.kernels._streamed import (
-    PAIRED,
     Streams,
     add_up_parts,
-    described_pairs,
     described_rows,
     described_weight,
+    inputs_of,
     open_stream,
-    split_paired,
+    rows_of,
     stream_constants_of,
     streams_of,
     sum_stream,
 )
-from headway.kernels._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, takes_triton, tl
-from headway.kernels.reference.skinny_linear import skinny_gate_up as skinny_gate_up_twin
+from headway.kernels._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, tl
 from headway.kernels.reference.skinny_linear import skinny_linear as skinny_linear_twin
-from headway.kernels.silu_mul import silu_mul
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -123,17 +111,19 @@ def _streamed_linear_kernel(
     tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
     begin, end = num_copies * part // SPLIT, num_copies * (part + 1) // SPLIT
     first = tile * OUTPUTS
-    stream = open_stream(x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 0, STAGES, LAG)
-    sums = sum_stream(x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 0, STAGES)
+    stream = open_stream(x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES, LAG)
+    (sums,) = sum_stream(
+        x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES
+    )
     sums, is_last = add_up_parts(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         layout: gl.constexpr = sums.type.layout
-        row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+        row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
         output = first + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
         is_output = output < num_outputs
         if HAS_BIAS:
             sums += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
-        is_cell = (row < num_rows)[None, :] & is_output[:, None]
+        is_cell = is_row[None, :] & is_output[:, None]
         if HAS_RESIDUAL:
             residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
             sums += gl.load(residual_cell, mask=is_cell, other=0).to(gl.float32)
@@ -151,10 +141,10 @@ def _launch_linear(
 ) -> None:
     rows, num_inputs = x.shape
     _streamed_linear_kernel[(streams.programs,)](
-        described_rows(x), described_weight(weight), x if bias is None else bias, x if residual is None else residual,
-        out, *workspace_of(streams.split, x), rows, weight.shape[0], num_inputs // STREAMED_INPUTS,
+        described_rows(x, streams), described_weight(weight), x if bias is None else bias, x if residual is None else residual,
+        out, *workspace_of(streams.split, x), rows, weight.shape[0], num_inputs // inputs_of(streams),
         0 if residual is None else residual.stride(0), out.stride(0),
-        SPLIT=streams.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **stream_constants_of(x),
+        SPLIT=streams.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **stream_constants_of(x, streams),
     )  # fmt: skip
 
 
@@ -186,128 +176,3 @@ def skinny_linear(
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **constants_of(cut, x),
     )  # fmt: skip
     return result
-
-
-@jit_once_for("num_rows", "num_outputs")
-def _gate_up_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    squares_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    num_outputs: tl.tensor,
-    num_inputs: tl.tensor,
-    x_stride: tl.tensor,
-    out_stride: tl.tensor,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    CUT: tl.constexpr,
-    TILES: tl.constexpr,
-    EPSILON: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-    INVITES_AT: tl.constexpr,
-    FETCHES_AHEAD: tl.constexpr,
-) -> None:
-    """One program OUTPUTS rows of the weight: half of them the gate's, beside each its row of `up`."""
-    place, row = tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
-    first_output = tl.program_id(0) * (OUTPUTS // 2)
-    paired_output = tl.minimum(first_output + pair_of(place), num_outputs - 1)
-    weight_row = paired_output + tl.where(is_second(place), num_outputs, 0)
-    weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, 0, SPLIT, CUT, FETCHES_AHEAD)
-    if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
-    if TILES > 0:
-        squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, TILES)
-    sums = sum_products(
-        x_ptr, weights_ptr, num_rows, num_inputs, x_stride, 0,
-        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
-    )  # fmt: skip
-    if TILES > 0:
-        sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
-    gate, up = split_pairs(sums, ROWS, OUTPUTS)
-    result = gate / (1.0 + tl.exp(-gate)) * up
-    output = first_output + tl.arange(0, OUTPUTS // 2)
-    out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
-    is_cell = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
-    tl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
-
-
-@gluon_jit_once_for("num_rows", "num_outputs", "num_copies")
-def _streamed_gate_up_kernel(
-    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    out_ptr: gl.tensor,
-    num_rows: gl.tensor,
-    num_outputs: gl.tensor,
-    num_copies: gl.tensor,
-    out_stride: gl.tensor,
-    ROWS: gl.constexpr,
-    OUTPUTS: gl.constexpr,
-    INPUTS: gl.constexpr,
-    PAIRED: gl.constexpr,
-    STAGES: gl.constexpr,
-    LAG: gl.constexpr,
-) -> None:
-    """One program OUTPUTS rows of the weight: half of them the gate's, half those of `up` that belong to them."""
-    tile = gl.program_id(0)
-    first = tile * (OUTPUTS // (2 * PAIRED))
-    stream = open_stream(
-        x_desc, weight_desc, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES, LAG
-    )
-    sums = sum_stream(
-        x_desc, weight_desc, stream, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, PAIRED, STAGES
-    )
-    gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
-    result = gate / (1.0 + gl.exp(-gate)) * up
-    halved: gl.constexpr = result.type.layout
-    output = tile * (OUTPUTS // 2) + gl.arange(0, OUTPUTS // 2, layout=gl.SliceLayout(1, halved))
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, halved))
-    is_cell = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
-    out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
-    gl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
-
-
-def _launch_gate_up(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: Streams) -> None:
-    rows, num_inputs = x.shape
-    _streamed_gate_up_kernel[(streams.programs,)](
-        described_rows(x), described_pairs(weight, blocks=1), out, rows, out.shape[1], num_inputs // STREAMED_INPUTS,
-        out.stride(0), PAIRED=PAIRED, **stream_constants_of(x),
-    )  # fmt: skip
-
-
-def skinny_gate_up(
-    x: torch.Tensor,  # [rows, inputs] float
-    weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
-    *,
-    norm: LateNorm | None = None,  # of x
-    out: torch.Tensor | None = None,  # [rows, outputs]
-) -> torch.Tensor:
-    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); few rows in float32 and rounded once. The weight as above."""
-    if not takes_triton(x) or (norm is not None and not is_skinny(x, weight)):
-        return skinny_gate_up_twin(x, weight, norm=norm, out=out)
-    streams = streams_of(x, weight, pairs=True) if norm is None else None
-    if streams is None and not is_skinny(x, weight):
-        gated = silu_mul(torch.nn.functional.linear(x, weight))
-        return gated if out is None else out.copy_(gated)
-    (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
-    result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
-    if streams is not None:
-        _launch_gate_up(x, weight, result, streams)
-        return result
-    cut = _gate_up_cut(num_outputs, x)
-    _gate_up_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](
-        x, weight, x if norm is None else norm.squares, result,
-        rows, num_outputs, num_inputs, x.stride(0), result.stride(0),
-        TILES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
-        **constants_of(cut, x),
-    )  # fmt: skip
-    return result
-
-
-def _gate_up_cut(num_outputs: int, x: torch.Tensor) -> Cut:
-    """Small tiles where the device would stand half empty."""
-    if blocks_of(2 * num_outputs, 64) <= multiprocessors(x.device):
-        return cut_of(2 * num_outputs, x)._replace(split=1)
-    return Cut(128, 64, 1, 4, 1, False)

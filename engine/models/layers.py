@@ -21,13 +21,13 @@ from headway.kernels import (
     add_linear,
     add_rms_norm,
     causal_attention,
+    gated_linear,
     is_streamed,
     paged_attention,
     prefill_attention,
     qkv_rope_append,
     rms_norm,
     rope_append,
-    skinny_gate_up,
     skinny_linear,
     varlen_attention,
 )
@@ -191,7 +191,7 @@ class DecoderLayer:
         query = self._append_in_one(x, norm, inputs, cache, cos_sin)
         attended = self._attend(query, None, inputs, cache)
         x, norm = add_linear(attended, self.output.weight, residual, self.feed_forward_norm, self.epsilon)
-        return skinny_gate_up(x, self.gate_up.weight, norm=norm)
+        return gated_linear(x, self.gate_up.weight, norm=norm)
 
     def append(
         self,

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from headway.kernels import (
     fixed_linear,
     float8_linear,
+    gated_linear,
     pack_nibbles,
     quantized_linear,
     screened_linear,
     silu_mul,
-    skinny_gate_up,
     skinny_linear,
 )
 
@@ -102,7 +102,7 @@ class Linear:
     def gated(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out / 2]
         """silu of the first half of the outputs times the second half; without a bias."""
         is_fused = x.is_cuda and not self._has_fixed_order and self._float8 is None
-        return skinny_gate_up(x, self.weight) if is_fused else silu_mul(self(x))
+        return gated_linear(x, self.weight) if is_fused else silu_mul(self(x))
 
     def fix_order_of_sums(self) -> None:
         """On a GPU, from now on, a row's result is the same beside any number of others. Not in float64, nor in float8."""

@@ -7,6 +7,7 @@ from headway.kernels.reference.causal_attention import causal_attention
 from headway.kernels.reference.commit_round import commit_round
 from headway.kernels.reference.fixed_linear import fixed_linear
 from headway.kernels.reference.force_acceptance import force_acceptance
+from headway.kernels.reference.gated_linear import gated_linear
 from headway.kernels.reference.keep_states import keep_states
 from headway.kernels.reference.kv_append import kv_append
 from headway.kernels.reference.mamba import mamba_state_selective_copy
@@ -24,7 +25,7 @@ from headway.kernels.reference.rope_append import rope_append
 from headway.kernels.reference.sample import gumbel_noise, sample
 from headway.kernels.reference.screened_linear import screened_linear
 from headway.kernels.reference.silu_mul import silu_mul
-from headway.kernels.reference.skinny_linear import skinny_gate_up, skinny_linear
+from headway.kernels.reference.skinny_linear import skinny_linear
 from headway.kernels.reference.stamp import stamp
 from headway.kernels.reference.start_rows import start_rows
 from headway.kernels.reference.stream_read import stream_read
@@ -42,6 +43,7 @@ __all__ = [
     "embed_rms_norm",
     "fixed_linear",
     "force_acceptance",
+    "gated_linear",
     "gumbel_noise",
     "keep_states",
     "kv_append",
@@ -60,7 +62,6 @@ __all__ = [
     "sample",
     "screened_linear",
     "silu_mul",
-    "skinny_gate_up",
     "skinny_linear",
     "stamp",
     "start_rows",

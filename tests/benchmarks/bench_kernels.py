@@ -148,12 +148,12 @@ def gate_up_line(rows: int) -> Line:
     size = 2 * outputs * inputs
     weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
     x, out = randn(rows, inputs), poisoned(rows, outputs // 2)
-    kernels.skinny_gate_up(x, weights[0], out=out)
+    kernels.gated_linear(x, weights[0], out=out)
     gate, up = (x.double() @ weights[0].double().T).chunk(2, 1)
     error = relative_error(out, F.silu(gate) * up)
-    own = microseconds([lambda w=w: kernels.skinny_gate_up(x, w, out=out) for w in weights], size / 4e6)
+    own = microseconds([lambda w=w: kernels.gated_linear(x, w, out=out) for w in weights], size / 4e6)
     library = microseconds([lambda w=w: kernels.silu_mul(F.linear(x, w)) for w in weights], size / 4e6)
-    return Line("skinny_gate_up", f"{rows} rows", own, size, "read", error, library)
+    return Line("gated_linear", f"{rows} rows", own, size, "read", error, library)
 
 
 def window_lines() -> Iterator[Line]:

@@ -165,8 +165,8 @@ CASES = [
     ),
     *(
         Case(
-            "skinny_linear",
-            "_gate_up_kernel",
+            "gated_linear",
+            "_gated_kernel",
             LINEAR,
             {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": 1, "TILES": tiles, "EPSILON": 1e-5}
             | STREAMED,
@@ -191,7 +191,7 @@ CASES = [
                 "skinny_linear",
                 "_streamed_linear_kernel",
                 linear(kind)
-                | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 64, 256)},
+                | {"x_desc": descriptor(kind, 2, rows // 2, 256), "weight_desc": descriptor(kind, 64, 256)},
                 STREAMED_BY_COPIES
                 | {
                     "ROWS": rows,
@@ -205,11 +205,14 @@ CASES = [
                 most_capability=90,
             ),
             Case(
-                "skinny_linear",
-                "_streamed_gate_up_kernel",
+                "gated_linear",
+                "_streamed_gated_kernel",
                 linear(kind)
-                | {"x_desc": descriptor(kind, rows, 256), "weight_desc": descriptor(kind, 1, 4, 2, 8, 256)},
-                STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8},
+                | {
+                    "x_desc": descriptor(kind, 2, rows // 2, 256),
+                    "weight_desc": descriptor(kind, 1, 4, 2, 8, 256),
+                },
+                STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
                 divisible=STRIDES,
                 least_capability=90,
                 most_capability=90,
@@ -219,7 +222,7 @@ CASES = [
                     "qkv_rope_append",
                     "_streamed_qkv_kernel",
                     linear(kind)
-                    | {"x_desc": descriptor(kind, rows, 256)}
+                    | {"x_desc": descriptor(kind, 2, rows // 2, 256)}
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, 256)},
                     STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
                     least_capability=90,
@@ -228,6 +231,43 @@ CASES = [
                 for head_dim in (64, 128, 256)
             ),
         )
+    ),
+    *(
+        Case(
+            "gated_linear",
+            "_streamed_gated_kernel",
+            linear(kind)
+            | {"x_desc": descriptor(kind, 2, 64, 128), "weight_desc": descriptor(kind, 1, 4, 2, 8, 128)},
+            {
+                "OUTPUTS": 64,
+                "INPUTS": 128,
+                "LAG": 10,
+                "ROWS": 128,
+                "STAGES": stages,
+                "TILES": tiles,
+                "PAIRED": 8,
+            },
+            divisible=STRIDES,
+            least_capability=90,
+            most_capability=90,
+        )
+        for kind, tiles, stages in (("bf16", 2, 3), ("bf16", 3, 2), ("fp16", 3, 2))
+    ),
+    *(
+        Case(
+            "_dense",
+            "_dense_gated_kernel",
+            {
+                "x_desc": descriptor(kind, 128, 64),
+                "weight_desc": descriptor(kind, 16, 2, 8, 64),
+                "out_desc": descriptor(kind, 128, 128),
+            },
+            {"ROWS": 128, "OUTPUTS": 256, "INPUTS": 64, "PAIRED": 8, "GROUP": 8, "STAGES": 4},
+            8,
+            least_capability=90,
+            most_capability=90,
+        )
+        for kind in ("bf16", "fp16")
     ),
     *(
         case

@@ -4,7 +4,7 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import add_linear, rms_norm, skinny_gate_up
+from headway.kernels import add_linear, gated_linear, rms_norm
 
 EPSILON = 1e-3
 ROWS = {"one": 1, "window": 4, "odd": 19, "most": 32, "beyond": 65}
@@ -53,7 +53,7 @@ def test_a_gated_product_completes_the_norm(rows: int, hidden: int, device: torc
     scaled, norm = add_linear(x, weight, residual, gain, EPSILON)
     normed = rms_norm(residual.double(), gain.double(), EPSILON)
     gate, up = (normed @ gate_up.double().T).chunk(2, dim=1)
-    assert_near(skinny_gate_up(scaled, gate_up, norm=norm), torch.nn.functional.silu(gate) * up)
+    assert_near(gated_linear(scaled, gate_up, norm=norm), torch.nn.functional.silu(gate) * up)
 
 
 def test_a_row_of_nan_stays_alone(device: torch.device) -> None:
@@ -65,7 +65,7 @@ def test_a_row_of_nan_stays_alone(device: torch.device) -> None:
     results = []
     for inputs, total in ((x, residual), (poisoned_x, poisoned_residual)):
         scaled, norm = add_linear(inputs, weight, total, gain, EPSILON)
-        results.append((total, skinny_gate_up(scaled, gate_up, norm=norm)))
+        results.append((total, gated_linear(scaled, gate_up, norm=norm)))
     clean = [0, 1, 3, 5]
     for whole, poisoned in zip(*results, strict=True):
         assert torch.equal(whole[clean], poisoned[clean])
@@ -105,7 +105,7 @@ def test_a_row_gets_the_same_beside_any_others(hidden: int, inputs: int, inner: 
         total = residual[some].clone()
         scaled, norm = add_linear(x[some], weight, total, gain, EPSILON)
         tiles = -(-hidden // 64)
-        return total, scaled, norm.squares[:, :tiles], skinny_gate_up(scaled, gate_up, norm=norm)
+        return total, scaled, norm.squares[:, :tiles], gated_linear(scaled, gate_up, norm=norm)
 
     together = run(slice(0, 32))
     for rows in (1, 2, 4, 16, 17, 27):

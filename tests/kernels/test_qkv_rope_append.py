@@ -8,11 +8,11 @@ from headway.kernels import (
     LateNorm,
     _skinny,
     add_linear,
+    gated_linear,
     is_streamed,
     qkv_rope_append,
     rms_norm,
     rope,
-    skinny_gate_up,
 )
 from headway.kernels._device import is_hopper, overlap
 from headway.kernels._triton import jit, tl
@@ -160,7 +160,7 @@ def test_layers_wait_for_one_another_in_a_graph(
         x = rms_norm(stream, gain, EPSILON)
         for _ in range(4):
             x, norm = add_linear(case.run(x, norm).flatten(1), output, stream, gain, EPSILON)
-            x, norm = add_linear(skinny_gate_up(x, gate_up, norm=norm), down, stream, gain, EPSILON)
+            x, norm = add_linear(gated_linear(x, gate_up, norm=norm), down, stream, gain, EPSILON)
         return stream
 
     start = case.positions.clone(), case.slots.clone(), case.caches.clone()

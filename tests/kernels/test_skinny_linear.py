@@ -1,10 +1,10 @@
-"""skinny_linear and skinny_gate_up against products in float64, and that a row's result is its own."""
+"""skinny_linear against products in float64, and that a row's result is its own."""
 
 import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import skinny_gate_up, skinny_linear
+from headway.kernels import skinny_linear
 
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
 # Outputs x inputs: split sums, an odd end, inputs that only the smaller cut divides, inputs for the library.
@@ -29,25 +29,6 @@ def test_bias_and_residual_are_added(outputs: int, inputs: int, device: torch.de
     result = skinny_linear(x, weight, bias, residual=residual, out=residual)
     assert result is residual
     assert_near(result, expected)
-
-
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
-def test_the_gated_product(rows: int, outputs: int, inputs: int, device: torch.device) -> None:
-    x, weight = tensors(rows, 2 * outputs, inputs, device)
-    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
-    out = torch.full((rows, outputs), torch.nan).to(x)
-    assert skinny_gate_up(x, weight, out=out) is out
-    assert_near(out, torch.nn.functional.silu(gate) * up)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 17, 32])
-def test_a_gated_product_wider_than_the_device(rows: int) -> None:
-    """Tiles of 128 rows of the weight, an odd end."""
-    x, weight = tensors(rows, 2 * 9000, 256, torch.device("cuda"))
-    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
-    assert_near(skinny_gate_up(x, weight), torch.nn.functional.silu(gate) * up)
 
 
 def test_rows_of_a_wider_tensor(device: torch.device) -> None:
@@ -76,11 +57,10 @@ def test_no_rows(device: torch.device) -> None:
 def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, most: int) -> None:
     """Sums of more than twice as many inputs as outputs up to 64 rows, others up to 32."""
     x, weight = tensors(most, outputs, inputs, torch.device("cuda"))
-    together = skinny_linear(x, weight), skinny_gate_up(x, weight)
+    together = skinny_linear(x, weight)
     for rows in (1, 2, 4, 16, 17, most - 6):
         some = x[5 : 5 + rows]
-        assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
-        assert torch.equal(skinny_gate_up(some, weight), together[1][5 : 5 + rows])
+        assert torch.equal(skinny_linear(some, weight), together[5 : 5 + rows])
 
 
 @pytest.mark.gpu

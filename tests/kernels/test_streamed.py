@@ -6,8 +6,8 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import _streamed, rms_norm, skinny_gate_up, skinny_linear
-from headway.kernels._streamed import Streams, streams_of
+from headway.kernels import _streamed, gated_linear, rms_norm, skinny_linear
+from headway.kernels._streamed import Streams, many_streams_of, streams_of
 
 CPU = torch.device("cpu")
 # Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than fit.
@@ -20,7 +20,17 @@ SHAPES = {
     "odd split": (4040, 4096),
     "many": (40000, 2048),
 }
-ROWS = {"one": 1, "window": 4, "tile": 8, "two tiles": 16, "more": 17, "half": 33, "most": 64}
+ROWS = {
+    "one": 1,
+    "window": 4,
+    "odd": 5,
+    "tile": 8,
+    "two tiles": 16,
+    "more": 17,
+    "half": 33,
+    "three": 48,
+    "most": 64,
+}
 HIDDEN = 4096
 
 
@@ -58,6 +68,30 @@ def test_the_weights_shape_decides_how_a_launch_is_cut(
     x = torch.empty(rows, inputs, dtype=torch.bfloat16)
     weight = torch.empty(outputs, inputs, dtype=torch.bfloat16)
     assert streams_of(x, weight) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "expected"),
+    [
+        (64, 22016, 4096, None),
+        (65, 22016, 4096, Streams(115, tiles=3)),
+        (128, 16384, 4096, Streams(128, tiles=2)),
+        (129, 22016, 4096, None),
+        (128, 6144, 4096, None),
+        (128, 12288, 4096, None),
+        (128, 28672, 4096, None),
+        (128, 22016, 1024, None),
+    ],
+    ids=str,
+)
+def test_more_rows_share_a_program_s_tiles(
+    rows: int, outputs: int, inputs: int, expected: Streams | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
+    monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
+    x = torch.empty(rows, inputs, dtype=torch.bfloat16)
+    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16)
+    assert many_streams_of(x, weight) == expected
 
 
 def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +147,28 @@ def test_the_gated_product(
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
     out = around[1:-1, 8:-8]
-    assert skinny_gate_up(x, weight, out=out) is out
+    assert gated_linear(x, weight, out=out) is out
+    assert_near(out, torch.nn.functional.silu(gate) * up)
+    around[1:-1, 8:-8] = 7.0
+    assert bool((around == 7.0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [65, 96, 127, 128])
+@pytest.mark.parametrize(("outputs", "inputs"), [(11008, 4096), (8192, 2048), (11000, 2048)], ids=str)
+def test_the_gated_product_of_more_rows(
+    outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
+) -> None:
+    """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
+    x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
+    assert many_streams_of(x, weight) is not None
+    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
+    wide[1 : rows + 1, 64:] = x
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
+    out = around[1:-1, 8:-8]
+    assert gated_linear(wide[1 : rows + 1, 64:], weight, out=out) is out
     assert_near(out, torch.nn.functional.silu(gate) * up)
     around[1:-1, 8:-8] = 7.0
     assert bool((around == 7.0).all())
@@ -123,17 +178,17 @@ def test_the_gated_product(
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
 def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper: torch.device) -> None:
     x, weight = tensors(64, outputs, inputs, hopper)
-    together = skinny_linear(x, weight), skinny_gate_up(x, weight)
-    for rows in (1, 2, 8, 9, 15, 16, 17, 32, 33, 59):
+    together = skinny_linear(x, weight), gated_linear(x, weight)
+    for rows in (1, 2, 5, 8, 9, 15, 16, 17, 32, 33, 59):
         some = x[5 : 5 + rows]
         assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
         if streams_of(x, weight, pairs=True) is not None:
-            assert torch.equal(skinny_gate_up(some, weight), together[1][5 : 5 + rows])
+            assert torch.equal(gated_linear(some, weight), together[1][5 : 5 + rows])
     assert all(torch.equal(skinny_linear(x, weight), together[0]) for _ in range(100))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 8, 16, 64])
+@pytest.mark.parametrize("rows", [1, 8, 16, 48, 64, 100, 768])
 def test_a_layer_waits_for_what_stands_in_front(
     rows: int, hopper: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +212,7 @@ def test_a_layer_waits_for_what_stands_in_front(
             between()
             normed = rms_norm(skinny_linear(attended, weights[1]), norm, 1e-5)
             between()
-            gated = skinny_gate_up(normed, weights[2])
+            gated = gated_linear(normed, weights[2])
             between()
             x = skinny_linear(gated, weights[3])
             between()

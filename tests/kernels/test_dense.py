@@ -1,0 +1,99 @@
+"""Gated products of many rows: which take it, and on Hopper that their results are right."""
+
+import pytest
+import torch
+from headway_testing.products import assert_near, tensors
+
+from headway.kernels import _dense, gated_linear
+from headway.kernels._dense import is_dense
+
+
+@pytest.fixture
+def hopper() -> torch.device:
+    device = torch.device("cuda")
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        pytest.skip("bulk copies and tensor cores as Hopper has them")
+    return device
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "is_taken"),
+    [
+        (639, 9728, 2560, False),
+        (640, 9728, 2560, True),  # 380 tiles, 132 at once
+        (640, 11008, 4096, False),  # 430 tiles: 34 in the last wave
+        (768, 11008, 4096, True),
+        (8192, 11008, 4096, True),
+        (1152, 4096, 4096, False),  # 288 tiles: 24 in the last wave
+        (8192, 3072, 1024, True),
+        (8192, 3072, 960, False),
+        (8192, 11004, 4096, False),
+        (8192, 11008, 4100, False),
+    ],
+    ids=str,
+)
+def test_many_rows_of_whole_waves_are_for_it(
+    rows: int, outputs: int, inputs: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_hopper(monkeypatch)
+    x = torch.empty(rows, inputs, dtype=torch.bfloat16)
+    weight = torch.empty(2 * outputs, inputs, dtype=torch.bfloat16)
+    assert is_dense(x, weight, None) is is_taken
+
+
+def test_what_cannot_be_copied_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = tensors(768, 22016, 2048, torch.device("cpu"), torch.bfloat16)
+    wide = torch.zeros(768, 4096, dtype=torch.bfloat16)
+    out = torch.zeros(768, 11016, dtype=torch.bfloat16)
+    assert not is_dense(x, weight, None)
+    pretend_hopper(monkeypatch)
+    assert is_dense(x, weight, None)
+    assert is_dense(wide[:, 8:2056], weight, out[:, 8:])
+    assert not is_dense(wide[:, 1:2049], weight, None)
+    assert not is_dense(wide[:, ::2], weight, None)
+    assert not is_dense(x, weight, out[:, 1:11009])
+    assert not is_dense(x, weight.T.contiguous().T, None)
+    assert not is_dense(x.half(), weight, None)
+
+
+def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dense, "takes_gluon", lambda tensor: True)
+    monkeypatch.setattr(_dense, "is_hopper", lambda device: True)
+    monkeypatch.setattr(_dense, "multiprocessors", lambda device: 132)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(640, 9728, 2560), (768, 11008, 4096), (1100, 11000, 1088), (3000, 4104, 2048), (8192, 11008, 4096)],
+    ids=str,
+)
+def test_the_gated_product(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, hopper: torch.device
+) -> None:
+    """Of rows of a wider tensor, beside which rubbish stands, into a part of another; odd ends; three and more tiles a
+    program."""
+    x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
+    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
+    wide[1 : rows + 1, 64:] = x
+    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
+    out = around[1:-1, 8:-8]
+    assert is_dense(wide[1 : rows + 1, 64:], weight, out)
+    assert gated_linear(wide[1 : rows + 1, 64:], weight, out=out) is out
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    assert_near(out, torch.nn.functional.silu(gate) * up)
+    assert torch.equal(gated_linear(x, weight), out)
+    around[1:-1, 8:-8] = 7.0
+    assert bool((around == 7.0).all())
+
+
+@pytest.mark.gpu
+def test_great_gates_neither_overflow_nor_vanish(hopper: torch.device) -> None:
+    x, weight = tensors(768, 22016, 2048, hopper)
+    assert is_dense(x, weight, None)
+    x *= 300
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    result = gated_linear(x, weight)
+    assert bool(result.isfinite().all())
+    assert_near(result, torch.nn.functional.silu(gate) * up)

@@ -1,0 +1,44 @@
+"""gated_linear against products in float64, and that a row's result is its own."""
+
+import pytest
+import torch
+from headway_testing.products import assert_near, tensors
+
+from headway.kernels import gated_linear
+
+ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
+# Outputs x inputs: many inputs, an odd end, inputs that only the smaller cut divides, inputs for the library.
+SHAPES = {"long": (64, 2048), "odd": (200, 256), "narrow-cut": (70, 192), "library": (64, 100)}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_the_gated_product(rows: int, outputs: int, inputs: int, device: torch.device) -> None:
+    x, weight = tensors(rows, 2 * outputs, inputs, device)
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    out = torch.full((rows, outputs), torch.nan).to(x)
+    assert gated_linear(x, weight, out=out) is out
+    assert_near(out, torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17, 32])
+def test_a_gated_product_wider_than_the_device(rows: int) -> None:
+    """Tiles of 128 rows of the weight, an odd end."""
+    x, weight = tensors(rows, 2 * 9000, 256, torch.device("cuda"))
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    assert_near(gated_linear(x, weight), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "most"),
+    [(2048, 4096, 32), (20000, 1024, 32), (2048, 1024, 32), (512, 3072, 64)],
+    ids=str,
+)
+def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, most: int) -> None:
+    """Sums of more than twice as many inputs as outputs up to 64 rows, others up to 32."""
+    x, weight = tensors(most, 2 * outputs, inputs, torch.device("cuda"))
+    together = gated_linear(x, weight)
+    for rows in (1, 2, 4, 16, 17, most - 6):
+        assert torch.equal(gated_linear(x[5 : 5 + rows], weight), together[5 : 5 + rows])
