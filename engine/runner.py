@@ -34,7 +34,7 @@ from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
-from headway.kernels import FEW_ROWS, has_fused_attention, stamp, start_rows
+from headway.kernels import FEW_ROWS, has_fused_attention, most_dense_rows, stamp, start_rows
 
 WARM_UP_TOKENS = 1024
 # Kernels of few rows differ where these are more than 8, than 16 and than FEW_ROWS.
@@ -334,8 +334,10 @@ class Runner:
     def _warm_up_prefill(self) -> None:
         """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the most
         that a step may take is tried. Raises ConfigError."""
-        most, drafts = self._max_prefill_tokens, self.model.has_mtp
-        steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most})]
+        most, drafts, config = self._max_prefill_tokens, self.model.has_mtp, self.model.config
+        gate_up = 2 * config.intermediate_size, config.hidden_size
+        dense = most_dense_rows(most, gate_up, self.model.dtype, self.device)
+        steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
         if not drafts:
             # Products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS.
             steps += [[2] * num_last for num_last in (SOME_ROWS, FEW_ROWS)]

@@ -4,6 +4,7 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 """
 
 from headway.kernels._adjustments import Adjustments
+from headway.kernels._dense import most_dense_rows
 from headway.kernels._device import has_float8_products, has_fused_attention
 from headway.kernels._late_norm import LateNorm
 from headway.kernels._nibbles import pack_nibbles
@@ -69,6 +70,7 @@ __all__ = [
     "keep_states",
     "kv_append",
     "mamba_state_selective_copy",
+    "most_dense_rows",
     "open_drafts",
     "open_round",
     "pack_nibbles",

@@ -150,18 +150,28 @@ def _dense_gated_kernel(
 
 def is_dense(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:
     """Whether `dense_gated_linear` takes these, faster than the library and an activation behind it."""
-    has_type = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    if not takes_gluon(x) or not is_hopper(x.device) or not has_type or x.dim() != 2:
+    if not takes_gluon(x) or x.dtype != weight.dtype or x.dim() != 2 or not weight.is_contiguous():
         return False
-    (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
+    is_taken = _is_faster(x.shape[0], weight.shape, x.dtype, x.device)
+    return is_taken and all(_is_copied(t) for t in (x, weight, out) if t is not None)
+
+
+def most_dense_rows(
+    most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> int:
+    """The most rows, up to so many, whose gated product with such a weight is of this kind; 0: none are."""
+    sizes = (most, *range(most // ROWS * ROWS, _MIN_ROWS - 1, -ROWS))
+    return next((rows for rows in sizes if _is_faster(rows, weight_shape, dtype, device)), 0)
+
+
+def _is_faster(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    if dtype not in (torch.bfloat16, torch.float16) or not is_hopper(device):
+        return False
+    num_outputs, num_inputs = weight_shape
     has_shape = rows >= _MIN_ROWS and num_inputs >= _MIN_INPUTS and num_inputs % INPUTS == 0
-    has_layout = weight.is_contiguous() and num_outputs % PAIRED == 0
-    if not has_shape or not has_layout or not all(_is_copied(t) for t in (x, weight, out) if t is not None):
+    if not has_shape or num_outputs % (2 * PAIRED) > 0:
         return False
-    all_tiles, programs = (
-        blocks_of(rows, ROWS) * blocks_of(2 * num_outputs, OUTPUTS),
-        multiprocessors(x.device),
-    )
+    all_tiles, programs = blocks_of(rows, ROWS) * blocks_of(num_outputs, OUTPUTS), multiprocessors(device)
     return all_tiles >= _MIN_SHARE_OF_WAVES * blocks_of(all_tiles, programs) * programs
 
 

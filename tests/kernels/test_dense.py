@@ -4,7 +4,7 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import _dense, gated_linear
+from headway.kernels import _dense, gated_linear, most_dense_rows
 from headway.kernels._dense import is_dense
 
 
@@ -39,6 +39,19 @@ def test_many_rows_of_whole_waves_are_for_it(
     x = torch.empty(rows, inputs, dtype=torch.bfloat16)
     weight = torch.empty(2 * outputs, inputs, dtype=torch.bfloat16)
     assert is_dense(x, weight, None) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("most", "inputs", "expected"),
+    [(8192, 4096, 8192), (1024, 4096, 768), (767, 4096, 767), (640, 4096, 0), (8192, 100, 0)],
+    ids=str,
+)
+def test_a_start_finds_rows_to_warm_it_up_with(
+    most: int, inputs: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_hopper(monkeypatch)
+    assert most_dense_rows(most, (22016, inputs), torch.bfloat16, torch.device("cpu")) == expected
+    assert most_dense_rows(most, (22016, inputs), torch.float32, torch.device("cpu")) == 0
 
 
 def test_what_cannot_be_copied_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
