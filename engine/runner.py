@@ -340,7 +340,7 @@ class Runner:
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
         if not drafts:
             # Products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS.
-            steps += [[2] * num_last for num_last in (SOME_ROWS, FEW_ROWS)]
+            steps += [[FEW_ROWS // num_last + 1] * num_last for num_last in (SOME_ROWS, FEW_ROWS)]
         for lengths in steps:
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels._device import is_hopper, multiprocessors
+from headway.kernels._streamed import PAIRED, is_copied
 from headway.kernels._triton import (
     TensorDescriptor,
     blocks_of,
@@ -22,8 +23,6 @@ from headway.kernels._triton import (
 
 # Of a tile, and inputs of a copy: two warpgroups hold 128 sums a thread.
 ROWS, OUTPUTS, INPUTS = 128, 256, 64
-# Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
-PAIRED = 8
 # Tiles of outputs whose weights stay in the L2 cache while all rows pass.
 _GROUP = 8
 _STAGES, _WARPS = 4, 8
@@ -62,7 +61,7 @@ def _fetch(
 def _place_of(index: gl.tensor, row_tiles: gl.tensor, tiles: gl.tensor, GROUP: gl.constexpr) -> gl.tuple:
     """(tile of rows, tile of outputs): of GROUP tiles of outputs all rows, then of the next."""
     group = index // (GROUP * row_tiles)
-    width = gl.minimum(tiles - group * GROUP, GROUP)
+    width = gl.maximum(gl.minimum(tiles - group * GROUP, GROUP), 1)  # behind the last tile, too
     place = index % (GROUP * row_tiles)
     return place // width, group * GROUP + place % width
 
@@ -150,10 +149,11 @@ def _dense_gated_kernel(
 
 def is_dense(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:
     """Whether `dense_gated_linear` takes these, faster than the library and an activation behind it."""
-    if not takes_gluon(x) or x.dtype != weight.dtype or x.dim() != 2 or not weight.is_contiguous():
+    given = [tensor for tensor in (x, weight, out) if tensor is not None]
+    if not takes_gluon(x) or x.dim() != 2 or not weight.is_contiguous():
         return False
-    is_taken = _is_faster(x.shape[0], weight.shape, x.dtype, x.device)
-    return is_taken and all(_is_copied(t) for t in (x, weight, out) if t is not None)
+    is_taken = _is_taken(x.shape[0], weight.shape, x.dtype, x.device)
+    return is_taken and all(tensor.dtype == x.dtype and is_copied(tensor) for tensor in given)
 
 
 def most_dense_rows(
@@ -161,10 +161,10 @@ def most_dense_rows(
 ) -> int:
     """The most rows, up to so many, whose gated product with such a weight is of this kind; 0: none are."""
     sizes = (most, *range(most // ROWS * ROWS, _MIN_ROWS - 1, -ROWS))
-    return next((rows for rows in sizes if _is_faster(rows, weight_shape, dtype, device)), 0)
+    return next((rows for rows in sizes if _is_taken(rows, weight_shape, dtype, device)), 0)
 
 
-def _is_faster(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+def _is_taken(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
     if dtype not in (torch.bfloat16, torch.float16) or not is_hopper(device):
         return False
     num_outputs, num_inputs = weight_shape
@@ -173,11 +173,6 @@ def _is_faster(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, dev
         return False
     all_tiles, programs = blocks_of(rows, ROWS) * blocks_of(num_outputs, OUTPUTS), multiprocessors(device)
     return all_tiles >= _MIN_SHARE_OF_WAVES * blocks_of(all_tiles, programs) * programs
-
-
-def _is_copied(tensor: torch.Tensor) -> bool:
-    """In bulk: rows begin at multiples of 16 bytes."""
-    return tensor.stride(1) == 1 and 2 * tensor.stride(0) % 16 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def dense_gated_linear(

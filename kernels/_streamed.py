@@ -1,4 +1,4 @@
-"""Products of few rows with a large weight on Hopper, to whose shared memory weights flow by bulk copies.
+"""Products of few rows (of gates, up to 128) with a large weight on Hopper, to whose shared memory weights flow by bulk copies.
 
 A program has a multiprocessor to itself and fills it with its first weights before the kernel in front has ended; it
 waits for that one only before it asks for inputs. So memory is read while kernels end and start. In Gluon, Triton's lower
@@ -96,7 +96,8 @@ def _fetch_inputs(
 
 @gluon_jit_once_for()
 def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
-    """(row, is_row), [ROWS] each: which row stands where, as described_rows has it; each once."""
+    """(row, is_row), [ROWS] each: which row stands where, as described_rows has it, and whether it is to be stored from
+    there. 5 rows in a tile of 8: rows 0, 1, 2, 3, 1, 2, 3, 4, stored from all places but the fifth to seventh."""
     place = gl.arange(0, ROWS, layout=layout)
     is_first = place < ROWS // 2
     row = gl.where(is_first, place, place - ROWS + num_rows)
@@ -277,10 +278,14 @@ def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
     if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
         return False
     copies, rest = divmod(x.shape[1], INPUTS)
-    has_layout = x.stride(1) == 1 and weight.is_contiguous()
-    is_aligned = all(address % 16 == 0 for address in (x.data_ptr(), 2 * x.stride(0), weight.data_ptr()))
+    has_layout = weight.is_contiguous() and is_copied(weight) and is_copied(x)
     has_pairs = not pairs or weight.shape[0] % (2 * PAIRED) == 0
-    return rest == 0 and copies >= _MIN_COPIES and has_layout and is_aligned and has_pairs
+    return rest == 0 and copies >= _MIN_COPIES and has_layout and has_pairs
+
+
+def is_copied(tensor: torch.Tensor) -> bool:
+    """In bulk, if of 16 bits: its rows are whole and begin at multiples of 16 bytes."""
+    return tensor.stride(1) == 1 and 2 * tensor.stride(0) % 16 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -309,8 +314,9 @@ def inputs_of(streams: Streams) -> int:
 
 
 def described_rows(x: torch.Tensor, streams: Streams) -> TensorDescriptor:
-    """As two halves of a tile of rows, which overlap where the tile has more rows than x: each row that a copy finds to be
-    outside takes it longer than one that is there (64 rows of 33 in the tile: `gate_up` 52 us, of 64 47)."""
+    """As two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a tile of 8 are rows 0 .. 3 and
+    rows 1 .. 4. A row that a copy finds to be outside takes it longer than one that is there (a tile of 64: `gate_up`
+    52 us where 33 of them were there, 47 where all are). Only of 1 to 4 rows some of the 8 are outside."""
     (rows, num_inputs), half = x.shape, _padded(x.shape[0]) // 2
     shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
     strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]

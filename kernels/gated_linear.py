@@ -1,6 +1,6 @@
 """A gate and its `up` in one product, and the gated activation: few rows as skinny_linear, many as _dense.py.
 
-Odd shapes and other types are PyTorch's.
+What lies between, odd shapes and other types are PyTorch's, and the activation a launch of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _gated_kernel(
     INPUTS: tl.constexpr,
     SPLIT: tl.constexpr,
     CUT: tl.constexpr,
-    TILES: tl.constexpr,
+    SQUARES: tl.constexpr,
     EPSILON: tl.constexpr,
     OVERLAPS: tl.constexpr,
     INVITES_AT: tl.constexpr,
@@ -72,13 +72,13 @@ def _gated_kernel(
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, 0, SPLIT, CUT, FETCHES_AHEAD)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
-    if TILES > 0:
-        squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, TILES)
+    if SQUARES > 0:
+        squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, SQUARES)
     sums = sum_products(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, 0,
         ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
     )  # fmt: skip
-    if TILES > 0:
+    if SQUARES > 0:
         sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
     gate, up = split_pairs(sums, ROWS, OUTPUTS)
     result = gate / (1.0 + tl.exp(-gate)) * up
@@ -163,24 +163,25 @@ def gated_linear(
     """
     if not takes_triton(x) or (norm is not None and not is_skinny(x, weight)):
         return gated_linear_twin(x, weight, norm=norm, out=out)
+    assert out is None or out.stride(-1) == 1, "outputs stand side by side"
+    (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
     streams = (streams_of(x, weight, pairs=True) or many_streams_of(x, weight)) if norm is None else None
-    has_own = streams is not None or is_skinny(x, weight) or is_dense(x, weight, out)
-    if not has_own:
+    is_few, is_many = is_skinny(x, weight), is_dense(x, weight, out)
+    if streams is None and not is_few and not is_many:
         gated = silu_mul(torch.nn.functional.linear(x, weight))
         return gated if out is None else out.copy_(gated)
-    (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
         _launch_streams(x, weight, result, streams)
         return result
-    if not is_skinny(x, weight):
+    if is_many:
         dense_gated_linear(x, weight, result)
         return result
     cut = _cut(num_outputs, x)
     _gated_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](
         x, weight, x if norm is None else norm.squares, result,
         rows, num_outputs, num_inputs, x.stride(0), result.stride(0),
-        TILES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
+        SQUARES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
         **constants_of(cut, x),
     )  # fmt: skip
     return result

@@ -51,9 +51,19 @@ def prompts() -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with the 7B shape, two layers of it: its products take kernels that narrow ones do not."""
-    folder = tmp_path_factory.mktemp("wide")
+    return folder_of(tmp_path_factory.mktemp("wide"))
+
+
+@pytest.fixture(scope="module")
+def middle_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """As wide as models are that take few launches, without drafts: some of its products stream."""
+    folder = tmp_path_factory.mktemp("middle")
+    return folder_of(folder, hidden_size=2048, num_attention_heads=16, num_nextn_predict_layers=0)
+
+
+def folder_of(folder: Path, **changes: int) -> str:
     shape = json.loads((SHAPES / "mimo-7b" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 2}))
+    (folder / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 2} | changes))
     return str(folder)
 
 
@@ -229,23 +239,32 @@ def test_products_whose_weights_stream_give_the_same_probabilities(
 
 
 @pytest.mark.parametrize(
-    ("depth", "head", "is_wide"),
-    [(0, "auto", False), (3, "auto", False), (3, "int4", False), (0, "auto", True), (3, "auto", True)],
+    ("depth", "head", "width"),
+    [
+        (0, "auto", ""),
+        (3, "auto", ""),
+        (3, "int4", ""),
+        (0, "auto", "middle"),
+        (0, "auto", "wide"),
+        (3, "auto", "wide"),
+    ],
 )
 def test_nothing_is_compiled_once_requests_are_served(
     prompts: list[tuple[int, ...]],
     wide_model: str,
+    middle_model: str,
     monkeypatch: pytest.MonkeyPatch,
     depth: int,
     head: str,
-    is_wide: bool,
+    width: str,
 ) -> None:
     """A kernel takes about a second to compile, in which no stream gets a token. Not so with --deterministic, whose
     windows are of all widths, nor behind more than 8,192 keys."""
     triton = pytest.importorskip("triton")
     if head == "int4" and not has_float8_products(torch.device("cuda")):
         pytest.skip("the device has no products of float8")
-    model = {"model_path": wide_model, "load_format": "dummy"} if is_wide else {}
+    path = {"": None, "middle": middle_model, "wide": wide_model}[width]
+    model = {"model_path": path, "load_format": "dummy"} if path else {}
     config = config_of(max_running=32, prefill_chunk=1024, depth=depth, draft_lm_head=head, **model)
     engine = LocalEngine(config)
     engine.engine.runner.capture([depth], progress=lambda _: None)
@@ -256,7 +275,7 @@ def test_nothing_is_compiled_once_requests_are_served(
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
     for num_prompts in (1, 2, 3, 5, 8, 15, 16, 31):
-        for tokens in (1, 7, 100, 128, 600, 1024, 1500):
+        for tokens in (1, 7, 100, 128, 600, 700, 1024, 1500):
             long = prompts[num_prompts] * 16
             for i in range(num_prompts):
                 sampling = GREEDY if i % 2 else SamplingParams(temperature=0.8, top_p=0.9, seed=i)

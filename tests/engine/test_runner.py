@@ -157,18 +157,20 @@ def test_the_warm_up_computes_one_last_token_and_many(
     runner = LocalEngine(EngineConfig(model_path=path, prefill_chunk=100, depth=depth)).engine.runner
     monkeypatch.setattr(runner, "_max_prefill_tokens", 300)
     monkeypatch.setattr(runner_module, "WARM_UP_TOKENS", 100)
-    sizes: list[int] = []
+    sizes, num_tokens = [], []
     launch = runner._launch_prefill
 
     def noting(chunks: Sequence[PrefillChunk], **wishes: bool) -> torch.Tensor:
         hidden = launch(chunks, **wishes)
         sizes.append(len(hidden))
+        num_tokens.append(sum(len(chunk.token_ids) for chunk in chunks))
         return hidden
 
     monkeypatch.setattr(runner, "_launch_prefill", noting)
     with torch.inference_mode():
         runner._warm_up_prefill()
     assert sizes == wanted
+    assert all(tokens > FEW_ROWS for tokens in num_tokens)  # fewer may take launches that leave no token out
 
 
 def check_equal(*engines: LocalEngine, sampling: SamplingParams = GREEDY) -> None:

@@ -168,14 +168,21 @@ CASES = [
             "gated_linear",
             "_gated_kernel",
             LINEAR,
-            {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": 1, "TILES": tiles, "EPSILON": 1e-5}
+            {
+                "ROWS": rows,
+                "OUTPUTS": outputs,
+                "INPUTS": inputs,
+                "SPLIT": 1,
+                "SQUARES": squares,
+                "EPSILON": 1e-5,
+            }
             | STREAMED,
             4,
             num_stages,
             STRIDES,
         )
         for rows in (16, 32, 64)
-        for outputs, inputs, tiles, num_stages in ((128, 64, 64, 4), (64, 128, 0, 5))
+        for outputs, inputs, squares, num_stages in ((128, 64, 64, 4), (64, 128, 0, 5))
     ),
     *(
         case

@@ -21,6 +21,11 @@ def test_the_gated_product(rows: int, outputs: int, inputs: int, device: torch.d
     assert_near(out, torch.nn.functional.silu(gate) * up)
 
 
+def test_no_rows(device: torch.device) -> None:
+    x, weight = tensors(0, 128, 256, device)
+    assert gated_linear(x, weight).shape == (0, 64)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 17, 32])
 def test_a_gated_product_wider_than_the_device(rows: int) -> None:

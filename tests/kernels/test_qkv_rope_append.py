@@ -36,7 +36,12 @@ SHAPES = {
 }
 # On an H200 weights of these stream.
 WIDE_SHAPES = [(32, 8, 128, 4096), (64, 18, 64, 2048), (20, 4, 256, 2048)]
-MANY_SLOTS = {"half": [*range(24), *[-1] * 9], "most": [*[-1] * 40, *range(24)]}
+MANY_SLOTS = {
+    "tile": list(range(8)),
+    "beyond a tile": list(range(15, 6, -1)),
+    "half": [*range(24), *[-1] * 9],
+    "most": [*[-1] * 40, *range(24)],
+}
 
 
 class Case:
@@ -198,7 +203,7 @@ def test_a_row_of_a_wide_product_gets_the_same_beside_any_others() -> None:
     case = Case([*range(24), *[-1] * 40], WIDE_SHAPES[0], torch.device("cuda"))
     x, positions, slots = case.x, case.positions, case.slots
     together, caches = case.run(x, None), case.caches.clone()
-    for rows in (1, 3, 16, 17, 32, 33):
+    for rows in (1, 3, 8, 9, 16, 17, 32, 33):
         case.caches.zero_()
         case.positions, case.slots = positions[5 : 5 + rows], slots[5 : 5 + rows]
         assert torch.equal(case.run(x[5 : 5 + rows], None), together[5 : 5 + rows])

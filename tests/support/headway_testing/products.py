@@ -19,3 +19,9 @@ def tensors(
 def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
     error = (result.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert float(error) <= TOLERANCE[result.dtype]
+
+
+def assert_each_near(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """So that one wrong part of many right ones is seen."""
+    scale = expected.abs() + expected.square().mean().sqrt()
+    assert float(((result.double() - expected).abs() / scale).max()) <= 2 * TOLERANCE[result.dtype]
