@@ -8,14 +8,6 @@ from headway.kernels import _dense, gated_linear, most_dense_rows
 from headway.kernels._dense import is_dense
 
 
-@pytest.fixture
-def hopper() -> torch.device:
-    device = torch.device("cuda")
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        pytest.skip("bulk copies and tensor cores as Hopper has them")
-    return device
-
-
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "is_taken"),
     [

@@ -35,13 +35,12 @@ HIDDEN = 4096
 
 
 @pytest.fixture
-def hopper() -> torch.device:
-    device = torch.device("cuda")
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        pytest.skip("bulk copies are Hopper's")
-    return device
+def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
+    monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
 
 
+@pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "expected"),
     [
@@ -61,15 +60,13 @@ def hopper() -> torch.device:
     ids=str,
 )
 def test_the_weights_shape_decides_how_a_launch_is_cut(
-    rows: int, outputs: int, inputs: int, expected: Streams | None, monkeypatch: pytest.MonkeyPatch
+    rows: int, outputs: int, inputs: int, expected: Streams | None
 ) -> None:
-    monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
-    monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
-    x = torch.empty(rows, inputs, dtype=torch.bfloat16)
-    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16)
+    x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
     assert streams_of(x, weight) == expected
 
 
+@pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "expected"),
     [
@@ -85,12 +82,9 @@ def test_the_weights_shape_decides_how_a_launch_is_cut(
     ids=str,
 )
 def test_more_rows_share_a_program_s_tiles(
-    rows: int, outputs: int, inputs: int, expected: Streams | None, monkeypatch: pytest.MonkeyPatch
+    rows: int, outputs: int, inputs: int, expected: Streams | None
 ) -> None:
-    monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
-    monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
-    x = torch.empty(rows, inputs, dtype=torch.bfloat16)
-    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16)
+    x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
     assert many_streams_of(x, weight) == expected
 
 
