@@ -10,14 +10,13 @@ from __future__ import annotations
 import torch
 
 from headway.kernels._device import is_hopper, multiprocessors
-from headway.kernels._streamed import PAIRED, is_copied
+from headway.kernels._streamed import PAIRED, has_bulk_copies, is_copied
 from headway.kernels._triton import (
     TensorDescriptor,
     blocks_of,
     gl,
     gluon_jit_once_for,
     hopper,
-    takes_gluon,
     tl,
 )
 
@@ -150,7 +149,7 @@ def _dense_gated_kernel(
 def is_dense(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:
     """Whether `dense_gated_linear` takes these, faster than the library and an activation behind it."""
     given = [tensor for tensor in (x, weight, out) if tensor is not None]
-    if not takes_gluon(x) or x.dim() != 2 or not weight.is_contiguous():
+    if not has_bulk_copies(x) or x.dim() != 2 or not weight.is_contiguous():
         return False
     is_taken = _is_taken(x.shape[0], weight.shape, x.dtype, x.device)
     return is_taken and all(tensor.dtype == x.dtype and is_copied(tensor) for tensor in given)
@@ -160,16 +159,17 @@ def most_dense_rows(
     most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> int:
     """The most rows, up to so many, whose gated product with such a weight is of this kind; 0: none are."""
+    if not is_hopper(device):
+        return 0
     sizes = (most, *range(most // ROWS * ROWS, _MIN_ROWS - 1, -ROWS))
     return next((rows for rows in sizes if _is_taken(rows, weight_shape, dtype, device)), 0)
 
 
 def _is_taken(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
-    if dtype not in (torch.bfloat16, torch.float16) or not is_hopper(device):
-        return False
     num_outputs, num_inputs = weight_shape
+    has_type = dtype in (torch.bfloat16, torch.float16)
     has_shape = rows >= _MIN_ROWS and num_inputs >= _MIN_INPUTS and num_inputs % INPUTS == 0
-    if not has_shape or num_outputs % (2 * PAIRED) > 0:
+    if not has_type or not has_shape or num_outputs % (2 * PAIRED) > 0:
         return False
     all_tiles, programs = blocks_of(rows, ROWS) * blocks_of(num_outputs, OUTPUTS), multiprocessors(device)
     return all_tiles >= _MIN_SHARE_OF_WAVES * blocks_of(all_tiles, programs) * programs

@@ -164,27 +164,31 @@ def gated_linear(
     if not takes_triton(x) or (norm is not None and not is_skinny(x, weight)):
         return gated_linear_twin(x, weight, norm=norm, out=out)
     assert out is None or out.stride(-1) == 1, "outputs stand side by side"
-    (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
     streams = (streams_of(x, weight, pairs=True) or many_streams_of(x, weight)) if norm is None else None
-    is_few, is_many = is_skinny(x, weight), is_dense(x, weight, out)
-    if streams is None and not is_few and not is_many:
+    is_few = streams is not None or is_skinny(x, weight)
+    if not is_few and not is_dense(x, weight, out):
         gated = silu_mul(torch.nn.functional.linear(x, weight))
         return gated if out is None else out.copy_(gated)
-    result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
+    shape = x.shape[0], weight.shape[0] // 2
+    result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
         _launch_streams(x, weight, result, streams)
-        return result
-    if is_many:
+    elif is_few:
+        _launch_few(x, weight, norm, result)
+    else:
         dense_gated_linear(x, weight, result)
-        return result
+    return result
+
+
+def _launch_few(x: torch.Tensor, weight: torch.Tensor, norm: LateNorm | None, out: torch.Tensor) -> None:
+    (rows, num_inputs), num_outputs = x.shape, out.shape[1]
     cut = _cut(num_outputs, x)
     _gated_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](
-        x, weight, x if norm is None else norm.squares, result,
-        rows, num_outputs, num_inputs, x.stride(0), result.stride(0),
+        x, weight, x if norm is None else norm.squares, out,
+        rows, num_outputs, num_inputs, x.stride(0), out.stride(0),
         SQUARES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
         **constants_of(cut, x),
     )  # fmt: skip
-    return result
 
 
 def _cut(num_outputs: int, x: torch.Tensor) -> Cut:

@@ -63,7 +63,7 @@ def test_what_cannot_be_copied_is_left_to_the_library(monkeypatch: pytest.Monkey
 
 
 def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dense, "takes_gluon", lambda tensor: True)
+    monkeypatch.setattr(_dense, "has_bulk_copies", lambda x: True)
     monkeypatch.setattr(_dense, "is_hopper", lambda device: True)
     monkeypatch.setattr(_dense, "multiprocessors", lambda device: 132)
 

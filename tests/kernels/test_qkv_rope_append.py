@@ -197,10 +197,9 @@ def test_a_wide_product_does_the_same(slots: list[int], shape: tuple[int, int, i
 
 
 @pytest.mark.gpu
-def test_a_row_of_a_wide_product_gets_the_same_beside_any_others() -> None:
-    if not is_hopper(torch.device("cuda")):
-        pytest.skip("elsewhere more than 32 rows are the library's")
-    case = Case([*range(24), *[-1] * 40], WIDE_SHAPES[0], torch.device("cuda"))
+def test_a_row_of_a_wide_product_gets_the_same_beside_any_others(hopper: torch.device) -> None:
+    """Elsewhere more than 32 rows are the library's."""
+    case = Case([*range(24), *[-1] * 40], WIDE_SHAPES[0], hopper)
     x, positions, slots = case.x, case.positions, case.slots
     together, caches = case.run(x, None), case.caches.clone()
     for rows in (1, 3, 8, 9, 16, 17, 32, 33):

@@ -25,6 +25,7 @@ ROWS = {
     "window": 4,
     "odd": 5,
     "tile": 8,
+    "beyond a tile": 9,
     "two tiles": 16,
     "more": 17,
     "half": 33,
