@@ -26,13 +26,16 @@ from headway.kernels._triton import (
     tl,
 )
 
-# A copy: the bytes of 256 inputs stand side by side in memory, 64 outputs are what the tensor cores take at once.
-OUTPUTS, INPUTS = 64, 256
+# A copy: the bytes of inputs that stand side by side in memory, 64 outputs are what the tensor cores take at once.
+OUTPUTS, _COPY_BYTES, _SMALL_COPY_BYTES = 64, 512, 256
+# Above so many rows small copies leave less to do behind the last, where all programs run at once: 64 rows of q, k and v
+# 15.6 us instead of 16.3.
+_SOME_ROWS = 32
 # The fewest rows that the tensor cores take: the rest of the shared memory is the weights'.
 _MIN_TILE_ROWS = 8
 # More rows than MAX_ROWS are read from the L2 cache too often, unless a program has several tiles of outputs for them: so
-# many that no program starts after another, which then share the bandwidth evenly. Copies are smaller there.
-MANY_ROWS, _MANY_TILES, _MANY_INPUTS, _MIN_SHARE_OF_MANY = 128, (2, 3), 128, 0.75
+# many that no program starts after another, which then share the bandwidth evenly. Copies are small there.
+MANY_ROWS, _MANY_TILES, _MIN_SHARE_OF_MANY = 128, (2, 3), 0.75
 # Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
 PAIRED = 8
 # By so many copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
@@ -40,7 +43,8 @@ _LAG = 5
 # Measured on the H200: a part of fewer copies takes longer to add up than to make, and an lm_head of fewer is no faster;
 # fewer programs than that share of the multiprocessors do not ask for enough at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
-_SWIZZLE_BYTES, _ELEMENT_BITS, _WARPS = 128, 16, 4
+_TYPES = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+_SWIZZLE_BYTES, _WARPS = 128, 4
 
 
 class Streams(NamedTuple):
@@ -49,6 +53,7 @@ class Streams(NamedTuple):
     programs: int
     split: int = 1  # parts of a sum
     tiles: int = 1  # of a program
+    copy_bytes: int = _COPY_BYTES  # of an output
 
 
 @gluon_jit_once_for()
@@ -123,8 +128,9 @@ def open_stream(
     """Asks for as many of copies begin .. end - 1 as there is room for. Nothing that a kernel wrote is read before the one
     in front has ended, which is when this returns and when the next may start. Its last are zeros, [OUTPUTS, ROWS]
     float32 as the tensor cores hold them, from which the sums start."""
-    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
-    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * 2
+    bits: gl.constexpr = x_desc.dtype.primitive_bitwidth
+    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits)
+    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
     weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES * TILES, OUTPUTS, INPUTS], shared)
     inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], shared)
     arrivals = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
@@ -148,7 +154,7 @@ def open_stream(
         _fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, own, stage < copies, ROWS, INPUTS)
         own = gl.where(own + 1 == end, begin, own + 1)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 256 // bits]
     )
     return weights, inputs, arrivals, copy, gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
 
@@ -170,7 +176,7 @@ def sum_stream(
     STAGES: gl.constexpr,
 ) -> gl.tuple:
     """Of each tile [OUTPUTS, ROWS] float32."""
-    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * 2
+    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
     weights, inputs, arrivals, copy, zeros = stream
     sums = (zeros,) * TILES
     copies = end - begin
@@ -254,12 +260,16 @@ def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) ->
     whose sums are never split."""
     if not _can_stream(x, weight, pairs=pairs) or x.shape[0] > MAX_ROWS:
         return None
-    copies = x.shape[1] // INPUTS
+    copies = x.shape[1] * x.element_size() // _COPY_BYTES
     tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
     most = min(num_multiprocessors // tiles, copies // _MIN_COPIES) if not pairs else 1
     split = power_of_two(most + 1) // 2 if most > 1 else 1
-    is_enough = tiles * split >= _MIN_SHARE_OF_PROGRAMS * num_multiprocessors
-    return Streams(tiles * split, split) if is_enough else None
+    programs = tiles * split
+    # Parts begin where they do with large copies.
+    is_small = x.shape[0] > _SOME_ROWS and programs <= num_multiprocessors and copies % split == 0
+    copy_bytes = _SMALL_COPY_BYTES if is_small else _COPY_BYTES
+    is_enough = programs >= _MIN_SHARE_OF_PROGRAMS * num_multiprocessors
+    return Streams(programs, split, copy_bytes=copy_bytes) if is_enough else None
 
 
 def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
@@ -270,22 +280,23 @@ def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
     tiles = blocks_of(all_tiles, num_multiprocessors)
     programs = blocks_of(all_tiles, tiles)
     is_enough = tiles in _MANY_TILES and programs >= _MIN_SHARE_OF_MANY * num_multiprocessors
-    return Streams(programs, tiles=tiles) if is_enough else None
+    return Streams(programs, tiles=tiles, copy_bytes=_SMALL_COPY_BYTES) if is_enough else None
 
 
 def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
-    has_type = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
+    has_type = x.dtype in ((torch.bfloat16, torch.float16) if pairs else _TYPES) and x.dtype == weight.dtype
     if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
         return False
-    copies, rest = divmod(x.shape[1], INPUTS)
+    copies, rest = divmod(x.shape[1] * x.element_size(), _COPY_BYTES)
     has_layout = weight.is_contiguous() and is_copied(weight) and is_copied(x)
     has_pairs = not pairs or weight.shape[0] % (2 * PAIRED) == 0
     return rest == 0 and copies >= _MIN_COPIES and has_layout and has_pairs
 
 
 def is_copied(tensor: torch.Tensor) -> bool:
-    """In bulk, if of 16 bits: its rows are whole and begin at multiples of 16 bytes."""
-    return tensor.stride(1) == 1 and 2 * tensor.stride(0) % 16 == 0 and tensor.data_ptr() % 16 == 0
+    """In bulk: its rows are whole and begin at multiples of 16 bytes."""
+    row_bytes = tensor.stride(0) * tensor.element_size()
+    return tensor.stride(1) == 1 and row_bytes % 16 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -295,22 +306,22 @@ def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
-    rows, inputs = _padded(x.shape[0]), inputs_of(streams)
-    stages = shared_memory_bytes(x.device) // ((streams.tiles * OUTPUTS + rows) * inputs * x.element_size())
+    rows = _padded(x.shape[0])
+    stage_bytes = (streams.tiles * OUTPUTS + rows) * streams.copy_bytes
     return {
         "ROWS": rows,
         "OUTPUTS": OUTPUTS,
-        "INPUTS": inputs,
-        "STAGES": stages,
-        "LAG": _LAG * INPUTS // inputs,
+        "INPUTS": inputs_of(x, streams),
+        "STAGES": shared_memory_bytes(x.device) // stage_bytes,
+        "LAG": _LAG * _COPY_BYTES // streams.copy_bytes,
         "num_warps": _WARPS,
         "launch_pdl": True,
     }
 
 
-def inputs_of(streams: Streams) -> int:
+def inputs_of(tensor: torch.Tensor, streams: Streams) -> int:
     """Of a copy."""
-    return INPUTS if streams.tiles == 1 else _MANY_INPUTS
+    return streams.copy_bytes // tensor.element_size()
 
 
 def described_rows(x: torch.Tensor, streams: Streams) -> TensorDescriptor:
@@ -320,7 +331,7 @@ def described_rows(x: torch.Tensor, streams: Streams) -> TensorDescriptor:
     (rows, num_inputs), half = x.shape, _padded(x.shape[0]) // 2
     shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
     strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]
-    return _described(x, shape, strides, [2, half, inputs_of(streams)])
+    return _described(x, shape, strides, [2, half, inputs_of(x, streams)])
 
 
 def _padded(num_rows: int) -> int:
@@ -332,16 +343,17 @@ def described_pairs(weight: torch.Tensor, streams: Streams, *, blocks: int) -> T
     num_inputs, half = weight.shape[1], weight.shape[0] // (2 * blocks)
     shape = [blocks, half // PAIRED, 2, PAIRED, num_inputs]
     strides = [2 * half * num_inputs, PAIRED * num_inputs, half * num_inputs, num_inputs, 1]
-    block = [1, OUTPUTS // (2 * PAIRED), 2, PAIRED, inputs_of(streams)]
+    block = [1, OUTPUTS // (2 * PAIRED), 2, PAIRED, inputs_of(weight, streams)]
     return _described(weight, shape, strides, block)
 
 
-def described_weight(weight: torch.Tensor) -> TensorDescriptor:
-    return _described(weight, list(weight.shape), [weight.shape[1], 1], [OUTPUTS, INPUTS])
+def described_weight(weight: torch.Tensor, streams: Streams) -> TensorDescriptor:
+    block = [OUTPUTS, inputs_of(weight, streams)]
+    return _described(weight, list(weight.shape), [weight.shape[1], 1], block)
 
 
 def _described(
     tensor: torch.Tensor, shape: list[int], strides: list[int], block: list[int]
 ) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(_SWIZZLE_BYTES, _ELEMENT_BITS, rank=len(block))
+    layout = gl.NVMMASharedLayout(_SWIZZLE_BYTES, 8 * tensor.element_size(), rank=len(block))
     return TensorDescriptor(tensor, shape, strides, block, layout)

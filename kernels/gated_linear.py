@@ -146,7 +146,7 @@ def _launch_streams(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, st
     rows, num_inputs = x.shape
     _streamed_gated_kernel[(streams.programs,)](
         described_rows(x, streams), described_pairs(weight, streams, blocks=1), out, rows, out.shape[1],
-        num_inputs // inputs_of(streams), out.stride(0), TILES=streams.tiles, PAIRED=PAIRED, **stream_constants_of(x, streams),
+        num_inputs // inputs_of(x, streams), out.stride(0), TILES=streams.tiles, PAIRED=PAIRED, **stream_constants_of(x, streams),
     )  # fmt: skip
 
 

@@ -242,7 +242,7 @@ def qkv_rope_append(
     if streams is not None:
         _streamed_qkv_kernel[(streams.programs,)](
             described_rows(x, streams), described_pairs(weight, streams, blocks=num_outputs // head_dim), bias, positions,
-            cos_sin, slot_mapping, query, key_cache, value_cache, tokens, num_inputs // inputs_of(streams), q_heads, kv_heads,
+            cos_sin, slot_mapping, query, key_cache, value_cache, tokens, num_inputs // inputs_of(x, streams), q_heads, kv_heads,
             HEAD_DIM=head_dim, PAIRED=PAIRED, **stream_constants_of(x, streams),
         )  # fmt: skip
         return query

@@ -16,19 +16,9 @@ from headway.kernels._skinny import (
     sum_products,
     workspace_of,
 )
-from headway.kernels._streamed import (
-    Streams,
-    add_up_parts,
-    described_rows,
-    described_weight,
-    inputs_of,
-    open_stream,
-    rows_of,
-    stream_constants_of,
-    streams_of,
-    sum_stream,
-)
-from headway.kernels._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, tl
+from headway.kernels._streamed import streams_of
+from headway.kernels._streamed_linear import streamed_linear
+from headway.kernels._triton import blocks_of, jit_once_for, tl
 from headway.kernels.reference.skinny_linear import skinny_linear as skinny_linear_twin
 
 
@@ -84,70 +74,6 @@ def _linear_kernel(
         tl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
 
 
-@gluon_jit_once_for("num_rows", "num_outputs", "num_copies")
-def _streamed_linear_kernel(
-    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    bias_ptr: gl.tensor,
-    residual_ptr: gl.tensor,
-    out_ptr: gl.tensor,
-    partial_ptr: gl.tensor,
-    arrived_ptr: gl.tensor,
-    num_rows: gl.tensor,
-    num_outputs: gl.tensor,
-    num_copies: gl.tensor,
-    residual_stride: gl.tensor,
-    out_stride: gl.tensor,
-    ROWS: gl.constexpr,
-    OUTPUTS: gl.constexpr,
-    INPUTS: gl.constexpr,
-    SPLIT: gl.constexpr,
-    STAGES: gl.constexpr,
-    LAG: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr,
-) -> None:
-    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
-    tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
-    begin, end = num_copies * part // SPLIT, num_copies * (part + 1) // SPLIT
-    first = tile * OUTPUTS
-    stream = open_stream(x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES, LAG)
-    (sums,) = sum_stream(
-        x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES
-    )
-    sums, is_last = add_up_parts(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
-    if is_last:
-        layout: gl.constexpr = sums.type.layout
-        row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
-        output = first + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
-        is_output = output < num_outputs
-        if HAS_BIAS:
-            sums += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
-        is_cell = is_row[None, :] & is_output[:, None]
-        if HAS_RESIDUAL:
-            residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
-            sums += gl.load(residual_cell, mask=is_cell, other=0).to(gl.float32)
-        out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
-        gl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
-
-
-def _launch_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    out: torch.Tensor,
-    streams: Streams,
-) -> None:
-    rows, num_inputs = x.shape
-    _streamed_linear_kernel[(streams.programs,)](
-        described_rows(x, streams), described_weight(weight), x if bias is None else bias, x if residual is None else residual,
-        out, *workspace_of(streams.split, x), rows, weight.shape[0], num_inputs // inputs_of(streams),
-        0 if residual is None else residual.stride(0), out.stride(0),
-        SPLIT=streams.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **stream_constants_of(x, streams),
-    )  # fmt: skip
-
-
 def skinny_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [outputs, inputs] float
@@ -167,7 +93,7 @@ def skinny_linear(
     assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
-        _launch_linear(x, weight, bias, residual, result, streams)
+        streamed_linear(x, weight, streams, result, bias=bias, residual=residual)
         return result
     cut = cut_of(num_outputs, x)
     _linear_kernel[(blocks_of(num_outputs, cut.outputs) * cut.split,)](

@@ -50,8 +50,9 @@ def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
 
 
 def descriptor(kind: str, *block: int) -> str:
-    """The type of a descriptor of bulk copies of 16-bit elements."""
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(block))
+    """The type of a descriptor of bulk copies."""
+    bits = 8 if kind == "fp8e4nv" else 16
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=len(block))
     return f"tensordesc<{kind}{list(block)},{layout!r}>"
 
 
@@ -75,14 +76,17 @@ def linear(kind: str) -> dict[str, str]:
     types = pointers("x weight bias residual out norm scaled query key_cache value_cache", f"*{kind}")
     return (
         types
-        | pointers("partial squares table", "*fp32")
+        | pointers("partial squares table step scale", "*fp32")
         | pointers("position slot")
         | {"arrived_ptr": "*i32"}
     )
 
 
+def streamed_by_copies(inputs: int) -> dict[str, int]:
+    return {"OUTPUTS": 64, "INPUTS": inputs, "LAG": 5}
+
+
 LINEAR = linear("bf16")
-STREAMED_BY_COPIES = {"OUTPUTS": 64, "INPUTS": 256, "LAG": 5}
 STREAMED = {"CUT": 128, "OVERLAPS": True, "INVITES_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
@@ -186,24 +190,28 @@ CASES = [
     ),
     *(
         case
-        for kind, rows, stages, split in (
-            ("bf16", 8, 6, 4),
-            ("bf16", 16, 5, 2),
-            ("bf16", 32, 4, 2),
-            ("bf16", 64, 3, 1),
-            ("fp16", 64, 3, 2),
+        for kind, rows, inputs, stages, split in (
+            ("bf16", 8, 256, 6, 4),
+            ("bf16", 16, 256, 5, 2),
+            ("bf16", 32, 256, 4, 2),
+            ("bf16", 64, 256, 3, 1),
+            ("fp16", 64, 128, 7, 2),
         )
         for case in (
             Case(
-                "skinny_linear",
+                "_streamed_linear",
                 "_streamed_linear_kernel",
                 linear(kind)
-                | {"x_desc": descriptor(kind, 2, rows // 2, 256), "weight_desc": descriptor(kind, 64, 256)},
-                STREAMED_BY_COPIES
+                | {
+                    "x_desc": descriptor(kind, 2, rows // 2, inputs),
+                    "weight_desc": descriptor(kind, 64, inputs),
+                },
+                streamed_by_copies(inputs)
                 | {
                     "ROWS": rows,
                     "STAGES": stages,
                     "SPLIT": split,
+                    "IS_SCALED": False,
                     "HAS_BIAS": True,
                     "HAS_RESIDUAL": True,
                 },
@@ -216,10 +224,10 @@ CASES = [
                 "_streamed_gated_kernel",
                 linear(kind)
                 | {
-                    "x_desc": descriptor(kind, 2, rows // 2, 256),
-                    "weight_desc": descriptor(kind, 1, 4, 2, 8, 256),
+                    "x_desc": descriptor(kind, 2, rows // 2, inputs),
+                    "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
-                STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
+                streamed_by_copies(inputs) | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
                 divisible=STRIDES,
                 least_capability=90,
                 most_capability=90,
@@ -229,9 +237,10 @@ CASES = [
                     "qkv_rope_append",
                     "_streamed_qkv_kernel",
                     linear(kind)
-                    | {"x_desc": descriptor(kind, 2, rows // 2, 256)}
-                    | {"weight_desc": descriptor(kind, 1, 4, 2, 8, 256)},
-                    STREAMED_BY_COPIES | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
+                    | {"x_desc": descriptor(kind, 2, rows // 2, inputs)}
+                    | {"weight_desc": descriptor(kind, 1, 4, 2, 8, inputs)},
+                    streamed_by_copies(inputs)
+                    | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
                     least_capability=90,
                     most_capability=90,
                 )
@@ -241,19 +250,35 @@ CASES = [
     ),
     *(
         Case(
+            "_streamed_linear",
+            "_streamed_linear_kernel",
+            LINEAR
+            | {
+                "x_desc": descriptor("fp8e4nv", 2, rows // 2, 512),
+                "weight_desc": descriptor("fp8e4nv", 64, 512),
+            },
+            streamed_by_copies(512)
+            | {
+                "ROWS": rows,
+                "STAGES": stages,
+                "SPLIT": split,
+                "IS_SCALED": True,
+                "HAS_BIAS": True,
+                "HAS_RESIDUAL": False,
+            },
+            divisible=STRIDES,
+            least_capability=90,
+            most_capability=90,
+        )
+        for rows, stages, split in ((8, 6, 2), (16, 5, 1), (32, 4, 2), (64, 3, 1))
+    ),
+    *(
+        Case(
             "gated_linear",
             "_streamed_gated_kernel",
             linear(kind)
             | {"x_desc": descriptor(kind, 2, 64, 128), "weight_desc": descriptor(kind, 1, 4, 2, 8, 128)},
-            {
-                "OUTPUTS": 64,
-                "INPUTS": 128,
-                "LAG": 10,
-                "ROWS": 128,
-                "STAGES": stages,
-                "TILES": tiles,
-                "PAIRED": 8,
-            },
+            streamed_by_copies(128) | {"ROWS": 128, "STAGES": stages, "TILES": tiles, "PAIRED": 8},
             divisible=STRIDES,
             least_capability=90,
             most_capability=90,

@@ -46,7 +46,11 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ("rows", "outputs", "inputs", "expected"),
     [
         (1, 6144, 4096, Streams(96, 1)),
-        (64, 4096, 4096, Streams(128, 2)),
+        (32, 6144, 4096, Streams(96, 1)),
+        (33, 6144, 4096, Streams(96, 1, copy_bytes=256)),
+        (64, 4096, 4096, Streams(128, 2, copy_bytes=256)),
+        (64, 4096, 11008, Streams(128, 2)),
+        (64, 22016, 4096, Streams(344)),
         (4, 4096, 11008, Streams(128, 2)),
         (4, 2048, 11008, Streams(128, 4)),
         (4, 1000, 11008, None),
@@ -69,11 +73,23 @@ def test_the_weights_shape_decides_how_a_launch_is_cut(
 
 @pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize(
+    ("outputs", "inputs", "expected"),
+    [(6144, 4096, Streams(96)), (4096, 8192, Streams(128, 2)), (4096, 4096, None), (6144, 2048, None)],
+    ids=str,
+)
+def test_a_copy_has_as_many_bytes_of_float8(outputs: int, inputs: int, expected: Streams | None) -> None:
+    x, weight = (torch.zeros(n, inputs).to(torch.float8_e4m3fn) for n in (4, outputs))
+    assert streams_of(x, weight) == expected
+    assert streams_of(x, weight, pairs=True) is None
+
+
+@pytest.mark.usefixtures("pretended_hopper")
+@pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "expected"),
     [
         (64, 22016, 4096, None),
-        (65, 22016, 4096, Streams(115, tiles=3)),
-        (128, 16384, 4096, Streams(128, tiles=2)),
+        (65, 22016, 4096, Streams(115, tiles=3, copy_bytes=256)),
+        (128, 16384, 4096, Streams(128, tiles=2, copy_bytes=256)),
         (129, 22016, 4096, None),
         (128, 6144, 4096, None),
         (128, 12288, 4096, None),

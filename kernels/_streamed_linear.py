@@ -1,0 +1,95 @@
+"""The streamed product, with what may be added to it: see _streamed.py. Launched by several operations."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels._skinny import workspace_of
+from headway.kernels._streamed import (
+    Streams,
+    add_up_parts,
+    described_rows,
+    described_weight,
+    inputs_of,
+    open_stream,
+    rows_of,
+    stream_constants_of,
+    sum_stream,
+)
+from headway.kernels._triton import gl, gluon_jit_once_for
+
+
+@gluon_jit_once_for("num_rows", "num_outputs", "num_copies")
+def _streamed_linear_kernel(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    step_ptr: gl.tensor,
+    scale_ptr: gl.tensor,
+    bias_ptr: gl.tensor,
+    residual_ptr: gl.tensor,
+    out_ptr: gl.tensor,
+    partial_ptr: gl.tensor,
+    arrived_ptr: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    num_copies: gl.tensor,
+    residual_stride: gl.tensor,
+    out_stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    STAGES: gl.constexpr,
+    LAG: gl.constexpr,
+    IS_SCALED: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr,
+) -> None:
+    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
+    begin, end = num_copies * part // SPLIT, num_copies * (part + 1) // SPLIT
+    first = tile * OUTPUTS
+    stream = open_stream(x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES, LAG)
+    (sums,) = sum_stream(
+        x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES
+    )
+    sums, is_last = add_up_parts(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
+    if is_last:
+        layout: gl.constexpr = sums.type.layout
+        row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
+        output = first + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+        is_output = output < num_outputs
+        if IS_SCALED:
+            sums *= gl.load(step_ptr) * gl.load(scale_ptr)
+        if HAS_BIAS:
+            sums += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
+        is_cell = is_row[None, :] & is_output[:, None]
+        if HAS_RESIDUAL:
+            residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
+            sums += gl.load(residual_cell, mask=is_cell, other=0).to(gl.float32)
+        out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
+        gl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
+
+
+def streamed_linear(
+    x: torch.Tensor,  # [rows, inputs]
+    weight: torch.Tensor,  # [outputs, inputs]
+    streams: Streams,  # of them
+    out: torch.Tensor,  # [rows, outputs], written
+    *,
+    step: torch.Tensor | None = None,  # [1] float32: by which the product is multiplied, and by scale
+    scale: torch.Tensor | None = None,  # [1] float32
+    bias: torch.Tensor | None = None,  # [outputs] float
+    residual: torch.Tensor | None = None,  # [rows, outputs] float
+) -> None:
+    """x @ weight.T * step * scale + bias + residual, of what is given."""
+    rows, num_inputs = x.shape
+    assert (step is None) == (scale is None), "one of step and scale"
+    _streamed_linear_kernel[(streams.programs,)](
+        described_rows(x, streams), described_weight(weight, streams), out if step is None else step,
+        out if scale is None else scale, out if bias is None else bias, out if residual is None else residual,
+        out, *workspace_of(streams.split, out), rows, weight.shape[0], num_inputs // inputs_of(weight, streams),
+        0 if residual is None else residual.stride(0), out.stride(0), SPLIT=streams.split,
+        IS_SCALED=step is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        **stream_constants_of(x, streams),
+    )  # fmt: skip
