@@ -25,8 +25,10 @@ _PROGRAMS_PER_MULTIPROCESSOR = 4
 # Of few rows with narrow heads two, which all run at once: only when the last has started may the kernels behind begin.
 # Three fit; more rows gain by programs that wait for their turn.
 _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
-# Below so many items of a whole group, work is handed out by the tile; None: one a multiprocessor.
-_FINE_ITEMS: int | None = None
+# Work is handed out by the group, whose tiles a program takes one after the other, unless to hand it out by the tile is
+# faster. Then a multiprocessor takes its tiles in so much of the time that a program takes for as many, and the second
+# kernel adds them up in so much of a tile's time for each of the window's first places (measured on the H200).
+_TILE_SHARE, _PLACE_SHARE, _COUNTED_PLACES = 1.0, 0.4, 4
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
@@ -65,13 +67,15 @@ def _units_of_rows(
     limit: tl.tensor,
     first_position: tl.tensor,
     window: tl.tensor,
-    fine_below: tl.tensor,
+    tile_share: tl.tensor,
+    sum_share: tl.tensor,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ENDS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(row, start, end of the keys, units of work; whether a unit is a tile, because so few groups would leave SMs idle)."""
+    """(row, start, end of the keys, units of work; whether a unit is a tile). The shares: of the time of a tile, all items
+    of one, and the sums."""
     row = tl.arange(0, ROWS)
     # Read before the kernel in front has ended: older than that, which lets this one start only after its own wait, but
     # perhaps only in the L2 cache.
@@ -81,9 +85,10 @@ def _units_of_rows(
         given_end = tl.load(end_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg")
         end = tl.minimum(end, given_end.to(tl.int32))
     end = tl.where(end > first_position, end, 0)
-    groups = (end + GROUP - 1) // GROUP
-    is_fine = tl.sum(groups, 0) < fine_below
-    return row, start, end, tl.where(is_fine, (end + TILE - 1) // TILE, groups), is_fine
+    tiles = (end + TILE - 1) // TILE
+    longest = tl.minimum(tl.max(tiles, 0), GROUP // TILE)
+    is_fine = longest - sum_share > tl.sum(tiles, 0) * tile_share
+    return row, start, end, tl.where(is_fine, tiles, (end + GROUP - 1) // GROUP), is_fine
 
 
 @jit
@@ -107,7 +112,7 @@ def _add_three(
 
 
 @jit_once_for(
-    "num_rows", "max_blocks", "window", "fine_below", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr"
+    "num_rows", "max_blocks", "window", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr"
 )  # fmt: skip
 def _window_kernel(
     query_ptr: tl.tensor,
@@ -125,7 +130,8 @@ def _window_kernel(
     scale: tl.tensor,
     first_position: tl.tensor,
     window: tl.tensor,
-    fine_below: tl.tensor,
+    tile_share: tl.tensor,
+    sum_share: tl.tensor,
     query_row_stride: tl.tensor,
     query_place_stride: tl.tensor,
     query_head_stride: tl.tensor,
@@ -157,8 +163,8 @@ def _window_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     limit = max_blocks * BLOCK_SIZE
     rows, starts, ends, units, is_fine = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP, HAS_ENDS
-    )
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_share, sum_share, ROWS, TILE, GROUP, HAS_ENDS
+    )  # fmt: skip
     units_through = tl.cumsum(units, 0)
     unit_keys = tl.where(is_fine, TILE, GROUP)
     column = tl.arange(0, HEAD_DIM)
@@ -286,7 +292,7 @@ def _add_groups(
 
 
 @jit_once_for(
-    "num_rows", "max_blocks", "window", "fine_below", "first_position", "heads_per_program", "start_ptr", "end_ptr"
+    "num_rows", "max_blocks", "window", "first_position", "heads_per_program", "start_ptr", "end_ptr"
 )  # fmt: skip
 def _combine_kernel(
     mixed_ptr: tl.tensor,
@@ -299,7 +305,8 @@ def _combine_kernel(
     max_blocks: tl.tensor,
     first_position: tl.tensor,
     window: tl.tensor,
-    fine_below: tl.tensor,
+    tile_share: tl.tensor,
+    sum_share: tl.tensor,
     heads_per_program: tl.tensor,
     out_row_stride: tl.tensor,
     out_place_stride: tl.tensor,
@@ -321,8 +328,8 @@ def _combine_kernel(
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
     rows, starts, ends, units, is_fine = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, fine_below, ROWS, TILE, GROUP, HAS_ENDS
-    )
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_share, sum_share, ROWS, TILE, GROUP, HAS_ENDS
+    )  # fmt: skip
     position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
     first_unit = tl.sum(tl.where(rows < row, units, 0), 0)
     end = tl.minimum(position + 1, tl.sum(tl.where(rows == row, ends, 0), 0))
@@ -463,18 +470,19 @@ def _attend(
     queries = _QUERIES[0] if window * sharing <= _QUERIES[0] else _QUERIES[1]
     parts = blocks_of(window * sharing, queries)
     num_multiprocessors = multiprocessors(query.device)
-    fine_items = num_multiprocessors if _FINE_ITEMS is None else _FINE_ITEMS
-    fine_below = blocks_of(fine_items, kv_heads * parts)
+    tile_share = _TILE_SHARE * kv_heads * parts / num_multiprocessors
+    sum_share = _PLACE_SHARE * min(window, _COUNTED_PLACES)
     tile = _tile(query)
     group = _TILES * tile
-    max_groups = rows * blocks_of(max_blocks * block_size, group)
-    num_partials = max(max_groups, fine_below * _TILES) * window * q_heads
+    max_groups, max_tiles = (rows * blocks_of(max_blocks * block_size, keys) for keys in (group, tile))
+    # By the tile there are fewer of these than make its sums as long as a group.
+    num_partials = max(max_groups, min(max_tiles, int(_TILES / tile_share) + 1)) * window * q_heads
     mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     heads_per_program = min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
     overlaps, launch = overlap(query.device)
     extent = rows, max_blocks
-    visible = first_position, window, fine_below
+    visible = first_position, window, tile_share, sum_share
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": next(n for n in _SCANNED_ROWS if n >= rows),
         "TILE": tile, "GROUP": group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,

@@ -63,7 +63,8 @@ SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
 PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED": 64}
 PICK |= {"BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
-ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR, "scale": "fp32"}
+ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR}
+ATTENTION |= {"scale": "fp32", "tile_share": "fp32", "sum_share": "fp32"}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
 STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")

@@ -13,12 +13,17 @@ BLOCK_SIZE = 16
 TOLERANCE = 3e-6
 
 
-@pytest.fixture(params=[0, 1000], ids=["groups", "tiles"])
+def hand_out(monkeypatch: pytest.MonkeyPatch, *, by_tile: bool) -> None:
+    monkeypatch.setattr(KERNEL, "_TILE_SHARE", 1e-9 if by_tile else 1e9)
+    monkeypatch.setattr(KERNEL, "_PLACE_SHARE", 0.0)
+
+
+@pytest.fixture(params=[False, True], ids=["groups", "tiles"])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16 keys, groups of 48; work handed out by the group or by the tile."""
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
     monkeypatch.setattr(KERNEL, "_TILES", 3)
-    monkeypatch.setattr(KERNEL, "_FINE_ITEMS", request.param)
+    hand_out(monkeypatch, by_tile=request.param)
 
 
 def arguments(
@@ -73,12 +78,12 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
     monkeypatch.setattr(KERNEL, "_TILES", 3)
     query, keys, values, table, positions = arguments([150, 47, 16, 95, 96], window, (4, 2), device)
     results = []
-    for fine_items in (0, 1000):
-        monkeypatch.setattr(KERNEL, "_FINE_ITEMS", fine_items)
+    for by_tile in (False, True):
+        hand_out(monkeypatch, by_tile=by_tile)
         result = paged_attention(query, keys, values, table, positions, 0.3)
         for rows in (slice(0, 1), slice(1, 4), slice(4, 5)):
             some = paged_attention(query[rows], keys, values, table[rows], positions[rows], 0.3)
-            assert torch.equal(some, result[rows]), (fine_items, rows)
+            assert torch.equal(some, result[rows]), (by_tile, rows)
         results.append(result)
     assert torch.equal(results[0], results[1])
 
