@@ -5,6 +5,11 @@ import os
 import pytest
 import torch
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from headway_testing.interpreter import spare_repetitions
+
+    spare_repetitions()
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
