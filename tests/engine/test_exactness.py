@@ -6,6 +6,7 @@ The embedded model and real prompts; fp32 with the excuse of exactness.py, fp64 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
 
 import pytest
@@ -25,6 +26,7 @@ DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)
 NUM_PROMPTS = 40
 MAX_TOKENS = 200
+KV_BYTES = 1 << 28  # more than any of these tests fills; an engine clears all of it when it starts
 SIZES = {"float32": 4, "float64": 8}  # bytes
 DTYPES = ["float32", pytest.param("float64", marks=pytest.mark.long)]
 MODES: dict[str, Callable[[int], SamplingParams]] = {
@@ -44,7 +46,19 @@ def cases_of(prompts: list[tuple[int, ...]], mode: str, max_tokens: int = MAX_TO
 
 
 def config_of(**changes: object) -> EngineConfig:
-    return EngineConfig(**({"model_path": MODEL, "dtype": "float32", "depth": 3} | changes))  # type: ignore[arg-type]
+    fixed = {"model_path": MODEL, "dtype": "float32", "depth": 3, "kv_cache_memory_bytes": KV_BYTES}
+    return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain_of_sixteen(prompts: list[tuple[int, ...]]) -> Callable[[str, str], list[list[int]]]:
+    """By mode and dtype, what several tests compare with: 80 tokens of sixteen prompts, without drafts."""
+
+    @cache
+    def write(mode: str, dtype: str) -> list[list[int]]:
+        return generate(cases_of(prompts[:16], mode, max_tokens=80), config_of(dtype=dtype, depth=0))
+
+    return write
 
 
 @pytest.mark.timeout(900)
@@ -174,10 +188,15 @@ def guessing(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> torc
     [("random", (0.0, 0.05)), ("always wrong", (0.0, 0.0)), ("always right", (1.0, 1.0))],
 )
 def test_no_drafter_changes_the_text(
-    prompts: list[tuple[int, ...]], mode: str, drafter_name: str, acceptance: tuple[float, float], dtype: str
+    prompts: list[tuple[int, ...]],
+    plain_of_sixteen: Callable[[str, str], list[list[int]]],
+    mode: str,
+    drafter_name: str,
+    acceptance: tuple[float, float],
+    dtype: str,
 ) -> None:
     cases = cases_of(prompts[:16], mode, max_tokens=80)
-    plain = generate(cases, config_of(dtype=dtype, depth=0))
+    plain = plain_of_sixteen(mode, dtype)
     texts = {c.sampling.seed: [*c.prompt, *tokens] for c, tokens in zip(cases, plain, strict=True)}
     drafters: dict[str, Drafter] = {
         "random": guessing,
@@ -194,10 +213,13 @@ def test_no_drafter_changes_the_text(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_capped_at_depth_0_stand_beside_rows_at_3(
-    prompts: list[tuple[int, ...]], mode: str, dtype: str
+    prompts: list[tuple[int, ...]],
+    plain_of_sixteen: Callable[[str, str], list[list[int]]],
+    mode: str,
+    dtype: str,
 ) -> None:
     cases = cases_of(prompts[:16], mode, max_tokens=80)
-    plain = generate(cases, config_of(dtype=dtype, depth=0))
+    plain = plain_of_sixteen(mode, dtype)
     mixed = [
         Case(case.prompt, case.max_tokens, case.sampling, max_draft_tokens=(0, 1, 2, None)[i % 4])
         for i, case in enumerate(cases)
