@@ -71,17 +71,18 @@ def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool)
 
 @pytest.mark.parametrize("window", [1, 4])
 def test_the_result_does_not_depend_on_how_work_is_handed_out(
-    window: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    window: int, device: torch.device, monkeypatch: pytest.MonkeyPatch, is_interpreted: bool
 ) -> None:
     """By the group and by the tile, alone and beside others: the same bits."""
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
     monkeypatch.setattr(KERNEL, "_TILES", 3)
-    query, keys, values, table, positions = arguments([150, 47, 16, 95, 96], window, (4, 2), device)
+    starts = [100, 47, 96] if is_interpreted else [150, 47, 16, 95, 96]
+    query, keys, values, table, positions = arguments(starts, window, (4, 2), device)
     results = []
     for by_tile in (False, True):
         hand_out(monkeypatch, by_tile=by_tile)
         result = paged_attention(query, keys, values, table, positions, 0.3)
-        for rows in (slice(0, 1), slice(1, 4), slice(4, 5)):
+        for rows in (slice(0, 1), slice(1, len(starts) - 1), slice(len(starts) - 1, len(starts))):
             some = paged_attention(query[rows], keys, values, table[rows], positions[rows], 0.3)
             assert torch.equal(some, result[rows]), (by_tile, rows)
         results.append(result)
@@ -104,7 +105,12 @@ def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device)
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("first_position", [0, 1])
-@pytest.mark.parametrize("heads", [(2, 1), (64, 1)], ids=["window", "prefill"])
+@pytest.mark.parametrize(
+    ("heads", "small_pieces"),
+    [((2, 1), 0), ((2, 1), 1000), ((36, 1), 0)],
+    ids=["window-groups", "window-tiles", "prefill"],
+    indirect=["small_pieces"],
+)
 def test_what_stands_behind_the_end_does_not_matter(
     heads: tuple[int, int], first_position: int, device: torch.device, is_interpreted: bool
 ) -> None:
