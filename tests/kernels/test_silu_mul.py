@@ -30,8 +30,9 @@ def test_large_gates_neither_overflow_nor_turn_to_nan(device: torch.device) -> N
     assert silu_mul(gate_up).tolist() == [[0.0, 600.0, 0.0]]
 
 
-def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:
-    gate_up = torch.randn(260, 1408, generator=torch.Generator().manual_seed(0)).to(device)
+def test_a_token_does_not_depend_on_the_others(device: torch.device, is_interpreted: bool) -> None:
+    most, fewer = (9, (1, 4)) if is_interpreted else (260, (1, 4, 33, 255, 256))
+    gate_up = torch.randn(most, 1408, generator=torch.Generator().manual_seed(0)).to(device)
     together = silu_mul(gate_up)
-    for tokens in (1, 4, 33, 255, 256):
+    for tokens in fewer:
         assert torch.equal(silu_mul(gate_up[:tokens].contiguous()), together[:tokens])
