@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
@@ -651,6 +652,21 @@ def differs_by_thread(binary: Any) -> bool:
     return not shuffled.keys().isdisjoint(fused) or any(shuffled.get(name) in products for name in added)
 
 
+@triton.jit
+def _sum_kernel(x_ptr, y_ptr, out_ptr):
+    place = tl.arange(0, 32)
+    tl.store(out_ptr, tl.sum(tl.load(x_ptr + place) * tl.load(y_ptr + place), 0))
+
+
+def control(capability: int, *, enable_fp_fusion: bool) -> Any:
+    """A kernel whose threads sum up products of one another."""
+    signature = dict.fromkeys(_sum_kernel.arg_names, "*fp32")
+    options = {"num_warps": 1, "enable_fp_fusion": enable_fp_fusion}
+    source = ASTSource(fn=_sum_kernel, signature=signature, constexprs={}, attrs={})
+    with redirect_stdout(StringIO()):
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
 def registers_and_spills(report: str) -> tuple[int, int]:
     registers = re.search(r"Used (\d+) registers", report)
     spilled = re.findall(r"(\d+) bytes spill", report)
@@ -674,9 +690,9 @@ def main(capability: int, ops: list[str]) -> int:
     failures = 0
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True  # of what is in the cache the assembler says nothing
-    # The pick of a small vocabulary as it would be without its option: what is looked for below is seen.
-    control = next(c for c in CASES if c.kernel == "_pick_kernel" and c.constants["CHUNKS"] == 2)
-    assert differs_by_thread(compiled(control, capability, enable_fp_fusion=True)[0])
+    # A sum as the pick of a small vocabulary has them: what is looked for below is seen.
+    assert differs_by_thread(control(capability, enable_fp_fusion=True))
+    assert not differs_by_thread(control(capability, enable_fp_fusion=False))
     cases = [
         case
         for case in CASES
