@@ -24,6 +24,7 @@ from headway_testing.daemon import Server, running_server
 RULES = Path(__file__).parents[2] / "deploy/prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"
 LOAD_SECONDS = 30.0
+PAUSE_SECONDS = 0.3  # of a client after each request; three send all kinds each second
 Sample = tuple[dict[str, str], float]
 
 
@@ -100,6 +101,7 @@ def load(url: str, seconds: float) -> None:
     def work() -> None:
         while time.monotonic() < deadline:
             send(url, next(kinds))
+            time.sleep(PAUSE_SECONDS)
 
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(work) for _ in range(3)]:
