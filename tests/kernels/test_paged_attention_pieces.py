@@ -107,7 +107,7 @@ def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device)
 @pytest.mark.parametrize("first_position", [0, 1])
 @pytest.mark.parametrize(
     ("heads", "small_pieces"),
-    [((2, 1), 0), ((2, 1), 1000), ((36, 1), 0)],
+    [((2, 1), False), ((2, 1), True), ((36, 1), False)],
     ids=["window-groups", "window-tiles", "prefill"],
     indirect=["small_pieces"],
 )
