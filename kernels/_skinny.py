@@ -252,6 +252,8 @@ def _cut(num_inputs: int) -> int:
 def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Partial sums and, for each tile, how many have arrived: zero between launches, which use one stream."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("skinny_linear must run once on the device before a graph of it is captured")
+        raise RuntimeError(
+            "a product of split sums must run once on the device before a graph of one is captured"
+        )
     partials = torch.empty(_MAX_PARTS * 64 * MAX_ROWS, dtype=torch.float32, device=device)
     return partials, torch.zeros(_MAX_PARTS, dtype=torch.int32, device=device)

@@ -1,4 +1,5 @@
-"""Products of few rows (of gates, up to 128) with a large weight on Hopper, to whose shared memory weights flow by bulk copies.
+"""Products of few rows (of gates, up to 128) with a large weight of 16 bits or of float8 on Hopper, to whose shared memory
+weights flow by bulk copies.
 
 A program has a multiprocessor to itself and fills it with its first weights before the kernel in front has ended; it
 waits for that one only before it asks for inputs. So memory is read while kernels end and start. In Gluon, Triton's lower
@@ -26,11 +27,10 @@ from headway.kernels._triton import (
     tl,
 )
 
-# A copy: the bytes of inputs that stand side by side in memory, 64 outputs are what the tensor cores take at once.
+# A copy: the bytes of inputs that stand side by side in memory, 64 outputs are what the tensor cores take at once. Where the
+# tile of rows is the largest and all programs run at once, small copies leave less to do behind the last: 64 rows of q, k
+# and v 15.7 us instead of 16.3.
 OUTPUTS, _COPY_BYTES, _SMALL_COPY_BYTES = 64, 512, 256
-# Above so many rows small copies leave less to do behind the last, where all programs run at once: 64 rows of q, k and v
-# 15.6 us instead of 16.3.
-_SOME_ROWS = 32
 # The fewest rows that the tensor cores take: the rest of the shared memory is the weights'.
 _MIN_TILE_ROWS = 8
 # More rows than MAX_ROWS are read from the L2 cache too often, unless a program has several tiles of outputs for them: so
@@ -38,17 +38,20 @@ _MIN_TILE_ROWS = 8
 MANY_ROWS, _MANY_TILES, _MIN_SHARE_OF_MANY = 128, (2, 3), 0.75
 # Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
 PAIRED = 8
-# By so many copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
+# By so many large copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
 _LAG = 5
 # Measured on the H200: a part of fewer copies takes longer to add up than to make, and an lm_head of fewer is no faster;
 # fewer programs than that share of the multiprocessors do not ask for enough at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
-_TYPES = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+_PAIRED_TYPES = torch.bfloat16, torch.float16
+_TYPES = *_PAIRED_TYPES, torch.float8_e4m3fn
 _SWIZZLE_BYTES, _WARPS = 128, 4
 
 
 class Streams(NamedTuple):
-    """How a launch is cut. Up to MAX_ROWS rows have no part in it: a row's result is the same beside any of so many."""
+    """How a launch is cut. Of up to MAX_ROWS rows only copy_bytes depends on their number, and that leaves the order of sums as
+    it is, so that a row's result is the same beside any of so many: parts begin at the same inputs, and so do programs. Of
+    4096 inputs of 16 bits program 3 begins with large copy 15 of 16, or with small copy 30 of 32: with input 3840."""
 
     programs: int
     split: int = 1  # parts of a sum
@@ -130,7 +133,7 @@ def open_stream(
     float32 as the tensor cores hold them, from which the sums start."""
     bits: gl.constexpr = x_desc.dtype.primitive_bitwidth
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits)
-    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
+    stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
     weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES * TILES, OUTPUTS, INPUTS], shared)
     inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], shared)
     arrivals = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
@@ -142,7 +145,7 @@ def open_stream(
     for stage in gl.static_range(STAGES):
         arrival = arrivals.index(stage)
         exists = stage < copies
-        hopper.mbarrier.expect(arrival, copy_bytes, pred=exists)
+        hopper.mbarrier.expect(arrival, stage_bytes, pred=exists)
         _fetch_weights(
             weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
@@ -176,7 +179,7 @@ def sum_stream(
     STAGES: gl.constexpr,
 ) -> gl.tuple:
     """Of each tile [OUTPUTS, ROWS] float32."""
-    copy_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
+    stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
     weights, inputs, arrivals, copy, zeros = stream
     sums = (zeros,) * TILES
     copies = end - begin
@@ -187,6 +190,8 @@ def sum_stream(
         hopper.mbarrier.wait(arrival, parity)
         transposed = inputs.index(stage).permute((1, 0))
         running: gl.tuple = ()
+        # Float8 sums stay in the tensor cores, some 13 bits, from the first input to the last, as is Triton's way on Hopper:
+        # what was added up elsewhere after so many inputs would depend on the size of copies.
         for tile in gl.static_range(TILES):
             place = weights.index(stage * TILES + tile)
             running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
@@ -195,7 +200,7 @@ def sum_stream(
         else:
             sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=running)
         exists = done + STAGES < copies
-        hopper.mbarrier.expect(arrival, copy_bytes, pred=exists)
+        hopper.mbarrier.expect(arrival, stage_bytes, pred=exists)
         _fetch_weights(
             weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
@@ -265,8 +270,7 @@ def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) ->
     most = min(num_multiprocessors // tiles, copies // _MIN_COPIES) if not pairs else 1
     split = power_of_two(most + 1) // 2 if most > 1 else 1
     programs = tiles * split
-    # Parts begin where they do with large copies.
-    is_small = x.shape[0] > _SOME_ROWS and programs <= num_multiprocessors and copies % split == 0
+    is_small = _padded(x.shape[0]) == MAX_ROWS and programs <= num_multiprocessors and copies % split == 0
     copy_bytes = _SMALL_COPY_BYTES if is_small else _COPY_BYTES
     is_enough = programs >= _MIN_SHARE_OF_PROGRAMS * num_multiprocessors
     return Streams(programs, split, copy_bytes=copy_bytes) if is_enough else None
@@ -284,7 +288,7 @@ def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
 
 
 def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
-    has_type = x.dtype in ((torch.bfloat16, torch.float16) if pairs else _TYPES) and x.dtype == weight.dtype
+    has_type = x.dtype in (_PAIRED_TYPES if pairs else _TYPES) and x.dtype == weight.dtype
     if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
         return False
     copies, rest = divmod(x.shape[1] * x.element_size(), _COPY_BYTES)

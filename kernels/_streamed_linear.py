@@ -84,7 +84,7 @@ def streamed_linear(
 ) -> None:
     """x @ weight.T * step * scale + bias + residual, of what is given."""
     rows, num_inputs = x.shape
-    assert (step is None) == (scale is None), "one of step and scale"
+    assert (step is None) == (scale is None), "step and scale come together"
     _streamed_linear_kernel[(streams.programs,)](
         described_rows(x, streams), described_weight(weight, streams), out if step is None else step,
         out if scale is None else scale, out if bias is None else bias, out if residual is None else residual,

@@ -23,7 +23,8 @@ def float8_linear(
 ) -> torch.Tensor:
     """[rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias.
 
-    On CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16.
+    On CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16. No launch that is still under way may
+    write the weight.
     """
     if not x.is_cuda:
         return float8_linear_twin(x, weight, step, scale, bias, dtype=dtype)

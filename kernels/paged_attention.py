@@ -25,10 +25,9 @@ _PROGRAMS_PER_MULTIPROCESSOR = 4
 # Of few rows with narrow heads two, which all run at once: only when the last has started may the kernels behind begin.
 # Three fit; more rows gain by programs that wait for their turn.
 _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
-# Work is handed out by the group, whose tiles a program takes one after the other, unless to hand it out by the tile is
-# faster. Then a multiprocessor takes its tiles in so much of the time that a program takes for as many, and the second
-# kernel adds them up in so much of a tile's time for each of the window's first places (measured on the H200).
-_TILE_SHARE, _PLACE_SHARE, _COUNTED_PLACES = 1.0, 0.4, 4
+# In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, and of the sums of what tiles
+# leave, for each of the window's first places.
+_TILE_TIME, _PLACE_TIME, _COUNTED_PLACES = 1.0, 0.4, 4
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
@@ -67,15 +66,19 @@ def _units_of_rows(
     limit: tl.tensor,
     first_position: tl.tensor,
     window: tl.tensor,
-    tile_share: tl.tensor,
-    sum_share: tl.tensor,
+    tile_time: tl.tensor,
+    sum_time: tl.tensor,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ENDS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(row, start, end of the keys, units of work; whether a unit is a tile). The shares: of the time of a tile, all items
-    of one, and the sums."""
+    """(row, start, end of the keys, units of work; whether a unit is a tile).
+
+    By the group a program takes tile after tile, the longest row's last. By the tile all of them are spread over the
+    multiprocessors, and what they leave is added up. 12 rows of 4 tiles, 8 kv heads, 132 multiprocessors, 4 places: 4 tiles'
+    times by the group; by the tile 12 * 4 * 8 / 132 = 2.9, and 1.6 for the sums.
+    """
     row = tl.arange(0, ROWS)
     # Read before the kernel in front has ended: older than that, which lets this one start only after its own wait, but
     # perhaps only in the L2 cache.
@@ -87,7 +90,7 @@ def _units_of_rows(
     end = tl.where(end > first_position, end, 0)
     tiles = (end + TILE - 1) // TILE
     longest = tl.minimum(tl.max(tiles, 0), GROUP // TILE)
-    is_fine = longest - sum_share > tl.sum(tiles, 0) * tile_share
+    is_fine = longest - sum_time > tl.sum(tiles, 0) * tile_time
     return row, start, end, tl.where(is_fine, tiles, (end + GROUP - 1) // GROUP), is_fine
 
 
@@ -130,8 +133,8 @@ def _window_kernel(
     scale: tl.tensor,
     first_position: tl.tensor,
     window: tl.tensor,
-    tile_share: tl.tensor,
-    sum_share: tl.tensor,
+    tile_time: tl.tensor,
+    sum_time: tl.tensor,
     query_row_stride: tl.tensor,
     query_place_stride: tl.tensor,
     query_head_stride: tl.tensor,
@@ -163,7 +166,7 @@ def _window_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     limit = max_blocks * BLOCK_SIZE
     rows, starts, ends, units, is_fine = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_share, sum_share, ROWS, TILE, GROUP, HAS_ENDS
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, ROWS, TILE, GROUP, HAS_ENDS
     )  # fmt: skip
     units_through = tl.cumsum(units, 0)
     unit_keys = tl.where(is_fine, TILE, GROUP)
@@ -305,8 +308,8 @@ def _combine_kernel(
     max_blocks: tl.tensor,
     first_position: tl.tensor,
     window: tl.tensor,
-    tile_share: tl.tensor,
-    sum_share: tl.tensor,
+    tile_time: tl.tensor,
+    sum_time: tl.tensor,
     heads_per_program: tl.tensor,
     out_row_stride: tl.tensor,
     out_place_stride: tl.tensor,
@@ -328,7 +331,7 @@ def _combine_kernel(
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
     rows, starts, ends, units, is_fine = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_share, sum_share, ROWS, TILE, GROUP, HAS_ENDS
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, ROWS, TILE, GROUP, HAS_ENDS
     )  # fmt: skip
     position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
     first_unit = tl.sum(tl.where(rows < row, units, 0), 0)
@@ -447,6 +450,17 @@ def _tile(query: torch.Tensor) -> int:
     return _WIDE_HEAD_TILE if query.shape[3] > 128 else _TILE
 
 
+def _times(items: int, window: int, num_multiprocessors: int) -> tuple[float, float]:
+    """(tile_time, sum_time). items: of a tile of keys."""
+    return _TILE_TIME * items / num_multiprocessors, _PLACE_TIME * min(window, _COUNTED_PLACES)
+
+
+def _most_units(rows: int, max_keys: int, tile: int, tile_time: float) -> int:
+    """By the group, or by the tile, where all tiles take less time than a group's _TILES."""
+    groups, tiles = (rows * blocks_of(max_keys, keys) for keys in (_TILES * tile, tile))
+    return max(groups, min(tiles, int(_TILES / tile_time) + 1))
+
+
 def _warps(queries: int, head_dim: int) -> int:
     return 8 if queries > _QUERIES[0] or head_dim > 128 else 4
 
@@ -470,19 +484,17 @@ def _attend(
     queries = _QUERIES[0] if window * sharing <= _QUERIES[0] else _QUERIES[1]
     parts = blocks_of(window * sharing, queries)
     num_multiprocessors = multiprocessors(query.device)
-    tile_share = _TILE_SHARE * kv_heads * parts / num_multiprocessors
-    sum_share = _PLACE_SHARE * min(window, _COUNTED_PLACES)
+    tile_time, sum_time = _times(kv_heads * parts, window, num_multiprocessors)
     tile = _tile(query)
     group = _TILES * tile
-    max_groups, max_tiles = (rows * blocks_of(max_blocks * block_size, keys) for keys in (group, tile))
-    # By the tile there are fewer of these than make its sums as long as a group.
-    num_partials = max(max_groups, min(max_tiles, int(_TILES / tile_share) + 1)) * window * q_heads
+    most_units = _most_units(rows, max_blocks * block_size, tile, tile_time)
+    num_partials = most_units * window * q_heads
     mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     heads_per_program = min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
     overlaps, launch = overlap(query.device)
     extent = rows, max_blocks
-    visible = first_position, window, tile_share, sum_share
+    visible = first_position, window, tile_time, sum_time
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": next(n for n in _SCANNED_ROWS if n >= rows),
         "TILE": tile, "GROUP": group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,

@@ -3,7 +3,7 @@ computes keeps its full weights.
 
 Either integers with one scale an output: inputs are split into a coarse and a fine integer, 16 bits together, and the
 products of integers summed exactly. Or float8_e4m3fn with one scale for all, where inputs are rounded to as many bits:
-few rows take the same kernel, more the library.
+few rows take the same kernel, more float8_linear.
 """
 
 from __future__ import annotations

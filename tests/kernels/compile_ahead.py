@@ -65,7 +65,7 @@ PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED":
 PICK |= {"BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
 ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR}
-ATTENTION |= {"scale": "fp32", "tile_share": "fp32", "sum_share": "fp32"}
+ATTENTION |= {"scale": "fp32", "tile_time": "fp32", "sum_time": "fp32"}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
 STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
@@ -84,8 +84,8 @@ def linear(kind: str) -> dict[str, str]:
     )
 
 
-def streamed_by_copies(inputs: int) -> dict[str, int]:
-    return {"OUTPUTS": 64, "INPUTS": inputs, "LAG": 5}
+def streamed_by_copies(inputs: int, lag: int = 5) -> dict[str, int]:
+    return {"OUTPUTS": 64, "INPUTS": inputs, "LAG": lag}
 
 
 LINEAR = linear("bf16")
@@ -192,12 +192,13 @@ CASES = [
     ),
     *(
         case
-        for kind, rows, inputs, stages, split in (
-            ("bf16", 8, 256, 6, 4),
-            ("bf16", 16, 256, 5, 2),
-            ("bf16", 32, 256, 4, 2),
-            ("bf16", 64, 256, 3, 1),
-            ("fp16", 64, 128, 7, 2),
+        for kind, rows, inputs, lag, stages, split in (
+            ("bf16", 8, 256, 5, 6, 4),
+            ("bf16", 16, 256, 5, 5, 2),
+            ("bf16", 32, 256, 5, 4, 2),
+            ("bf16", 64, 256, 5, 3, 2),
+            ("fp16", 64, 256, 5, 3, 1),
+            ("bf16", 64, 128, 10, 7, 1),
         )
         for case in (
             Case(
@@ -208,7 +209,7 @@ CASES = [
                     "x_desc": descriptor(kind, 2, rows // 2, inputs),
                     "weight_desc": descriptor(kind, 64, inputs),
                 },
-                streamed_by_copies(inputs)
+                streamed_by_copies(inputs, lag)
                 | {
                     "ROWS": rows,
                     "STAGES": stages,
@@ -229,7 +230,7 @@ CASES = [
                     "x_desc": descriptor(kind, 2, rows // 2, inputs),
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
-                streamed_by_copies(inputs) | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
+                streamed_by_copies(inputs, lag) | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
                 divisible=STRIDES,
                 least_capability=90,
                 most_capability=90,
@@ -241,7 +242,7 @@ CASES = [
                     linear(kind)
                     | {"x_desc": descriptor(kind, 2, rows // 2, inputs)}
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, inputs)},
-                    streamed_by_copies(inputs)
+                    streamed_by_copies(inputs, lag)
                     | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
                     least_capability=90,
                     most_capability=90,
@@ -256,10 +257,10 @@ CASES = [
             "_streamed_linear_kernel",
             LINEAR
             | {
-                "x_desc": descriptor("fp8e4nv", 2, rows // 2, 512),
-                "weight_desc": descriptor("fp8e4nv", 64, 512),
+                "x_desc": descriptor("fp8e4nv", 2, rows // 2, inputs),
+                "weight_desc": descriptor("fp8e4nv", 64, inputs),
             },
-            streamed_by_copies(512)
+            streamed_by_copies(inputs, lag)
             | {
                 "ROWS": rows,
                 "STAGES": stages,
@@ -272,7 +273,13 @@ CASES = [
             least_capability=90,
             most_capability=90,
         )
-        for rows, stages, split in ((8, 6, 2), (16, 5, 1), (32, 4, 2), (64, 3, 1))
+        for rows, inputs, lag, stages, split in (
+            (8, 512, 5, 6, 2),
+            (16, 512, 5, 5, 1),
+            (32, 512, 5, 4, 2),
+            (64, 512, 5, 3, 1),
+            (64, 256, 10, 7, 2),
+        )
     ),
     *(
         Case(
@@ -280,7 +287,7 @@ CASES = [
             "_streamed_gated_kernel",
             linear(kind)
             | {"x_desc": descriptor(kind, 2, 64, 128), "weight_desc": descriptor(kind, 1, 4, 2, 8, 128)},
-            streamed_by_copies(128) | {"ROWS": 128, "STAGES": stages, "TILES": tiles, "PAIRED": 8},
+            streamed_by_copies(128, 10) | {"ROWS": 128, "STAGES": stages, "TILES": tiles, "PAIRED": 8},
             divisible=STRIDES,
             least_capability=90,
             most_capability=90,

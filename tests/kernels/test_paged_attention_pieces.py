@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headway.kernels import paged_attention
+from headway.kernels._triton import jit, tl
 from headway.kernels.reference.paged_attention import paged_attention as twin
 
 KERNEL = sys.modules["headway.kernels.paged_attention"]
@@ -14,8 +15,8 @@ TOLERANCE = 3e-6
 
 
 def hand_out(monkeypatch: pytest.MonkeyPatch, *, by_tile: bool) -> None:
-    monkeypatch.setattr(KERNEL, "_TILE_SHARE", 1e-9 if by_tile else 1e9)
-    monkeypatch.setattr(KERNEL, "_PLACE_SHARE", 0.0)
+    monkeypatch.setattr(KERNEL, "_TILE_TIME", 1e-9 if by_tile else 1e9)
+    monkeypatch.setattr(KERNEL, "_PLACE_TIME", 0.0)
 
 
 @pytest.fixture(params=[False, True], ids=["groups", "tiles"])
@@ -87,6 +88,89 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
             assert torch.equal(some, result[rows]), (by_tile, rows)
         results.append(result)
     assert torch.equal(results[0], results[1])
+
+
+@jit
+def _decision_kernel(
+    start_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    limit: tl.tensor,
+    window: tl.tensor,
+    tile_time: tl.tensor,
+    sum_time: tl.tensor,
+    units_of_rows: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    _, _, _, units, is_fine = units_of_rows(
+        start_ptr, start_ptr, num_rows, limit, 0, window, tile_time, sum_time, 64, TILE, GROUP, False
+    )
+    tl.store(out_ptr, is_fine.to(tl.int32))
+    tl.store(out_ptr + 1, tl.sum(units, 0))
+
+
+def decision(starts: list[int], window: int, items: int, device: torch.device) -> tuple[bool, int]:
+    """(whether by the tile, units) on 132 multiprocessors."""
+    times = KERNEL._times(items, window, 132)
+    out = torch.zeros(2, dtype=torch.int32, device=device)
+    positions = torch.tensor(starts, device=device)
+    limit = max(starts) + window
+    _decision_kernel[(1,)](
+        positions, out, len(starts), limit, window, *times, KERNEL._units_of_rows, 128, 16 * 128,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    by_tile, units = out.tolist()
+    return bool(by_tile), units
+
+
+@pytest.fixture
+def hands_out(device: torch.device, is_interpreted: bool) -> torch.device:
+    if device.type == "cpu" and not is_interpreted:
+        pytest.skip("the twin hands out no work")
+    return device
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "by_tile"),
+    [
+        (1, 252, True),
+        (4, 252, False),
+        (4, 380, True),
+        (8, 380, False),
+        (8, 508, True),
+        (12, 508, False),
+        (12, 1020, True),
+        (16, 1020, False),
+        (4, 4092, True),
+        (8, 4092, False),
+        (1, 65_532, False),
+    ],
+)
+def test_the_longest_row_and_all_tiles_decide(
+    rows: int, keys: int, by_tile: bool, hands_out: torch.device
+) -> None:
+    assert decision([keys - 4] * rows, 4, 8, hands_out)[0] == by_tile
+
+
+def test_one_long_row_among_short_ones_is_spread(hands_out: torch.device) -> None:
+    assert decision([1016] + [1] * 15, 4, 8, hands_out) == (True, 8 + 15)
+
+
+def test_partial_results_have_room(hands_out: torch.device) -> None:
+    """Of rows of all lengths, for one to 64 items a tile."""
+    generator = torch.Generator().manual_seed(0)
+    ways = set()
+    for longest in (200, 2000, 20_000):
+        for rows in (1, 3, 20, 64):
+            for items in (1, 8, 64):
+                starts = torch.randint(0, longest, (rows,), generator=generator).tolist()
+                by_tile, units = decision(starts, 4, items, hands_out)
+                assert units <= KERNEL._most_units(
+                    rows, max(starts) + 4, 128, KERNEL._times(items, 4, 132)[0]
+                )
+                ways.add(by_tile)
+    assert ways == {False, True}
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -7,7 +7,7 @@ import torch
 from headway_testing.products import assert_each_near, assert_near, tensors
 
 from headway.kernels import _streamed, gated_linear, rms_norm, skinny_linear
-from headway.kernels._streamed import Streams, many_streams_of, streams_of
+from headway.kernels._streamed import Streams, is_copied, many_streams_of, stream_constants_of, streams_of
 
 CPU = torch.device("cpu")
 # Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than fit.
@@ -64,7 +64,7 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_the_weights_shape_decides_how_a_launch_is_cut(
+def test_the_weight_decides_how_a_launch_is_cut_and_rows_how_large_copies_are(
     rows: int, outputs: int, inputs: int, expected: Streams | None
 ) -> None:
     x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
@@ -73,12 +73,22 @@ def test_the_weights_shape_decides_how_a_launch_is_cut(
 
 @pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "expected"),
-    [(6144, 4096, Streams(96)), (4096, 8192, Streams(128, 2)), (4096, 4096, None), (6144, 2048, None)],
+    ("rows", "outputs", "inputs", "expected"),
+    [
+        (4, 6144, 4096, Streams(96)),
+        (32, 4096, 8192, Streams(128, 2)),
+        (33, 6144, 4096, Streams(96, copy_bytes=256)),
+        (64, 4096, 8192, Streams(128, 2, copy_bytes=256)),
+        (64, 22016, 4096, Streams(344)),
+        (4, 4096, 4096, None),
+        (4, 6144, 2048, None),
+    ],
     ids=str,
 )
-def test_a_copy_has_as_many_bytes_of_float8(outputs: int, inputs: int, expected: Streams | None) -> None:
-    x, weight = (torch.zeros(n, inputs).to(torch.float8_e4m3fn) for n in (4, outputs))
+def test_a_copy_has_as_many_bytes_of_float8(
+    rows: int, outputs: int, inputs: int, expected: Streams | None
+) -> None:
+    x, weight = (torch.zeros(n, inputs).to(torch.float8_e4m3fn) for n in (rows, outputs))
     assert streams_of(x, weight) == expected
     assert streams_of(x, weight, pairs=True) is None
 
@@ -121,6 +131,35 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
     assert streams_of(wide[0, :2048], weight) is None
     assert streams_of(x, weight, pairs=True) is not None
     assert streams_of(x, weight[:6136], pairs=True) is None
+    eight_bits = wide.to(torch.float8_e4m3fn)
+    assert is_copied(wide[:, 8:])
+    assert not is_copied(eight_bits[:, 8:])
+    assert is_copied(eight_bits[:, 16:])
+    assert not is_copied(eight_bits.view(-1)[: 4 * 4088].view(4, 4088))
+
+
+@pytest.mark.usefixtures("pretended_hopper")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (4096, 8192), (4096, 11264), (2048, 16384)])
+def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    """A program's first input, and its part's, are the same with copies of either size."""
+    orders, sizes = [], set()
+    for rows in (1, 32, 33, 64):
+        x, weight = (torch.zeros(n, inputs).to(dtype) for n in (rows, outputs))
+        streams = streams_of(x, weight)
+        assert streams is not None
+        constants = stream_constants_of(x, streams)
+        copy, copies = constants["INPUTS"], inputs // constants["INPUTS"]
+        firsts = []
+        for program in range(streams.programs):
+            part = program % streams.split
+            begin, end = copies * part // streams.split, copies * (part + 1) // streams.split
+            own = begin + program * constants["LAG"] % (end - begin)
+            firsts.append((begin * copy, own * copy, end * copy))
+        orders.append(firsts)
+        sizes.add(copy)
+    assert all(order == orders[0] for order in orders)
+    assert len(sizes) == 2
 
 
 @pytest.mark.gpu
