@@ -131,29 +131,23 @@ def hands_out(device: torch.device, is_interpreted: bool) -> torch.device:
     return device
 
 
-@pytest.mark.parametrize(
-    ("rows", "keys", "by_tile"),
-    [
-        (1, 252, True),
-        (4, 252, False),
-        (4, 380, True),
-        (8, 380, False),
-        (8, 508, True),
-        (12, 508, False),
-        (12, 1020, True),
-        (16, 1020, False),
-        (4, 4092, True),
-        (8, 4092, False),
-        (1, 65_532, False),
-    ],
-)
-def test_the_longest_row_and_all_tiles_decide(
-    rows: int, keys: int, by_tile: bool, hands_out: torch.device
-) -> None:
-    assert decision([keys - 4] * rows, 4, 8, hands_out)[0] == by_tile
-
-
-def test_one_long_row_among_short_ones_is_spread(hands_out: torch.device) -> None:
+def test_the_longest_row_and_all_tiles_decide(hands_out: torch.device) -> None:
+    """Windows of four, eight kv heads: rows of equal length, then one long row among short ones."""
+    ways = {
+        (1, 252): True,
+        (4, 252): False,
+        (4, 380): True,
+        (8, 380): False,
+        (8, 508): True,
+        (12, 508): False,
+        (12, 1020): True,
+        (16, 1020): False,
+        (4, 4092): True,
+        (8, 4092): False,
+        (1, 65_532): False,
+    }
+    decided = {(rows, keys): decision([keys - 4] * rows, 4, 8, hands_out)[0] for rows, keys in ways}
+    assert decided == ways
     assert decision([1016] + [1] * 15, 4, 8, hands_out) == (True, 8 + 15)
 
 
