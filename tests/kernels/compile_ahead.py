@@ -50,10 +50,13 @@ def pointers(names: str, kind: str = VECTOR) -> dict[str, str]:
     return {f"{name}_ptr": kind for name in names.split()}
 
 
+def bytes_of(kind: str) -> int:
+    return 1 if kind == "fp8e4nv" else 2
+
+
 def descriptor(kind: str, *block: int) -> str:
     """The type of a descriptor of bulk copies."""
-    bits = 8 if kind == "fp8e4nv" else 16
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=len(block))
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * bytes_of(kind), rank=len(block))
     return f"tensordesc<{kind}{list(block)},{layout!r}>"
 
 
@@ -84,8 +87,24 @@ def linear(kind: str) -> dict[str, str]:
     )
 
 
-def streamed_by_copies(inputs: int, lag: int = 5) -> dict[str, int]:
-    return {"OUTPUTS": 64, "INPUTS": inputs, "LAG": lag}
+def streamed_by_copies(kind: str, inputs: int) -> dict[str, int]:
+    """Programs lag by five copies of 512 bytes, or as many inputs in smaller ones."""
+    return {"OUTPUTS": 64, "INPUTS": inputs, "LAG": 5 * 512 // (inputs * bytes_of(kind))}
+
+
+def streamed_linear(kind: str, rows: int, inputs: int, stages: int, split: int, **added: bool) -> Case:
+    return Case(
+        "_streamed_linear",
+        "_streamed_linear_kernel",
+        linear("bf16" if kind == "fp8e4nv" else kind)
+        | {"x_desc": descriptor(kind, 2, rows // 2, inputs), "weight_desc": descriptor(kind, 64, inputs)},
+        streamed_by_copies(kind, inputs)
+        | {"ROWS": rows, "STAGES": stages, "SPLIT": split, "HAS_BIAS": True}
+        | added,
+        divisible=STRIDES,
+        least_capability=90,
+        most_capability=90,
+    )
 
 
 LINEAR = linear("bf16")
@@ -192,36 +211,16 @@ CASES = [
     ),
     *(
         case
-        for kind, rows, inputs, lag, stages, split in (
-            ("bf16", 8, 256, 5, 6, 4),
-            ("bf16", 16, 256, 5, 5, 2),
-            ("bf16", 32, 256, 5, 4, 2),
-            ("bf16", 64, 256, 5, 3, 2),
-            ("fp16", 64, 256, 5, 3, 1),
-            ("bf16", 64, 128, 10, 7, 1),
+        for kind, rows, inputs, stages, split in (
+            ("bf16", 8, 256, 6, 4),
+            ("bf16", 16, 256, 5, 2),
+            ("bf16", 32, 256, 4, 2),
+            ("bf16", 64, 256, 3, 2),
+            ("fp16", 64, 256, 3, 1),
+            ("bf16", 64, 128, 7, 1),
         )
         for case in (
-            Case(
-                "_streamed_linear",
-                "_streamed_linear_kernel",
-                linear(kind)
-                | {
-                    "x_desc": descriptor(kind, 2, rows // 2, inputs),
-                    "weight_desc": descriptor(kind, 64, inputs),
-                },
-                streamed_by_copies(inputs, lag)
-                | {
-                    "ROWS": rows,
-                    "STAGES": stages,
-                    "SPLIT": split,
-                    "IS_SCALED": False,
-                    "HAS_BIAS": True,
-                    "HAS_RESIDUAL": True,
-                },
-                divisible=STRIDES,
-                least_capability=90,
-                most_capability=90,
-            ),
+            streamed_linear(kind, rows, inputs, stages, split, IS_SCALED=False, HAS_RESIDUAL=True),
             Case(
                 "gated_linear",
                 "_streamed_gated_kernel",
@@ -230,7 +229,7 @@ CASES = [
                     "x_desc": descriptor(kind, 2, rows // 2, inputs),
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
-                streamed_by_copies(inputs, lag) | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
+                streamed_by_copies(kind, inputs) | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
                 divisible=STRIDES,
                 least_capability=90,
                 most_capability=90,
@@ -242,7 +241,7 @@ CASES = [
                     linear(kind)
                     | {"x_desc": descriptor(kind, 2, rows // 2, inputs)}
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, inputs)},
-                    streamed_by_copies(inputs, lag)
+                    streamed_by_copies(kind, inputs)
                     | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
                     least_capability=90,
                     most_capability=90,
@@ -252,33 +251,13 @@ CASES = [
         )
     ),
     *(
-        Case(
-            "_streamed_linear",
-            "_streamed_linear_kernel",
-            LINEAR
-            | {
-                "x_desc": descriptor("fp8e4nv", 2, rows // 2, inputs),
-                "weight_desc": descriptor("fp8e4nv", 64, inputs),
-            },
-            streamed_by_copies(inputs, lag)
-            | {
-                "ROWS": rows,
-                "STAGES": stages,
-                "SPLIT": split,
-                "IS_SCALED": True,
-                "HAS_BIAS": True,
-                "HAS_RESIDUAL": False,
-            },
-            divisible=STRIDES,
-            least_capability=90,
-            most_capability=90,
-        )
-        for rows, inputs, lag, stages, split in (
-            (8, 512, 5, 6, 2),
-            (16, 512, 5, 5, 1),
-            (32, 512, 5, 4, 2),
-            (64, 512, 5, 3, 1),
-            (64, 256, 10, 7, 2),
+        streamed_linear("fp8e4nv", rows, inputs, stages, split, IS_SCALED=True, HAS_RESIDUAL=False)
+        for rows, inputs, stages, split in (
+            (8, 512, 6, 2),
+            (16, 512, 5, 1),
+            (32, 512, 4, 2),
+            (64, 512, 3, 1),
+            (64, 256, 7, 2),
         )
     ),
     *(
@@ -287,7 +266,7 @@ CASES = [
             "_streamed_gated_kernel",
             linear(kind)
             | {"x_desc": descriptor(kind, 2, 64, 128), "weight_desc": descriptor(kind, 1, 4, 2, 8, 128)},
-            streamed_by_copies(128, 10) | {"ROWS": 128, "STAGES": stages, "TILES": tiles, "PAIRED": 8},
+            streamed_by_copies(kind, 128) | {"ROWS": 128, "STAGES": stages, "TILES": tiles, "PAIRED": 8},
             divisible=STRIDES,
             least_capability=90,
             most_capability=90,
