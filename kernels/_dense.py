@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels._device import is_hopper, multiprocessors
-from headway.kernels._streamed import PAIRED, has_bulk_copies, is_copied
+from headway.kernels._streamed import PAIRED, PAIRED_TYPES, has_bulk_copies, is_copied
 from headway.kernels._triton import (
     TensorDescriptor,
     blocks_of,
@@ -167,9 +167,8 @@ def most_dense_rows(
 
 def _is_taken(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
     num_outputs, num_inputs = weight_shape
-    has_type = dtype in (torch.bfloat16, torch.float16)
     has_shape = rows >= _MIN_ROWS and num_inputs >= _MIN_INPUTS and num_inputs % INPUTS == 0
-    if not has_type or not has_shape or num_outputs % (2 * PAIRED) > 0:
+    if dtype not in PAIRED_TYPES or not has_shape or num_outputs % (2 * PAIRED) > 0:
         return False
     all_tiles, programs = blocks_of(rows, ROWS) * blocks_of(num_outputs, OUTPUTS), multiprocessors(device)
     return all_tiles >= _MIN_SHARE_OF_WAVES * blocks_of(all_tiles, programs) * programs

@@ -43,8 +43,8 @@ _LAG = 5
 # Measured on the H200: a part of fewer copies takes longer to add up than to make, and an lm_head of fewer is no faster;
 # fewer programs than that share of the multiprocessors do not ask for enough at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
-_PAIRED_TYPES = torch.bfloat16, torch.float16
-_TYPES = *_PAIRED_TYPES, torch.float8_e4m3fn
+PAIRED_TYPES = torch.bfloat16, torch.float16
+_TYPES = *PAIRED_TYPES, torch.float8_e4m3fn
 _SWIZZLE_BYTES, _WARPS = 128, 4
 
 
@@ -288,7 +288,7 @@ def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
 
 
 def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
-    has_type = x.dtype in (_PAIRED_TYPES if pairs else _TYPES) and x.dtype == weight.dtype
+    has_type = x.dtype in (PAIRED_TYPES if pairs else _TYPES) and x.dtype == weight.dtype
     if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
         return False
     copies, rest = divmod(x.shape[1] * x.element_size(), _COPY_BYTES)
