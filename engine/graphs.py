@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -66,18 +67,49 @@ class GraphMemory:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.Stream(device="cuda")
+        self._rehearsed: list[torch.cuda.CUDAGraph] | None = None
+
+    @property
+    def is_rehearsing(self) -> bool:
+        return self._rehearsed is not None
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """While it lasts graphs are captured to be thrown away, in memory that is given back at its end."""
+        with self._stream:
+            torch.ones(1, 1, device="cuda").mm(
+                torch.ones(1, 1, device="cuda")
+            )  # the library's memory, which stays
+        self._rehearsed = []
+        pool, self._pool = self._pool, torch.cuda.graph_pool_handle()
+        try:
+            yield
+        finally:
+            for graph in self._rehearsed:
+                graph.reset()
+            self._rehearsed, self._pool = None, pool
+            torch.cuda.empty_cache()
+
+    def rehearse(self, launch: Callable[[], object]) -> None:
+        """Runs nothing. Relaxed: a library may allocate its first memory meanwhile."""
+        assert self._rehearsed is not None, "there is no rehearsal"
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._rehearsed.append(graph)  # the pool lives as long as its graphs
+        self._capture(graph, launch, "relaxed")
 
     def capture(self, launch: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
         graph = torch.cuda.CUDAGraph()
+        return graph, self._capture(graph, launch, "thread_local")
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, launch: Callable[[], Result], error_mode: str) -> Result:
+        """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
         self._stream.wait_stream(torch.accelerator.current_stream())
         with self._stream:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool, capture_error_mode=error_mode)
             try:
-                outcome = launch()
+                return launch()
             finally:
                 graph.capture_end()
-        return graph, outcome
 
 
 class Graphs(Generic[Key, Result]):
@@ -94,11 +126,34 @@ class Graphs(Generic[Key, Result]):
         self._is_too_large: set[Key] = set()
 
     def capture(self, wanted: Key) -> None:
-        """Runs it once before it is captured, which compiles its kernels. What was captured before stays."""
+        """Runs it once before it is captured, which compiles its kernels. What was captured before stays. In a rehearsal
+        it is neither run nor kept."""
         if wanted in self._graphs:
+            return
+        if self._memory.is_rehearsing:
+            self._memory.rehearse(lambda: self._launch(wanted))
             return
         self._launch(wanted)
         self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
+
+    def capture_all(
+        self,
+        wanted: Sequence[Key],
+        what: str,
+        *,
+        prepare: Callable[[Key], None] | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """In this order. prepare: called before each; progress: after each, with the share that is done."""
+        started = time.monotonic()
+        for done, key in enumerate(wanted, start=1):
+            if prepare is not None:
+                prepare(key)
+            self.capture(key)
+            if progress is not None:
+                progress(done / len(wanted))
+        verb = "rehearsed" if self._memory.is_rehearsing else "captured"
+        logger.info("%s %d %s in %.1f s", verb, len(wanted), what, time.monotonic() - started)
 
     def run(self, wanted: Key) -> tuple[Result, bool]:
         """(what it gives, whether it was replayed).
@@ -138,13 +193,12 @@ class RoundGraphs:
 
         Only while every row of the table is padding. progress: called with the share that is done.
         """
-        started = time.monotonic()
         deepest_first = sorted(depths, reverse=True)
         rounds = [Round(n, depth) for n in reversed(self._row_counts) for depth in deepest_first]
-        for done, wanted in enumerate(rounds, start=1):
-            self._graphs.capture(wanted)
-            progress(done / len(rounds))
-        logger.info("captured %d rounds in %.1f s", len(rounds), time.monotonic() - started)
+        self._graphs.capture_all(rounds, "rounds", progress=progress)
+
+    def capture_smallest(self, depth: int) -> None:
+        self._graphs.capture(Round(self._row_counts[0], depth))
 
     def run(self, wanted: Round) -> tuple[Outcome, bool]:
         """(what the round gives for at least so many rows, whether it was replayed)."""
@@ -177,14 +231,9 @@ class MixedGraphs:
     ) -> None:
         """Those of plain rounds of one depth and more tokens than above_tokens, the largest first. Only while every
         row of the table is padding. progress: called with the share that is done."""
-        started = time.monotonic()
         rows = [n for n in reversed(self._row_counts) if n * (depth + 1) > above_tokens]
         wanted = [Mixed(Round(n, depth), m, fills_drafts) for n in rows for m in reversed(self._token_counts)]
-        for done, mixed in enumerate(wanted, start=1):
-            _pack_any(mixed.num_tokens, self._packed)
-            self._graphs.capture(mixed)
-            progress(done / len(wanted))
-        logger.info("captured %d rounds with prompts in %.1f s", len(wanted), time.monotonic() - started)
+        self._graphs.capture_all(wanted, "rounds with prompts", prepare=self._pack, progress=progress)
 
     def run(
         self, wanted: Round, chunks: Sequence[PrefillChunk], *, fills_drafts: bool
@@ -196,6 +245,9 @@ class MixedGraphs:
             return None
         copy_to_device(packed_chunks(chunks, mixed.num_tokens), self._packed)
         return self._graphs.run(mixed)
+
+    def _pack(self, wanted: Mixed) -> None:
+        _pack_any(wanted.num_tokens, self._packed)
 
     def _launch(self, wanted: Mixed) -> Outcome:
         return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted)
@@ -220,12 +272,8 @@ class PrefillGraphs:
 
     def capture(self, *, fills_drafts: bool) -> None:
         """The largest first. Only while row 0 of the slot table is padding: its blocks are nobody's."""
-        started = time.monotonic()
         wanted = sorted(prefills_of(self._token_counts, fills_drafts=fills_drafts), reverse=True)
-        for prefill in wanted:
-            _pack_any(prefill.num_tokens, self._packed)
-            self._graphs.capture(prefill)
-        logger.info("captured %d prefills in %.1f s", len(wanted), time.monotonic() - started)
+        self._graphs.capture_all(wanted, "prefills", prepare=self._pack)
 
     def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
         """[tokens or more, hidden], the chunks' one behind the other; None: no graph is for them."""
@@ -235,6 +283,9 @@ class PrefillGraphs:
         copy_to_device(packed_chunks(chunks, wanted.num_tokens), self._packed)
         hidden, _ = self._graphs.run(wanted)
         return hidden
+
+    def _pack(self, wanted: Prefill) -> None:
+        _pack_any(wanted.num_tokens, self._packed)
 
     def _launch(self, wanted: Prefill) -> torch.Tensor:
         return self._compute(self._packed[: HEADER + wanted.num_tokens], wanted)

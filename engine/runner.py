@@ -6,6 +6,7 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -34,7 +35,15 @@ from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.transfer import to_device
-from headway.kernels import FEW_ROWS, has_fused_attention, most_dense_rows, stamp, start_rows
+from headway.kernels import (
+    FEW_ROWS,
+    compile_aside,
+    has_fused_attention,
+    most_dense_rows,
+    reserve_workspace,
+    stamp,
+    start_rows,
+)
 
 WARM_UP_TOKENS = 1024
 # Kernels of few rows differ where these are more than 8, than 16 and than FEW_ROWS.
@@ -81,8 +90,9 @@ class Runner:
         self._graphs: RoundGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
+        self._graph_memory: GraphMemory | None = None
         if self.device.type == "cuda":
-            memory = GraphMemory()
+            memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
                 most = token_counts(min(max_prefill_tokens, self._max_row_tokens))[-1]
@@ -104,7 +114,32 @@ class Runner:
         depths = tuple(depths)
         if self._graphs is None or not depths:
             return
+        self._compile(depths, self._graphs, progress)
         self._warm_up_prefill()
+        self._capture_all(depths, self._graphs, progress)
+
+    def _compile(self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]) -> None:
+        """Compiles the kernels of all graphs side by side, in a rehearsal, unless a small round finds all of its own in a
+        cache.
+
+        Only saves time: what it leaves out is compiled when it is launched.
+        """
+        assert self._graph_memory is not None
+        reserve_workspace(self.device)  # not in memory that is given back
+        started, aside = time.monotonic(), None
+        try:
+            with self._graph_memory.rehearsal(), compile_aside() as aside:
+                graphs.capture_smallest(max(depths))
+                if aside.has_compiled():
+                    self._capture_all(depths, graphs, lambda done: progress(0.0))
+        except Exception:
+            logger.warning("the rehearsal failed: kernels are compiled one after the other", exc_info=True)
+        if aside is not None and aside.num_compiled > 0:
+            logger.info("compiled %d kernels in %.1f s", aside.num_compiled, time.monotonic() - started)
+
+    def _capture_all(
+        self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]
+    ) -> None:
         depth = max(depths)
         fills_drafts = self.model.has_mtp and depth > 0
         share_of_mixed = 0.0
@@ -118,7 +153,7 @@ class Runner:
             )
         if self._prefill_graphs is not None:
             self._prefill_graphs.capture(fills_drafts=fills_drafts)
-        self._graphs.capture(depths, lambda done: progress(share_of_mixed + (1 - share_of_mixed) * done))
+        graphs.capture(depths, lambda done: progress(share_of_mixed + (1 - share_of_mixed) * done))
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:

@@ -4,12 +4,13 @@ CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests,
 """
 
 from headway.kernels._adjustments import Adjustments
+from headway.kernels._aside import compile_aside
 from headway.kernels._dense import most_dense_rows
 from headway.kernels._device import has_float8_products, has_fused_attention
 from headway.kernels._late_norm import LateNorm
 from headway.kernels._nibbles import pack_nibbles
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
-from headway.kernels._skinny import FEW_ROWS
+from headway.kernels._skinny import FEW_ROWS, reserve_workspace
 from headway.kernels._streamed import is_streamed
 from headway.kernels.add_linear import add_linear
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
@@ -57,6 +58,7 @@ __all__ = [
     "advance",
     "causal_attention",
     "commit_round",
+    "compile_aside",
     "count_tokens",
     "embed_rms_norm",
     "fixed_linear",
@@ -79,6 +81,7 @@ __all__ = [
     "prepare_next_forward_pass",
     "qkv_rope_append",
     "quantized_linear",
+    "reserve_workspace",
     "rewind_kv_cache",
     "rms_norm",
     "rope",

@@ -244,6 +244,11 @@ def workspace_of(split: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return _workspace(x.device) if split > 1 else (x, x)
 
 
+def reserve_workspace(device: torch.device) -> None:
+    """What such sums need there, before graphs of them are captured; it stays."""
+    _workspace(device)
+
+
 def _cut(num_inputs: int) -> int:
     return _CUT if num_inputs % _CUT == 0 else _MIN_INPUTS
 

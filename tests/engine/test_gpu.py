@@ -7,7 +7,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import random
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -41,6 +45,26 @@ MAX_ULPS, MAX_NOISE, MAX_SHARE_BEYOND = 2, 8, 0.05
 GREEDY = SamplingParams(temperature=0.0)
 # Of a log-probability, where products round their sums otherwise.
 MAX_SCORE_ERROR = 0.1
+MAX_LEFT_BYTES = 64 << 20
+# Its arguments: a configuration, prompts. Prints the kernels compiled, the bytes reserved, and the texts.
+START = """
+import json, sys
+import torch, triton
+from headway_testing.local import LocalEngine
+from headway.engine.config import EngineConfig
+from headway.engine.logs import configure_logging
+
+configure_logging("info", "text")
+compiled = []
+triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: None if cache_hit else compiled.append(src.name)
+engine = LocalEngine(EngineConfig(**json.loads(sys.argv[1])))
+engine.engine.runner.capture(range(engine.engine.info.depth + 1), progress=lambda _: None)
+torch.cuda.empty_cache()
+reserved = torch.cuda.memory_reserved()
+ids = [engine.submit(prompt, max_tokens=24) for prompt in json.loads(sys.argv[2])]
+engine.run()
+print(json.dumps([len(compiled), reserved, [engine.outputs[i].token_ids for i in ids]]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +308,42 @@ def test_nothing_is_compiled_once_requests_are_served(
                 engine.submit(long[i : i + tokens - i % 2 * (tokens > 1)], max_tokens=9, sampling=sampling)
             engine.run()
     assert compiled == []
+
+
+def start_alone(cache: Path, prompts: list[tuple[int, ...]]) -> tuple[int, int, list[list[int]], str]:
+    """(kernels compiled, bytes reserved, texts, log) of an engine in a process of its own."""
+    config = {
+        "model_path": MODEL,
+        "dtype": "bfloat16",
+        "depth": 3,
+        "max_running": 16,
+        "kv_cache_memory_bytes": 1 << 30,
+    }
+    command = [sys.executable, "-P", "-c", START, json.dumps(config), json.dumps(prompts)]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return *json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_a_cold_start_compiles_side_by_side_and_leaves_nothing_else(
+    prompts: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    cold, cold_bytes, cold_texts, cold_log = start_alone(tmp_path, prompts[:8])
+    warm, warm_bytes, warm_texts, warm_log = start_alone(tmp_path, prompts[:8])
+    found = re.search(r"compiled (\d+) kernels", cold_log)
+    assert found is not None, cold_log
+    print(f"{found[0]} side by side, {cold - int(found[1])} one after the other")
+    assert int(found[1]) > cold / 2, "most of them side by side"
+    assert warm == 0
+    assert not re.search(r"compiled \d+ kernels|rehearsed", warm_log), "nothing to rehearse"
+    assert "the rehearsal failed" not in cold_log + warm_log
+    assert abs(cold_bytes - warm_bytes) < MAX_LEFT_BYTES
+    assert (
+        cold_texts
+        == warm_texts
+        == generate([Case(p, 24, GREEDY) for p in prompts[:8]], config_of(max_running=16))
+    )
 
 
 @pytest.mark.timeout(500)
