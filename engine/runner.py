@@ -128,12 +128,14 @@ class Runner:
         reserve_workspace(self.device)  # not in memory that is given back
         started, aside = time.monotonic(), None
         try:
-            with self._graph_memory.rehearsal(), compile_aside() as aside:
+            with self._graph_memory.rehearsal(), compile_aside(progress=lambda: progress(0.0)) as aside:
                 graphs.capture_smallest(max(depths))
                 if aside.has_compiled():
                     self._capture_all(depths, graphs, lambda done: progress(0.0))
         except Exception:
-            logger.warning("the rehearsal failed: kernels are compiled one after the other", exc_info=True)
+            logger.warning(
+                "the rehearsal failed: further kernels are compiled one after the other", exc_info=True
+            )
         if aside is not None and aside.num_compiled > 0:
             logger.info("compiled %d kernels in %.1f s", aside.num_compiled, time.monotonic() - started)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,14 +38,17 @@ class _Unlaunched:
 class Aside(AsyncCompileMode):  # type: ignore[misc]
     """What Triton asks while the mode holds. Mutable; used by one thread beside those of the executor."""
 
-    def __init__(self, executor: Executor, load: Callable[[Any], object]) -> None:
+    def __init__(
+        self, executor: Executor, load: Callable[[Any], object], progress: Callable[[], object]
+    ) -> None:
         super().__init__(executor, ignore_errors=True)
-        self._load = load
+        self._load, self._progress = load, progress
         self._takers: dict[Future[Any], list[Callable[[Any], None]]] = {}
         self._compiled: list[str] = []  # by the threads
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
-        """Triton's: compile_fn gives the kernel, finalize_fn puts it where launches look for it."""
+        """Triton's: compile_fn gives the kernel, finalize_fn puts it where launches look for it, and tells that it was
+        compiled to who wants to know (`jit_post_compile_hook`), here when it was only asked for, too."""
         super().submit(key, compile_fn, lambda kernel: None)
         future = self.future_kernels[key].future
         self._takers.setdefault(future, []).append(finalize_fn)
@@ -59,16 +62,16 @@ class Aside(AsyncCompileMode):  # type: ignore[misc]
         loaded: dict[Future[Any], Future[Any]] = {}
         try:
             if error[1] is None or isinstance(error[1], Exception):
-                wait(self._takers)
+                self._wait(self._takers)
                 loaded = {compiled: self.executor.submit(self._loaded, compiled) for compiled in self._takers}
-                wait(loaded.values())
+                self._wait(loaded.values())
         finally:
+            self.raw_futures.clear()  # none to wait for
+            super().__exit__(*error)
             for compiled, takers in self._takers.items():
                 kernel = _result_of(loaded[compiled]) if compiled in loaded else None
                 for take in takers:
                     take(kernel)
-            self.raw_futures.clear()  # none to wait for
-            super().__exit__(*error)
 
     @property
     def num_compiled(self) -> int:
@@ -83,6 +86,10 @@ class Aside(AsyncCompileMode):  # type: ignore[misc]
         """Triton's compilation listener."""
         if not cache_hit:
             self._compiled.append(src.name)
+
+    def _wait(self, futures: Iterable[Future[Any]]) -> None:
+        for _ in as_completed(tuple(futures)):
+            self._progress()
 
     def _loaded(self, compiled: Future[Any]) -> Any:
         kernel = compiled.result()
@@ -101,17 +108,20 @@ def _result_of(future: Future[Any]) -> Any:
 
 
 @contextmanager
-def compile_aside(load: Callable[[Any], object] = operator.attrgetter("run")) -> Iterator[Aside]:
+def compile_aside(
+    load: Callable[[Any], object] = operator.attrgetter("run"), progress: Callable[[], object] = lambda: None
+) -> Iterator[Aside]:
     """What is asked for meanwhile can be launched at its end, and is loaded.
 
     For launches whose effects nobody wants, such as those of a CUDA graph that is thrown away; no other thread may launch
-    any. load: called with each kernel; by default what builds its launcher and brings it onto the first device.
+    any. load: called with each kernel, by the threads; by default what builds its launcher and brings it onto the first
+    device. progress: called at the end for each kernel that is compiled, and for each that is loaded.
     """
     num_threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     knobs = triton.knobs.compilation
     listener = knobs.listener
     executor = ThreadPoolExecutor(num_threads, thread_name_prefix="compile")
-    aside = Aside(executor, load)
+    aside = Aside(executor, load, progress)
 
     def listen(**what: Any) -> None:
         aside.count(**what)
@@ -123,5 +133,5 @@ def compile_aside(load: Callable[[Any], object] = operator.attrgetter("run")) ->
         with aside:
             yield aside
     finally:
-        executor.shutdown(cancel_futures=True)
         knobs.listener = listener
+        executor.shutdown(cancel_futures=True)

@@ -1,5 +1,6 @@
 """Triton itself compiles here, for a device that is not there; nothing is launched."""
 
+import itertools
 import os
 import threading
 from typing import Any
@@ -86,9 +87,9 @@ def compiled_of(kernel: Any) -> list[str]:
 
 
 def test_kernels_are_compiled_and_loaded_at_the_end_and_not_launched() -> None:
-    kernel, loaded = triton.jit(doubled), []
+    kernel, loaded, progress = triton.jit(doubled), [], []
     x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    with compile_aside(loaded.append) as aside:
+    with compile_aside(loaded.append, lambda: progress.append(len(loaded))) as aside:
         for _ in range(3):
             kernel[GRID](x, out, BLOCK=BLOCK)
         kernel[GRID](x.double(), out.double(), BLOCK=BLOCK)
@@ -97,6 +98,7 @@ def test_kernels_are_compiled_and_loaded_at_the_end_and_not_launched() -> None:
     assert sorted(k.name for k in loaded) == ["doubled", "doubled"]
     assert {*loaded} == {*kernel.device_caches[0][0].values()}, "launches find what was compiled"
     assert out.tolist() == [0.0] * BLOCK
+    assert len(progress) == 4, "of two kernels, compiled and loaded"
 
 
 def test_what_a_cache_has_is_not_compiled_again() -> None:
@@ -172,6 +174,24 @@ def test_who_is_to_end_does_not_wait_for_kernels(monkeypatch: pytest.MonkeyPatch
         fresh[GRID](x, out, BLOCK=BLOCK)
     assert compiled_of(fresh) == ["doubled"], "the mode before has ended"
     assert aside.num_compiled == 1
+
+
+def test_nothing_holds_after_a_hook_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton calls it for each kernel that is put in its place."""
+    kernel, fresh, calls = triton.jit(doubled), triton.jit(doubled), itertools.count()
+    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
+
+    def interrupt(**what: Any) -> None:
+        if next(calls) == 1:  # at the end
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", interrupt)
+    with pytest.raises(KeyboardInterrupt), compile_aside(id):
+        kernel[GRID](x, out, BLOCK=BLOCK)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", None)
+    with compile_aside(id):
+        fresh[GRID](x, out, BLOCK=BLOCK)
+    assert compiled_of(fresh) == ["doubled"]
 
 
 def test_what_is_loaded_is_launched_from_then_on(no_device: NoDevice) -> None:
