@@ -50,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
         write(arguments.json, head, levels, interferences)
     if arguments.plot is not None:
         plot(levels, arguments.plot, _title(arguments))
+    for level in levels:
+        if level.num_requests == 0:
+            print(f"headway: {level.level}: no request was due; raise --duration", file=sys.stderr)
     return int(any(sum(level.errors.values()) == level.num_requests for level in levels))
 
 
@@ -94,6 +97,12 @@ def _long_prompts(arguments: argparse.Namespace) -> LongPrompts | None:
     if arguments.num_requests is not None:
         raise UsageError(
             f"--num-requests is {arguments.num_requests}, it does not go with --prompt-every; give --duration"
+        )
+    seconds = _seconds(arguments)
+    if seconds is not None and arguments.prompt_every >= seconds:
+        raise UsageError(
+            f"--prompt-every is {arguments.prompt_every:g}, it must be below --duration, {seconds:g}, for a prompt to "
+            "be sent; raise --duration"
         )
     return LongPrompts(arguments.prompt_len, arguments.prompt_every)
 

@@ -142,19 +142,22 @@ async def _closed_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator
 async def _open_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator[bytes]) -> list[Outcome]:
     """Requests come when they come, whether those before have ended or not."""
     tasks: list[asyncio.Task[Outcome]] = []
-    for body, due in zip(bodies, _arrivals(share), strict=False):
+    for due, body in zip(_arrivals(share), bodies, strict=False):
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         tasks.append(asyncio.create_task(send(client, body)))
     return list(await asyncio.gather(*tasks))
 
 
 def _arrivals(share: Share) -> Iterator[float]:
-    """When the requests are due, without end, by the machine's monotonic clock."""
-    assert share.request_rate is not None
-    gaps, due = random.Random(f"{share.seed}, arrivals"), share.start_seconds
-    while True:
-        due += 1 / share.request_rate if share.has_even_arrivals else gaps.expovariate(share.request_rate)
-        yield due
+    """When the requests are due, by the machine's monotonic clock; before the level's time is over."""
+    rate = share.request_rate
+    assert rate is not None
+    gaps, seconds = random.Random(f"{share.seed}, arrivals"), 0.0
+    for number in count(1):
+        seconds = number / rate if share.has_even_arrivals else seconds + gaps.expovariate(rate)
+        if share.seconds is not None and seconds >= share.seconds:
+            return
+        yield share.start_seconds + seconds
 
 
 async def send(client: httpx.AsyncClient, body: bytes) -> Outcome:

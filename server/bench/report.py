@@ -85,9 +85,10 @@ def write(
 
 
 def plain_milliseconds(text: str) -> dict[str, float]:
-    """{level: median time per output token} of what `write` wrote. Raises ValueError, KeyError, TypeError."""
-    levels = json.loads(text)["levels"]
-    return {level["level"]: level["time_per_output_token"]["p50"] for level in levels}
+    """{level: median time per output token} of what `write` wrote, of levels that have one. Raises ValueError,
+    KeyError, TypeError."""
+    times = {level["level"]: level["time_per_output_token"] for level in json.loads(text)["levels"]}
+    return {level: time["p50"] for level, time in times.items() if time}
 
 
 def engine_rates(text: str, wanted: Mapping[str, object]) -> dict[str, float]:

@@ -135,6 +135,17 @@ def test_what_is_written_is_a_baseline(tmp_path: Path) -> None:
     assert plain_milliseconds(file.read_text()) == {"2 streams": pytest.approx(175)}
 
 
+def test_a_level_without_requests_is_no_baseline_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = figures_of(Level(1, 0.1), [ShareResult([], 0.1, 1.0)], {}, {}, References(5.0, 9.0))
+    monkeypatch.setattr(bench, "run", lambda arguments: ([figures({}, {}), nothing], []))
+    file = tmp_path / "run.json"
+    assert bench.main(["--json", str(file)]) == 1
+    assert capsys.readouterr().err == "headway: 0.1 requests/s: no request was due; raise --duration\n"
+    assert plain_milliseconds(file.read_text()) == {"2 streams": pytest.approx(175)}
+
+
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     nothing = figures_of(Level(1, None), [], {}, {}, References())
     plot.plot([figures({}, {}), nothing], tmp_path / "a.png", "128 in, 256 out")
@@ -149,9 +160,23 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (["--baseline", __file__], "it must be a file that headway bench serve"),
         (["--base-url", "http://127.0.0.1:9"], "refused"),
         (["--prompt-every", "1", "--num-requests", "9"], "--num-requests is 9, it does not go with"),
+        (["--prompt-every", "12"], "--prompt-every is 12, it must be below --duration, 10, for"),
+        (
+            ["--prompt-every", "3", "--duration", "3"],
+            "--prompt-every is 3, it must be below --duration, 3, for",
+        ),
         (["--prompts", "/dev/null"], "--prompts is /dev/null, which has no line"),
     ],
-    ids=["no-matplotlib", "no-baseline", "wrong-baseline", "no-server", "number-of-requests", "no-prompts"],
+    ids=[
+        "no-matplotlib",
+        "no-baseline",
+        "wrong-baseline",
+        "no-server",
+        "number-of-requests",
+        "no-prompt-in-10-s",
+        "no-prompt-in-3-s",
+        "no-prompts",
+    ],
 )
 def test_what_cannot_be_done_is_one_line_and_status_1(
     arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
