@@ -36,20 +36,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
         levels, interferences = run(arguments)
+        show(levels)
+        show_interference(interferences)
+        _keep(arguments, argv, levels, interferences)
     except (UsageError, httpx.HTTPError) as error:
         print(f"headway: {error or type(error).__name__}", file=sys.stderr)
         return 1
-    show(levels)
-    show_interference(interferences)
-    if arguments.json is not None:
-        head = {
-            "command": shlex.join(["headway", "bench", "serve", *argv]),
-            "client": f"{platform.platform()}, {os.cpu_count()} cores",
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        write(arguments.json, head, levels, interferences)
-    if arguments.plot is not None:
-        plot(levels, arguments.plot, _title(arguments))
     for level in levels:
         if level.num_requests == 0:
             print(f"headway: {level.level}: no request was due; raise --duration", file=sys.stderr)
@@ -60,6 +52,11 @@ def run(arguments: argparse.Namespace) -> tuple[list[Figures], list[Interference
     """Raises UsageError, httpx.HTTPError."""
     if arguments.plot is not None and not CAN_PLOT:
         raise UsageError("--plot needs matplotlib: pip install 'headway[bench]'")
+    for flag, file in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(
+                f"{flag} is {file}, and {file.parent} is no folder; make it, or name another file"
+            )
     long_prompts = _long_prompts(arguments)
     texts, plain = _texts(arguments.prompts), _plain_milliseconds(arguments.baseline)
     levels = _levels(arguments)
@@ -191,6 +188,30 @@ def _read(file: Path) -> str:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def _keep(
+    arguments: argparse.Namespace,
+    argv: Sequence[str],
+    levels: Sequence[Figures],
+    interferences: Sequence[Interference],
+) -> None:
+    """Raises UsageError; a picture that cannot be drawn leaves the figures."""
+    if arguments.json is not None:
+        head = {
+            "command": shlex.join(["headway", "bench", "serve", *argv]),
+            "client": f"{platform.platform()}, {os.cpu_count()} cores",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        try:
+            write(arguments.json, head, levels, interferences)
+        except OSError as error:
+            raise UsageError(f"--json is {arguments.json}, which cannot be written: {error}") from None
+    if arguments.plot is not None:
+        try:
+            plot(levels, arguments.plot, _title(arguments))
+        except (OSError, ValueError) as error:  # ValueError: a kind of picture that nobody knows
+            raise UsageError(f"--plot is {arguments.plot}, which cannot be written: {error}") from None
 
 
 def _title(arguments: argparse.Namespace) -> str:

@@ -165,6 +165,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
             ["--prompt-every", "3", "--duration", "3"],
             "--prompt-every is 3, it must be below --duration, 3, for",
         ),
+        (["--json", "/nope/x.json"], "--json is /nope/x.json, and /nope is no folder"),
         (["--prompts", "/dev/null"], "--prompts is /dev/null, which has no line"),
     ],
     ids=[
@@ -175,6 +176,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         "number-of-requests",
         "no-prompt-in-10-s",
         "no-prompt-in-3-s",
+        "no-folder",
         "no-prompts",
     ],
 )
@@ -186,3 +188,20 @@ def test_what_cannot_be_done_is_one_line_and_status_1(
     error = capsys.readouterr().err
     assert error.startswith("headway: ")
     assert complaint in error
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--json", ""), ("--plot", "run.nothing")], ids=["json", "plot"])
+def test_a_file_that_cannot_be_written_is_one_line_below_the_figures(
+    flag: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "run", lambda arguments: ([figures({}, {})], []))
+    assert bench.main([flag, str(tmp_path / name)]) == 1
+    shown = capsys.readouterr()
+    assert "2 streams" in shown.out
+    assert shown.err.startswith(f"headway: {flag} is {tmp_path / name}, which cannot be written: ")
+    assert shown.err.count("\n") == 1
+
+
+def test_a_picture_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--plot", "/nope/x.png"]) == 1
+    assert capsys.readouterr().err.startswith("headway: --plot is /nope/x.png, and /nope is no folder")
