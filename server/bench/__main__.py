@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         show(levels)
         show_interference(interferences)
         _keep(arguments, argv, levels, interferences)
-    except (UsageError, httpx.HTTPError) as error:
+    except (UsageError, httpx.HTTPError, httpx.InvalidURL) as error:
         print(f"headway: {error or type(error).__name__}", file=sys.stderr)
         return 1
     for level in levels:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(arguments: argparse.Namespace) -> tuple[list[Figures], list[Interference]]:
-    """Raises UsageError, httpx.HTTPError."""
+    """Raises UsageError, httpx.HTTPError, httpx.InvalidURL."""
     if arguments.plot is not None and not CAN_PLOT:
         raise UsageError("--plot needs matplotlib: pip install 'headway[bench]'")
     for flag, file in (("--json", arguments.json), ("--plot", arguments.plot)):
