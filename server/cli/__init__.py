@@ -113,9 +113,19 @@ def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int
 def _complete(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_values(arguments, _options(COMPLETE_GROUPS), environment)
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = _prompt(arguments.prompt)
     source = _source(arguments.model, values, environment)
     return complete(_build(CompleteConfig, values), prompt, source, _engine_config(values))
+
+
+def _prompt(given: str) -> str:
+    """Raises ConfigError: bytes that are not UTF-8 come as lone surrogates, or cannot be read."""
+    try:
+        prompt = sys.stdin.read() if given == "-" else given
+        prompt.encode()
+    except UnicodeError:
+        raise ConfigError("PROMPT has bytes that are not UTF-8; convert it, such as with iconv") from None
+    return prompt
 
 
 def _options(groups: Mapping[str, list[Option]]) -> list[Option]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -227,6 +228,16 @@ def test_a_bad_model_is_one_line_and_status_1(
     assert error.startswith("headway: ")
     assert complaint in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("prompt", ["-", "a\udcff"], ids=["stdin", "argument"])
+def test_a_prompt_that_is_not_utf8_is_one_line_and_status_1(
+    prompt: str, errors: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), "utf-8", errors))
+    assert cli.main(["complete", prompt]) == 1
+    assert capsys.readouterr().err.startswith("headway: PROMPT has bytes that are not UTF-8; ")
 
 
 @pytest.mark.parametrize(
