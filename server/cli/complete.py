@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from contextlib import aclosing
 
@@ -21,7 +23,10 @@ from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 
 def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_config: EngineConfig) -> int:
-    """Prints prompt and completion. The same checks as the API's; Ctrl-C ends the engine too."""
+    """Prints prompt and completion; returns the exit status, which is SIGPIPE's where nobody reads them any more.
+
+    The same checks as the API's; Ctrl-C ends the engine too.
+    """
     folder = model_folder(source)
     read_model_config(folder)
     tokenizer = load_tokenizer(folder)
@@ -37,8 +42,15 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
     )
     check(body)
     engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
-    asyncio.run(_run(engine, tokenizer, body))
+    try:
+        asyncio.run(_run(engine, tokenizer, body))
+    except _ReaderGoneError:
+        return 128 + signal.SIGPIPE
     return 0
+
+
+class _ReaderGoneError(Exception):
+    """Nobody reads stdout any more, as behind `| head`."""
 
 
 async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionRequest) -> None:
@@ -59,5 +71,10 @@ async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionReque
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:  # for what stays in the buffer until the exit
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise _ReaderGoneError from None

@@ -10,6 +10,8 @@ import re
 import shlex
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -238,6 +240,17 @@ def test_a_prompt_that_is_not_utf8_is_one_line_and_status_1(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), "utf-8", errors))
     assert cli.main(["complete", prompt]) == 1
     assert capsys.readouterr().err.startswith("headway: PROMPT has bytes that are not UTF-8; ")
+
+
+def test_a_completion_that_nobody_reads_ends_quietly() -> None:
+    command = [sys.executable, "-P", "-m", "headway", "complete", "def parse(", "--device", "cpu"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as nobody:
+        ended = subprocess.run(command, check=False, stdout=nobody, stderr=subprocess.PIPE, timeout=120)
+    assert ended.returncode == 128 + signal.SIGPIPE
+    assert b"Traceback" not in ended.stderr
+    assert b"BrokenPipeError" not in ended.stderr
 
 
 @pytest.mark.parametrize(
