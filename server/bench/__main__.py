@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     except (UsageError, httpx.HTTPError, httpx.InvalidURL) as error:
         print(f"headway: {error or type(error).__name__}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     for level in levels:
         if level.num_requests == 0:
             print(f"headway: {level.level}: no request was due; raise --duration", file=sys.stderr)

@@ -54,10 +54,10 @@ then:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; faults of the user's or the world's are one line on stderr."""
     arguments = _parser().parse_args(argv)
-    if arguments.command == "bench":
-        return bench(arguments.kind, arguments.arguments)
     run, groups = (_serve, SERVE_GROUPS) if arguments.command == "serve" else (_complete, COMPLETE_GROUPS)
     try:
+        if arguments.command == "bench":
+            return bench(arguments.kind, arguments.arguments)
         return run(arguments, os.environ)
     except HeadwayError as error:
         if isinstance(error, ConfigError):

@@ -5,10 +5,12 @@ The engine's imports torch, which this process never does; the client's shares n
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
+INTERRUPT_SECONDS = 2.0
 COMMANDS = {
     "engine": (sys.executable, "-P", "-m", "headway.engine.bench"),
     "shape": (sys.executable, "-P", "-m", "headway.engine.bench.shape"),
@@ -17,5 +19,19 @@ COMMANDS = {
 
 
 def bench(kind: str, arguments: Sequence[str]) -> int:
-    """Returns the benchmark's exit status."""
-    return subprocess.run([*COMMANDS[kind], *arguments], check=False).returncode
+    """Returns the benchmark's exit status. Raises KeyboardInterrupt when the benchmark has ended, too."""
+    process = subprocess.Popen([*COMMANDS[kind], *arguments])
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A terminal's Ctrl-C has reached the benchmark, which needs a moment; another sender's has not."""
+    try:
+        process.wait(INTERRUPT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        process.wait()

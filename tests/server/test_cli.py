@@ -242,6 +242,21 @@ def test_a_prompt_that_is_not_utf8_is_one_line_and_status_1(
     assert capsys.readouterr().err.startswith("headway: PROMPT has bytes that are not UTF-8; ")
 
 
+@pytest.mark.parametrize("is_terminal", [True, False], ids=["both", "parent"])
+def test_an_interrupt_ends_a_benchmark_quietly(is_terminal: bool) -> None:
+    """Of the whole process group, as a terminal does it, or of the command alone. The server never answers."""
+    command = [sys.executable, "-P", "-m", "headway", "bench", "serve", "--base-url"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        running = subprocess.Popen([*command, url], stderr=subprocess.PIPE, start_new_session=True)
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            (os.killpg if is_terminal else os.kill)(running.pid, signal.SIGINT)
+            _, error = running.communicate(timeout=60)
+    assert (running.returncode, error) == (130, b"")
+
+
 def test_a_completion_that_nobody_reads_ends_quietly() -> None:
     command = [sys.executable, "-P", "-m", "headway", "complete", "def parse(", "--device", "cpu"]
     reader, writer = os.pipe()
