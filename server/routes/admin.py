@@ -26,7 +26,7 @@ class Activity(msgspec.Struct):
     num_requests: int
 
 
-@router.post("/abort/{name}")
+@router.post("/abort/{name:path}")
 async def abort(request: Request, name: str) -> Response:
     """name: the X-Request-Id of the request, or the id of its answer."""
     services = services_of(request)

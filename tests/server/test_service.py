@@ -181,19 +181,24 @@ async def test_a_busy_stream_gets_none(connect: Connect, engine: FakeEngine) -> 
 
 class TestAborts:
     @pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
+    @pytest.mark.parametrize(
+        ("name", "path"),
+        [("mine", "/abort/mine"), ("team/7", "/abort/team/7"), ("/a?", "/abort/%2Fa%3F")],
+        ids=["plain", "slash", "escaped"],
+    )
     async def test_an_operator_ends_a_request_by_its_id(
-        self, connect: Connect, engine: FakeEngine, stream: bool
+        self, connect: Connect, engine: FakeEngine, name: str, path: str, stream: bool
     ) -> None:
         engine.stall_after = 6
         async with connect(keys=Keys((), "admin")) as client:
-            headers = {"X-Request-Id": "mine"}
+            headers = {"X-Request-Id": name}
             post = asyncio.create_task(client.post(URL, json={**BODY, "stream": stream}, headers=headers))
             await until(lambda: bool(engine.running))
             await asyncio.sleep(0.05)
-            done = await client.post("/abort/mine", headers=bearer("admin"))
+            done = await client.post(path, headers=bearer("admin"))
+            assert done.json() == {"id": name, "num_aborted": 1}
             response = await post
-            again = await client.post("/abort/mine", headers=bearer("admin"))
-        assert done.json() == {"id": "mine", "num_aborted": 1}
+            again = await client.post(path, headers=bearer("admin"))
         assert again.status_code == 404
         assert response.status_code == (200 if stream else 410)
         error = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
