@@ -11,6 +11,9 @@ import httpx
 import pytest
 from headway_testing.fake_engine import FakeEngine
 
+from headway.server.body import BODY_SECONDS
+from headway.server.cli.http_protocol import HEAD_SECONDS, STALLED_SECONDS
+from headway.server.cli.serve import KEPT_SECONDS
 from headway.server.protocol import chat, completions, parameters
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
@@ -60,6 +63,12 @@ def test_the_ranges_on_the_page_are_those_of_the_code(values: parameters.Ranges)
     for name, (low, high) in values.items():
         if 0 < high <= 128 and name != "top_p":
             assert f"{low:g} to {high:g}" in told[name]
+
+
+def test_the_seconds_of_connections_on_the_page_are_those_of_the_code() -> None:
+    section = PAGE.split("## Connections\n")[1].split("\n## ")[0]
+    told = [int(seconds) for seconds in re.findall(r"(\d+) s\b", section)]
+    assert told == [STALLED_SECONDS, HEAD_SECONDS, BODY_SECONDS, KEPT_SECONDS]
 
 
 class AnyChat:
