@@ -120,7 +120,7 @@ class Choice:
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if not self._request.shows_output:
-            return self._delta("", event.finish_reason.value if event.finish_reason else None, NOTHING)
+            return self._delta("", _reason_unseen(event), NOTHING)
         hides_last = event.finish_reason is FinishReason.STOP and not self._request.shows_stop
         shown = event.token_ids[:-1] if hides_last else event.token_ids
         decoded = self._push(shown, event)
@@ -175,6 +175,12 @@ class Choice:
         if self.first_token_seconds is None and num_tokens:
             self.first_token_seconds = self.last_token_seconds
         return num_tokens, num_accepted, num_rejected
+
+
+def _reason_unseen(event: TokenEvent) -> str | None:
+    """Where no token is part of the answer none can stop it."""
+    reason = FinishReason.LENGTH if event.finish_reason is FinishReason.STOP else event.finish_reason
+    return reason.value if reason else None
 
 
 def _count_up(per_position: list[int], number: int) -> None:

@@ -154,6 +154,14 @@ async def test_max_tokens_0_with_echo_gives_the_prompt_alone(
     assert part["choices"][0]["text"] == TEXT
 
 
+async def test_max_tokens_0_never_stops_by_the_token_that_is_not_told(
+    client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    engine.script = lambda request: [tokenizer.stop_token_ids[0]]
+    for choice in await both_ways(client, prompt=TEXT, echo=True, max_tokens=0):
+        assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
+
+
 async def test_continuous_usage_stats_tell_the_usage_so_far(client: httpx.AsyncClient) -> None:
     options = {"continuous_usage_stats": True}
     parts = await chunks(client, max_tokens=8, stream_options=options, ignore_eos=True)
