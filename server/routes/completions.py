@@ -115,7 +115,10 @@ class CompletionWriter:
         return [self._choice(delta, delta.text, self._logprobs(delta, self._echo(delta)))]
 
     def choice(self, delta: Delta, index: int) -> CompletionChoice:
-        """The beginning of a choice, or all of it: with the prompt if it is to be echoed."""
+        """The beginning of a choice, or all of it: with the prompt if it is to be echoed.
+
+        index: its place in the answer; the delta's own is that among all candidates.
+        """
         prompt = self._prompt(delta)
         echo = self._echo(delta)
         logprobs = self._logprobs(delta, echo)
@@ -123,7 +126,8 @@ class CompletionWriter:
             scores = self.answer.generation.prompt_logprobs(delta.index)
             prompt_part = prompt_tokens(prompt, scores, self.tokenizer)
             logprobs = _followed(completion_logprobs(prompt_part, self.tokenizer.full_vocabulary), logprobs)
-        choice = self._choice(msgspec.structs.replace(delta, index=index), echo + delta.text, logprobs)
+        choice = self._choice(delta, echo + delta.text, logprobs)
+        choice.index = index
         if self.body.return_token_ids:
             choice.prompt_token_ids = prompt.token_ids
         return choice

@@ -206,6 +206,17 @@ async def test_draft_positions_tell_of_each_token_which_draft_it_was(
     assert [i for entry in told for i in entry["text_offset"]] == list(range(begin, begin + 8))
 
 
+async def test_draft_positions_of_the_best_begin_behind_the_echo_of_their_own_prompt(
+    client: httpx.AsyncClient,
+) -> None:
+    wanted = {"best_of": 3, "n": 1, "echo": True, "max_tokens": 3, "logprobs": 0}
+    answer = await complete(client, prompt=["a", TEXT], speculation={"draft_positions": True}, **wanted)
+    for choice, prompt in zip(answer["choices"], ["a", TEXT], strict=True):
+        offsets = choice["speculation"]["text_offset"]
+        assert offsets[0] == len(prompt)
+        assert offsets == choice["logprobs"]["text_offset"][-3:]
+
+
 WRONG = [
     ("stop_token_ids", [600]), ("stop_token_ids", [-1]), ("stop_token_ids", list(range(65))),
     ("stop_token_ids", list(range(1, 65))), ("truncate_prompt_tokens", 0), ("cache_salt", ""), ("cache_salt", "x" * 257),
