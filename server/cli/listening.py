@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 import stat
@@ -57,7 +58,7 @@ def _listen_at(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         with suppress(FileNotFoundError):
-            if stat.S_ISSOCK(path.stat().st_mode):
+            if stat.S_ISSOCK(path.stat().st_mode) and _is_left_behind(path):
                 path.unlink()
         listener.bind(str(path))
         _listen(listener)
@@ -67,6 +68,13 @@ def _listen_at(path: Path) -> socket.socket:
             f"cannot listen at {path}: {error.strerror or error}; choose another --unix-socket"
         ) from None
     return listener
+
+
+def _is_left_behind(path: Path) -> bool:
+    """Nobody listens. A server that is too busy to accept a connection is not waited for."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        return client.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 def _listen_on(host: str, port: int) -> socket.socket:

@@ -91,6 +91,28 @@ async def test_a_path_is_listened_at_also_after_another_server(services: Service
                 assert (await client.get(f"{url}/ready")).status_code == 200
 
 
+async def test_the_path_of_a_live_server_stays_its_own(services: Services, tmp_path: Path) -> None:
+    config = ServerConfig(unix_socket=str(tmp_path / "socket"))
+    async with serving(services, config) as url:
+        with pytest.raises(ConfigError, match="Address already in use; choose another --unix-socket"):
+            listen(config)
+        transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "socket"))
+        async with httpx.AsyncClient(transport=transport) as client:
+            assert (await client.get(f"{url}/ready")).status_code == 200
+
+
+def test_a_live_server_without_room_for_a_connection_keeps_its_path(tmp_path: Path) -> None:
+    """It is not waited for either."""
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
+        busy.bind(path)
+        busy.listen(0)
+        waiting.connect(path)
+        with pytest.raises(ConfigError, match="Address already in use"):
+            listen(ServerConfig(unix_socket=path))
+    assert Path(path).is_socket()
+
+
 def test_a_file_in_the_way_of_a_path_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="choose another --unix-socket"):
