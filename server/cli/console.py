@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from contextlib import suppress
 
@@ -51,7 +52,8 @@ async def _show_lines(engine: EngineClient, console: Console) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def banner(model: str, info: EngineInfo, url: str) -> str:
+def banner(model: str, info: EngineInfo, url: str, unix_socket: str | None = None) -> str:
+    """unix_socket: the path where the server listens, if it does not at the address of its URL."""
     if info.depth:
         depth = f"{info.depth} drafts a round, by the model's MTP head"
     elif info.has_mtp:
@@ -67,12 +69,13 @@ def banner(model: str, info: EngineInfo, url: str) -> str:
         "blocks": f"{info.num_blocks:,} of {info.block_size} tokens: {num_tokens:,} tokens in all",
         "context": f"{info.max_model_len:,} tokens, up to {info.max_running:,} requests at once",
         "depth": depth,
-        "url": url,
+        "url": url if unix_socket is None else f"{url} at {unix_socket}",
     }
     if info.has_dummy_weights or info.synthetic_acceptance is not None:
         lines["warning"] = "random weights or synthetic acceptance: the text means nothing"
     table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())
-    return f"\nHeadway {__version__}\n{table}\n\n  curl {url}/v1/completions -d '{body}'\n"
+    curl = "curl" if unix_socket is None else f"curl --unix-socket {shlex.quote(unix_socket)}"
+    return f"\nHeadway {__version__}\n{table}\n\n  {curl} {url}/v1/completions -d '{body}'\n"
 
 
 def _millions(count: int) -> str:

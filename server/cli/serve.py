@@ -16,7 +16,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from headway.engine import ConfigError, EngineConfig, HeadwayError, LogFormat, read_model_config
+from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_config
 from headway.server.access import RequestRecord
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
@@ -70,7 +70,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         app = create_app(services, cors_origins=config.cors_origin, trace=tracing)
         server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_run(server, services, listener, url_of(listener, config), config.log_format))
+            runner.run(_run(server, services, config, listener))
         if tracing is not None:
             tracing.close()
     return 0
@@ -152,10 +152,10 @@ def _check_tls(config: ServerConfig) -> None:
 
 
 async def _run(
-    server: DrainingServer, services: Services, listener: socket.socket, url: str, log_format: LogFormat
+    server: DrainingServer, services: Services, config: ServerConfig, listener: socket.socket
 ) -> None:
     services.engine.start()
-    announcing = asyncio.create_task(_announce(server, services, url, log_format))
+    announcing = asyncio.create_task(_announce(server, services, config, url_of(listener, config)))
     observing = asyncio.create_task(services.metrics.history.run())
     try:
         await server.serve(sockets=[listener])
@@ -171,11 +171,13 @@ async def _run(
             raise outcome
 
 
-async def _announce(server: DrainingServer, services: Services, url: str, log_format: LogFormat) -> None:
+async def _announce(server: DrainingServer, services: Services, config: ServerConfig, url: str) -> None:
     """Says that the engine is ready. If it cannot start, the server leaves with its error."""
-    tell = _announce_to_machines if log_format == "json" else _announce_to_people
     try:
-        await tell(services, url)
+        if config.log_format == "json":
+            await _announce_to_machines(services, url)
+        else:
+            await _announce_to_people(services, url, config.unix_socket)
     except HeadwayError:
         server.should_exit = True
         raise
@@ -183,9 +185,9 @@ async def _announce(server: DrainingServer, services: Services, url: str, log_fo
         await services.chat.warm_up()
 
 
-async def _announce_to_people(services: Services, url: str) -> None:
+async def _announce_to_people(services: Services, url: str, unix_socket: str | None) -> None:
     info = await wait_with_progress(services.engine)
-    print(banner(services.model_name, info, url), flush=True)
+    print(banner(services.model_name, info, url, unix_socket), flush=True)
 
 
 async def _announce_to_machines(services: Services, url: str) -> None:

@@ -281,6 +281,13 @@ def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, obj
     assert json.loads(body)["prompt"] == "def read_config(path):\n"
 
 
+def test_the_banners_curl_line_goes_by_the_path_that_is_listened_at() -> None:
+    line = banner("tiny", INFO, "http://localhost", "/run/my socket").splitlines()[-1]
+    assert shlex.split(line)[:-2] == [
+        "curl", "--unix-socket", "/run/my socket", "http://localhost/v1/completions",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "is_warned"),
     [({}, False), ({"has_dummy_weights": True}, True), ({"synthetic_acceptance": (0.5,)}, True)],
