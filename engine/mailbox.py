@@ -169,6 +169,7 @@ class Mailbox:
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # to send must never wait for an API process that is gone
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)

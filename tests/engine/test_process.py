@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,6 +30,7 @@ from headway.engine import (
     Submit,
     ToEngine,
 )
+from headway.engine.mailbox import Heartbeat, Mailbox
 
 SECONDS = 60.0
 M = TypeVar("M")
@@ -117,6 +119,22 @@ def test_it_leaves_when_its_parent_is_gone(peer: tuple[Peer, str], config: Engin
     while is_running(engine_pid):
         assert time.monotonic() < deadline, "the engine outlived its parent"
         time.sleep(0.05)
+
+
+def test_sending_does_not_wait_for_a_peer_that_is_gone(peer: tuple[Peer, str]) -> None:
+    """A large model's start sends some thousand signs of life before it looks whether its parent is there."""
+    end, address = peer
+    mailbox = Mailbox(address)
+    mailbox.send(Heartbeat("load", 0.0))
+    end.wait_for(Heartbeat)
+    end.close()
+    sender = threading.Thread(
+        target=lambda: [mailbox.send(Heartbeat("load", 0.5)) for _ in range(3000)], daemon=True
+    )
+    sender.start()
+    sender.join(SECONDS)
+    assert not sender.is_alive()
+    mailbox.close()
 
 
 def is_running(pid: int) -> bool:
