@@ -238,20 +238,26 @@ class Scheduler:
         _insert(self._waiting, request)
 
     def _admit_waiting(self) -> list[Admitted]:
-        """Takes from the queue's front as long as this step has room for prefill tokens."""
+        """Takes from the queue's front as long as this step has room for its tokens behind those of who comes before."""
         admitted: list[Admitted] = []
-        budget = self._prefill_budget() - sum(
-            r.num_tokens - r.num_computed for r in self._running if r.status is Status.PREFILLING
-        )
-        while budget > 0 and self._waiting and not self._rows.is_full:
+        budget = self._prefill_budget()
+        while self._waiting and not self._rows.is_full:
             request = self._waiting[0]
+            if self._num_tokens_before(request) >= budget:
+                break
             if not request.is_in_flight:
                 self._contain(self._try_admit, request, admitted)
             if request.status is Status.WAITING:
                 break  # nobody overtakes it
-            if request.status is Status.PREFILLING:
-                budget -= request.num_tokens - request.num_computed
         return admitted
+
+    def _num_tokens_before(self, request: Request) -> int:
+        """Still to be prefilled of running requests that precede it."""
+        return sum(
+            running.num_tokens - running.num_computed
+            for running in self._running
+            if running.status is Status.PREFILLING and running.precedence < request.precedence
+        )
 
     def _try_admit(self, request: Request, admitted: list[Admitted]) -> None:
         """The request goes on waiting if there are not enough blocks."""

@@ -465,6 +465,17 @@ def test_one_that_waits_does_not_stop_one_that_runs() -> None:
     assert running_ids(device) == [0]
 
 
+def test_the_prompt_of_a_lower_priority_is_not_waited_for() -> None:
+    device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=16)
+    slow = device.add(200, max_tokens=1, priority=5)
+    device.step()
+    urgent, equal = device.add(4, max_tokens=1, priority=-5), device.add(4, max_tokens=1, priority=5)
+    chunks = {chunk.request_id: len(chunk.token_ids) for chunk in device.step()[0].prefill}
+    assert chunks == {urgent.request_id: 4, slow.request_id: 12}
+    device.drain()
+    assert all(request.output_token_ids == oracle(request) for request in (slow, urgent, equal))
+
+
 def test_the_lowest_in_priority_gives_way_whenever_it_came() -> None:
     """Both grow to 4 of 6 blocks; the first to come is the last in precedence."""
     device = ScheduledDevice(num_blocks=6, max_model_len=64, depth=0, prefix_caching=False)
