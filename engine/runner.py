@@ -116,7 +116,13 @@ class Runner:
             return
         self._compile(depths, self._graphs, progress)
         self._warm_up_prefill()
-        self._capture_all(depths, self._graphs, progress)
+        try:
+            self._capture_all(depths, self._graphs, progress)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"rounds of {len(self.slots.limits)} requests and {max(depths)} drafts do not fit into the memory that "
+                "weights and KV cache leave free; set --max-running, --depth or --kv-cache-memory to less"
+            ) from error
 
     def _compile(self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]) -> None:
         """Compiles the kernels of all graphs side by side, in a rehearsal, unless a small round finds all of its own in a

@@ -19,6 +19,7 @@ from headway.engine import prefill
 from headway.engine import runner as runner_module
 from headway.engine.batch import PrefillChunk
 from headway.engine.config import EngineConfig
+from headway.engine.errors import ConfigError
 from headway.engine.graphs import Round
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.models import layers
@@ -37,6 +38,23 @@ def test_warming_up_a_prefill_leaves_nothing_behind(make: Callable[[Path], Path]
         assert not bool(tensor.any())
     prompt = list(range(1, 40))
     assert warmed.generate(prompt, max_tokens=20) == fresh.generate(prompt, max_tokens=20)
+
+
+def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(constructed_mimo(tmp_path / "model"))
+    runner = LocalEngine(EngineConfig(model_path=path, max_running=7)).engine.runner
+
+    def capture_all(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    # As on a GPU.
+    monkeypatch.setattr(runner, "_graphs", object())
+    monkeypatch.setattr(runner, "_compile", lambda *_: None)
+    monkeypatch.setattr(runner, "_capture_all", capture_all)
+    with pytest.raises(ConfigError, match=r"rounds of 7 requests and 3 drafts .* set --max-running"):
+        runner.capture([0, 3], progress=lambda _: None)
 
 
 class NumbersAssignedByIndex(TorchDispatchMode):
