@@ -245,11 +245,11 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
 
 
 def _max_running(model: CausalLM, depth: int) -> int:
-    """On CUDA as many rows as can have logits for a whole window, within half of what the KV cache leaves free, but
-    no fewer than on a CPU."""
+    """On CUDA as many rows as can have logits for a whole window, and these adjusted, within half of what the KV cache
+    leaves free, but no fewer than on a CPU."""
     if model.device.type == "cpu":
         return CPU_MAX_RUNNING
-    row_bytes = (depth + 1) * model.config.vocab_size * torch.float32.itemsize
+    row_bytes = (depth + 1) * model.config.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
     fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
     return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
 

@@ -30,7 +30,11 @@ class Adjustments:
 
     def first(self, num_rows: int) -> Adjustments:
         """The same memory, only the first rows."""
-        return Adjustments(**{name: tensor[:num_rows] for name, tensor in self.tensors().items()})
+        return self.part(slice(num_rows))
+
+    def part(self, rows: slice) -> Adjustments:
+        """The same memory, only these rows."""
+        return Adjustments(**{name: tensor[rows] for name, tensor in self.tensors().items()})
 
     def at(
         self,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway.kernels import Adjustments, adjust_logits, count_tokens
+from headway.kernels.reference.adjust_logits import _adjusted_in_parts
 
 VOCAB, STOPS, WORDS, LENGTH = 13, 3, 4, 4
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-6, torch.bfloat16: 1e-5}
@@ -183,6 +184,21 @@ def test_rows_that_use_nothing_get_their_logits_bit_by_bit(device: torch.device)
     result = adjust_logits(logits, drafts, torch.tensor([0, 2, 0], device=device), table)
     assert torch.equal(result[[0, 2]], logits[[0, 2]])
     assert not torch.equal(result[1], logits[1])
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3, 7])
+def test_rows_adjusted_part_by_part_are_as_all_at_once(rows_at_once: int, device: torch.device) -> None:
+    """As CUDA has them; one part is not full."""
+    chance, window = random.Random(5), 3
+    rows = [random_row(chance, window - 1) if place % 3 else None for place in range(7)]
+    table = adjustments(rows, device)
+    logits = torch.randn(7, window, VOCAB, dtype=torch.bfloat16, device=device)
+    drafts = torch.tensor([[0, 0] if r is None else r.drafts for r in rows], device=device)
+    where = positions(rows, 0).to(device)
+    expected = adjust_logits(logits, drafts, where, table)
+    result = _adjusted_in_parts(logits, drafts, where, table, rows_at_once)
+    assert result.dtype == expected.dtype == torch.float32
+    assert torch.equal(result, expected)
 
 
 def test_counted_tokens_are_output_from_then_on(device: torch.device) -> None:
