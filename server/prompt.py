@@ -34,7 +34,7 @@ async def encode_prompts(
     if keep_last is None:
         for entry in entries:
             if isinstance(entry, str):
-                check_least_length(tokenizer.least_tokens(entry), info.max_model_len)
+                check_least_length("prompt", tokenizer.least_tokens(entry), info.max_model_len)
     if sum(len(entry) for entry in entries if isinstance(entry, str)) > THREAD_CHARACTERS:
         prompts = await asyncio.to_thread(_encode_all, entries, tokenizer)
     else:
@@ -43,7 +43,7 @@ async def encode_prompts(
         check_ids("prompt", encoded.token_ids, info.vocab_size)
     prompts = [_cut(encoded, keep_last) for encoded in prompts]
     for encoded in prompts:
-        check_length(len(encoded.token_ids), 1, info.max_model_len)
+        check_length("prompt", len(encoded.token_ids), 1, info.max_model_len)
     return prompts
 
 
@@ -52,7 +52,7 @@ async def encode_chat(
 ) -> list[int]:
     """The ids of a rendered chat: the template wrote all control tokens itself."""
     if keep_last is None and not chat.spelled:  # marks are longer than what they stand for
-        check_least_length(tokenizer.least_tokens(chat.text), info.max_model_len)
+        check_least_length("messages", tokenizer.least_tokens(chat.text), info.max_model_len)
     if len(chat.text) > THREAD_CHARACTERS or chat.spelled:
         ids = await asyncio.to_thread(tokenizer.encode_chat, chat)
     else:
@@ -61,7 +61,7 @@ async def encode_chat(
         message = "the model's chat template makes an empty prompt of these messages; send others"
         raise ApiError(message, param="messages", code="invalid_value")
     prompt = _cut(EncodedPrompt(None, ids), keep_last)
-    check_length(len(prompt.token_ids), 1, info.max_model_len)
+    check_length("messages", len(prompt.token_ids), 1, info.max_model_len)
     return prompt.token_ids
 
 
@@ -114,24 +114,25 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     raise ApiError(message, param=field, code="invalid_value")
 
 
-def check_least_length(num_tokens: int, max_model_len: int) -> None:
+def check_least_length(field: str, num_tokens: int, max_model_len: int) -> None:
     """Refuses a text that cannot fit, before it is encoded: that takes a second per 5 MB."""
     if num_tokens >= max_model_len:
         raise ApiError(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {num_tokens} "
             "or more. Please reduce it.",
-            param="prompt",
+            param=field,
             code="context_length_exceeded",
         )
 
 
-def check_length(num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int) -> None:
+def check_length(field: str, num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int) -> None:
+    """field: the one that asks for too many."""
     total = num_prompt_tokens + num_completion_tokens
     if total > max_model_len:
         raise ApiError(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested {total} "
             f"tokens ({num_prompt_tokens} in your prompt; {num_completion_tokens} for the completion). "
-            "Please reduce your prompt or max_tokens.",
-            param="prompt" if num_completion_tokens == 1 else "max_tokens",
+            f"Please reduce {'it' if num_completion_tokens == 1 else f'your prompt or {field}'}.",
+            param=field,
             code="context_length_exceeded",
         )

@@ -27,13 +27,15 @@ MAX_CHOICES = 512  # prompts x candidates of one request
 class Wanted:
     """What completions and chat say each in their own way.
 
-    num_candidates: choices generated for each prompt. default_max_tokens: None for what the context leaves.
+    num_candidates: choices generated for each prompt. limit_name: the field that max_tokens came in.
+    default_max_tokens: None for what the context leaves.
     depth_limit: drafts a round at most; None for no limit but the engine's and the body's.
     num_logprobs: most probable tokens told at each place beside the token's own; None for none of it.
     """
 
     num_candidates: int = 1
     max_tokens: int | None = None
+    limit_name: str = "max_tokens"
     default_max_tokens: int | None = None
     depth_limit: int | None = None
     num_logprobs: int | None = None
@@ -95,7 +97,7 @@ def _depth_cap(fields: GenerationFields, wanted: Wanted) -> int | None:
 def _max_tokens(fields: GenerationFields, wanted: Wanted, num_prompt_tokens: int, max_model_len: int) -> int:
     """At least 1: the engine always generates, for a request of 0 tokens unseen."""
     if wanted.max_tokens is not None:
-        check_length(num_prompt_tokens, max(1, wanted.max_tokens), max_model_len)
+        check_length(wanted.limit_name, num_prompt_tokens, max(1, wanted.max_tokens), max_model_len)
     room = max_model_len - num_prompt_tokens
     default = room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
     max_tokens = default if wanted.max_tokens is None else max(1, wanted.max_tokens)
@@ -103,7 +105,7 @@ def _max_tokens(fields: GenerationFields, wanted: Wanted, num_prompt_tokens: int
         (fields.min_tokens or 0) <= max_tokens,
         "min_tokens",
         fields.min_tokens,
-        f"at most max_tokens = {max_tokens}",
+        f"at most {wanted.limit_name} = {max_tokens}",
     )
     return max_tokens
 

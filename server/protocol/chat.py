@@ -68,6 +68,10 @@ class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
         """max_completion_tokens, or max_tokens as it was called before."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def token_limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
 
 RANGES: Ranges = {
     "max_tokens": (1, MAX_INTEGER),

@@ -78,6 +78,7 @@ def _writer(body: ChatRequest, prompt: list[int], services: Services, request_id
     wanted = Wanted(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,
+        limit_name=body.token_limit_name,
         depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )

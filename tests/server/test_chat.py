@@ -220,11 +220,21 @@ async def test_values_that_change_nothing_are_accepted(client: httpx.AsyncClient
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
+@pytest.mark.parametrize("num_words", [20_000, 200], ids=["before-it-is-encoded", "encoded"])
 async def test_a_chat_over_the_context_is_context_length_exceeded(
-    client: httpx.AsyncClient, stream: bool
+    client: httpx.AsyncClient, num_words: int, stream: bool
 ) -> None:
-    error = await refusal(client, messages=[{"role": "user", "content": "word " * 20_000}], stream=stream)
-    assert error["code"] == "context_length_exceeded"
+    error = await refusal(client, messages=[{"role": "user", "content": "word " * num_words}], stream=stream)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_too_many_tokens_are_refused_by_the_name_they_came_by(
+    client: httpx.AsyncClient, field: str
+) -> None:
+    error = await refusal(client, **{field: 5000})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert error["message"].endswith(f"reduce your prompt or {field}.")
 
 
 class TestWithoutATemplate:
