@@ -70,6 +70,7 @@ def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> N
     run(["-m", "pytest", *options, choice, *files], tmp_path, TRITON_INTERPRET="1")
 
 
+@pytest.mark.timeout(900)  # a slow machine takes more than 300 s for some 150 kernels
 @pytest.mark.parametrize(
     "choice", [["80"], ["89", "quantized_linear", "rms_norm"], ["90"], ["100"]], ids="-".join
 )
