@@ -79,9 +79,8 @@ class GraphMemory:
     def rehearsal(self) -> Iterator[None]:
         """While it lasts graphs are captured to be thrown away, in memory that is given back at its end."""
         with self._stream:
-            torch.ones(1, 1, device="cuda").mm(
-                torch.ones(1, 1, device="cuda")
-            )  # the library's memory, which stays
+            one = torch.ones(1, 1, device="cuda")
+            one.mm(one)  # the library's memory for this stream, which stays
         self._rehearsed = []
         pool, self._pool = self._pool, torch.cuda.graph_pool_handle()
         try:
