@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -108,6 +109,23 @@ def _result_of(future: Future[Any]) -> Any:
 
 
 @contextmanager
+def _parsed_one_at_a_time() -> Iterator[None]:
+    """CPython 3.11 counts the depth of a tree that it builds for all threads together: a collection of garbage in the midst
+    of one may let another thread build, too, and both end in a SystemError."""
+    parse, lock = triton.JITFunction.parse, threading.Lock()
+
+    def parse_alone(function: Any) -> Any:
+        with lock:
+            return parse(function)
+
+    triton.JITFunction.parse = parse_alone
+    try:
+        yield
+    finally:
+        triton.JITFunction.parse = parse
+
+
+@contextmanager
 def compile_aside(
     load: Callable[[Any], object] = operator.attrgetter("run"), progress: Callable[[], object] = lambda: None
 ) -> Iterator[Aside]:
@@ -128,10 +146,11 @@ def compile_aside(
         if listener is not None:
             listener(**what)
 
-    knobs.listener = listen
-    try:
-        with aside:
-            yield aside
-    finally:
-        knobs.listener = listener
-        executor.shutdown(cancel_futures=True)
+    with _parsed_one_at_a_time():
+        knobs.listener = listen
+        try:
+            with aside:
+                yield aside
+        finally:
+            knobs.listener = listener
+            executor.shutdown(cancel_futures=True)

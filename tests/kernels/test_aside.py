@@ -1,8 +1,10 @@
 """Triton itself compiles here, for a device that is not there; nothing is launched."""
 
+import gc
 import itertools
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +83,19 @@ def no_device(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> NoDevice:
     return device
 
 
+def telling(parse: Any, failures: list[Exception]) -> Any:
+    """Parse, which also appends to failures what it raises."""
+
+    def told(function: Any) -> Any:
+        try:
+            return parse(function)
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    return told
+
+
 def compiled_of(kernel: Any) -> list[str]:
     """By name, where launches look for them."""
     return [compiled.name for compiled in kernel.device_caches[0][0].values()]
@@ -121,6 +136,33 @@ def test_one_source_asked_for_by_two_functions_comes_to_both() -> None:
             kernel[GRID](x, out, BLOCK=BLOCK)
     assert aside.num_compiled == 1
     assert [compiled_of(kernel) for kernel in kernels] == [["doubled"], ["doubled"]]
+
+
+def test_sources_are_read_whatever_collects_garbage_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs at a collection, here in the midst of a source that is read, lets another thread go on."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    kernel, failures = triton.jit(doubled), []
+    monkeypatch.setattr(triton.JITFunction, "parse", telling(triton.JITFunction.parse, failures))
+    threshold, let_go = gc.get_threshold(), lambda phase, info: time.sleep(0)
+    gc.callbacks.append(let_go)
+    gc.set_threshold(10)
+    try:
+        with compile_aside(id) as aside:
+            for dtype in (
+                torch.float16,
+                torch.bfloat16,
+                torch.float32,
+                torch.float64,
+                torch.int32,
+                torch.int64,
+            ):
+                x = torch.ones(BLOCK, dtype=dtype)
+                kernel[GRID](x, torch.zeros_like(x), BLOCK=BLOCK)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(let_go)
+    assert not failures
+    assert aside.num_compiled == 6
 
 
 def test_a_kernel_that_does_not_compile_says_so_whenever_it_is_launched() -> None:
