@@ -9,6 +9,7 @@ import random
 import runpy
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -23,7 +24,6 @@ from headway.server.metrics import ENDPOINTS, STATUSES, Metrics
 from headway.server.services import Services
 
 ROOT = Path(__file__).parents[2]
-SCRAPE_SECONDS = 0.005
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -92,25 +92,40 @@ async def test_a_gap_is_observed_between_two_pieces_of_each_choice(
     assert found["headway_chunk_gap_seconds_sum",] >= 4 * 0.02
 
 
-async def test_a_scrape_at_256_streams_takes_less_than_5_ms(
+def best_seconds(*works: Callable[[], object]) -> list[float]:
+    """Of many turns: whatever else the machine does may hold up any one of them."""
+    seconds: list[list[float]] = [[] for _ in works]
+    for _ in range(20):
+        for work, taken in zip(works, seconds, strict=True):
+            started = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - started)
+    return [min(taken) for taken in seconds]
+
+
+def add(numbers: int) -> None:
+    total = 0
+    for number in range(numbers):
+        total += number
+
+
+async def test_a_scrape_costs_no_more_at_256_streams(
     client: httpx.AsyncClient, engine: FakeEngine, services: Services
 ) -> None:
-    """The best of many: other work on the machine may hold up any one of them."""
+    """Less than 5 ms where Python adds 20 million numbers a second."""
+    for _ in range(60):
+        services.metrics.history.add_point(0.0)
+    (idle,) = best_seconds(services.metrics.text)
     engine.stall_after = 3
     body = {"prompt": "a", "n": 128, "max_tokens": 50, "stream": True}
     streams = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(2)]
     while len(engine.running) < 256:
         await asyncio.sleep(0.01)
-    for _ in range(60):
-        services.metrics.history.add_point(0.0)
-    seconds = []
-    for _ in range(20):
-        started = time.perf_counter()
-        services.metrics.text()
-        seconds.append(time.perf_counter() - started)
+    busy, addition = best_seconds(services.metrics.text, lambda: add(100_000))
     for stream in streams:
         stream.cancel()
-    assert min(seconds) < SCRAPE_SECONDS
+    assert busy < 4 * idle, "no family of one sample a stream"
+    assert busy < addition
 
 
 async def test_what_is_observed_agrees_with_the_lines_of_the_log(
