@@ -39,12 +39,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())
         report = run(settings, shlex.join(["headway", "bench", "engine", *argv]), import_seconds)
+        show(report)
+        _keep(report, settings.json)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)
         return 1
-    show(report)
-    if settings.json is not None:
-        settings.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -76,6 +77,16 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         peak,
         left_out,
     )  # fmt: skip
+
+
+def _keep(report: Report, file: Path | None) -> None:
+    """Raises ConfigError."""
+    if file is None:
+        return
+    try:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    except OSError as error:
+        raise ConfigError(f"--json is {file}, which cannot be written: {error}") from None
 
 
 def _prompts(settings: Settings) -> list[list[int]]:

@@ -72,6 +72,10 @@ class Settings:
 def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     """Raises ConfigError; --help and flags that do not exist leave as argparse does."""
     given = _parser().parse_args(argv)
+    if given.json is not None and not given.json.parent.is_dir():
+        raise ConfigError(
+            f"--json is {given.json}, and {given.json.parent} is no folder; make it, or name another file"
+        )
     is_cpu = given.device == "cpu" or not has_gpu
     model, is_shape = _find(given.model)
     if given.prompts == "heldout" and model != EMBEDDED:

@@ -14,7 +14,11 @@ def read_engine(client: httpx.Client) -> dict[str, object]:
     response = client.get("/ready")
     if response.status_code != 200:
         return {}
-    engine = response.json().get("engine")
+    try:
+        readiness = response.json()
+    except ValueError:
+        return {}
+    engine = readiness.get("engine") if isinstance(readiness, dict) else None
     return engine if isinstance(engine, dict) else {}
 
 

@@ -8,6 +8,7 @@ import shlex
 import sys
 from contextlib import suppress
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -76,6 +77,14 @@ def banner(model: str, info: EngineInfo, url: str, unix_socket: str | None = Non
     table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())
     curl = "curl" if unix_socket is None else f"curl --unix-socket {shlex.quote(unix_socket)}"
     return f"\nHeadway {__version__}\n{table}\n\n  {curl} {url}/v1/completions -d '{body}'\n"
+
+
+def banner_fields(
+    model: str, info: EngineInfo, url: str, unix_socket: str | None = None
+) -> dict[str, object]:
+    """What the banner tells, for machines."""
+    place = {"url": url} if unix_socket is None else {"url": url, "unix_socket": unix_socket}
+    return {"model": model, **place, **msgspec.structs.asdict(info)}
 
 
 def _millions(count: int) -> str:

@@ -20,7 +20,7 @@ from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_c
 from headway.server.access import RequestRecord
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
-from headway.server.cli.console import banner, wait_with_progress
+from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.listening import allow_many_connections, listen, url_of
 from headway.server.config import ModelSource, ServerConfig, ServiceLimits
@@ -175,7 +175,7 @@ async def _announce(server: DrainingServer, services: Services, config: ServerCo
     """Says that the engine is ready. If it cannot start, the server leaves with its error."""
     try:
         if config.log_format == "json":
-            await _announce_to_machines(services, url)
+            await _announce_to_machines(services, url, config.unix_socket)
         else:
             await _announce_to_people(services, url, config.unix_socket)
     except HeadwayError:
@@ -190,8 +190,8 @@ async def _announce_to_people(services: Services, url: str, unix_socket: str | N
     print(banner(services.model_name, info, url, unix_socket), flush=True)
 
 
-async def _announce_to_machines(services: Services, url: str) -> None:
+async def _announce_to_machines(services: Services, url: str, unix_socket: str | None) -> None:
     """An object, as everything else that is written."""
     info = await services.engine.wait_until_ready()
-    fields = {"model": services.model_name, "url": url, **msgspec.structs.asdict(info)}
-    logger.info("serving %s at %s", services.model_name, url, extra={"fields": fields})
+    fields = banner_fields(services.model_name, info, url, unix_socket)
+    logger.info("serving %s at %s", services.model_name, unix_socket or url, extra={"fields": fields})

@@ -24,7 +24,7 @@ from headway.engine import ConfigError, EngineConfig, EngineDeadError, ModelErro
 from headway.server import cli
 from headway.server.app import create_app
 from headway.server.cli import options
-from headway.server.cli.console import banner, wait_with_progress
+from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.options import Option, parse_size, read_values
 from headway.server.cli.serve import DrainingServer
 from headway.server.config import CompleteConfig, ModelSource, ServerConfig
@@ -286,6 +286,12 @@ def test_the_banners_curl_line_goes_by_the_path_that_is_listened_at() -> None:
     assert shlex.split(line)[:-2] == [
         "curl", "--unix-socket", "/run/my socket", "http://localhost/v1/completions",
     ]  # fmt: skip
+
+
+def test_the_banners_fields_name_the_path_that_is_listened_at() -> None:
+    assert "unix_socket" not in banner_fields("tiny", INFO, "http://localhost:1")
+    fields = banner_fields("tiny", INFO, "http://localhost", "/run/my socket")
+    assert (fields["url"], fields["unix_socket"]) == ("http://localhost", "/run/my socket")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headway.server.bench import __main__ as bench
@@ -13,6 +14,7 @@ from headway.server.bench.client import Outcome, ShareResult
 from headway.server.bench.figures import Figures, Level, References, figures_of, percentiles
 from headway.server.bench.interference import LongPrompts, interference_of
 from headway.server.bench.report import engine_rates, plain_milliseconds, show, show_interference, write
+from headway.server.bench.server_side import read_engine
 
 GOOD = Outcome(
     start=10.0,
@@ -202,6 +204,13 @@ def test_a_file_that_cannot_be_written_is_one_line_below_the_figures(
     assert "2 streams" in shown.out
     assert shown.err.startswith(f"headway: {flag} is {tmp_path / name}, which cannot be written: ")
     assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"[]", b'{"engine": 1}', b"\xff"])
+def test_a_server_that_tells_nothing_of_its_engine_is_another(content: bytes) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))
+    with httpx.Client(transport=transport, base_url="http://x") as client:
+        assert read_engine(client) == {}
 
 
 def test_a_picture_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
