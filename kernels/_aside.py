@@ -22,7 +22,7 @@ except ImportError:
     triton, AsyncCompileMode = None, object
 
 # Each takes some hundred megabytes, and much of a kernel's way holds Python's lock.
-_MOST_THREADS = 16
+_MOST_THREADS, _THREAD_BYTES = 16, 512 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,11 @@ class Aside(AsyncCompileMode):  # type: ignore[misc]
 
     def has_compiled(self) -> bool:
         """Whether any kernel asked for so far was in no cache. Waits until that is known."""
-        return any(self.num_compiled > 0 for _ in as_completed(tuple(self._takers)))
+        for _ in as_completed(tuple(self._takers)):
+            self._progress()
+            if self.num_compiled > 0:
+                return True
+        return False
 
     def count(self, *, src: Any, cache_hit: bool, **_: Any) -> None:
         """Triton's compilation listener."""
@@ -112,30 +116,36 @@ def _result_of(future: Future[Any]) -> Any:
 def _parsed_one_at_a_time() -> Iterator[None]:
     """CPython 3.11 counts the depth of a tree that it builds for all threads together: a collection of garbage in the midst
     of one may let another thread build, too, and both end in a SystemError."""
-    parse, lock = triton.JITFunction.parse, threading.Lock()
+    reader = triton.runtime.jit.JITCallable
+    parse, lock = reader.parse, threading.Lock()
 
     def parse_alone(function: Any) -> Any:
         with lock:
             return parse(function)
 
-    triton.JITFunction.parse = parse_alone
+    reader.parse = parse_alone
     try:
         yield
     finally:
-        triton.JITFunction.parse = parse
+        reader.parse = parse
 
 
 @contextmanager
 def compile_aside(
-    load: Callable[[Any], object] = operator.attrgetter("run"), progress: Callable[[], object] = lambda: None
+    load: Callable[[Any], object] = operator.attrgetter("run"),
+    progress: Callable[[], object] = lambda: None,
+    *,
+    memory_bytes: int = _MOST_THREADS * _THREAD_BYTES,
 ) -> Iterator[Aside]:
     """What is asked for meanwhile can be launched at its end, and is loaded.
 
     For launches whose effects nobody wants, such as those of a CUDA graph that is thrown away; no other thread may launch
     any. load: called with each kernel, by the threads; by default what builds its launcher and brings it onto the first
-    device. progress: called at the end for each kernel that is compiled, and for each that is loaded.
+    device. progress: called for kernels that are known to be compiled, and for each that is loaded. memory_bytes: what the
+    compilers may take.
     """
-    num_threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    fitting = max(memory_bytes // _THREAD_BYTES, 1)
+    num_threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS, fitting)
     knobs = triton.knobs.compilation
     listener = knobs.listener
     executor = ThreadPoolExecutor(num_threads, thread_name_prefix="compile")
