@@ -19,6 +19,7 @@ import torch
 
 from headway.engine.batch import PrefillChunk
 from headway.engine.config import MAX_MIXED_TOKENS
+from headway.engine.memory import is_out_of_memory
 from headway.engine.padded_prefill import (
     HEADER,
     Prefill,
@@ -177,7 +178,9 @@ class Graphs(Generic[Key, Result]):
         torch.cuda.empty_cache()  # a capture cannot take back what the allocator keeps for other uses
         try:
             self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             logger.warning("%s is too large to be captured; it is launched kernel by kernel", wanted)
             self._is_too_large.add(wanted)
             return False
@@ -273,10 +276,11 @@ class PrefillGraphs:
         self._token_counts = token_counts(len(packed) - HEADER)
         self._packed = packed
 
-    def capture(self, *, fills_drafts: bool) -> None:
-        """The largest first. Only while row 0 of the slot table is padding: its blocks are nobody's."""
+    def capture(self, *, fills_drafts: bool, progress: Callable[[float], None]) -> None:
+        """The largest first. Only while row 0 of the slot table is padding: its blocks are nobody's. progress: called with
+        the share that is done."""
         wanted = sorted(prefills_of(self._token_counts, fills_drafts=fills_drafts), reverse=True)
-        self._graphs.capture_all(wanted, "prefills", prepare=self._pack)
+        self._graphs.capture_all(wanted, "prefills", prepare=self._pack, progress=progress)
 
     def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
         """[tokens or more, hidden], the chunks' one behind the other; None: no graph is for them."""

@@ -31,6 +31,13 @@ def format_bytes(size: float) -> str:
     return f"{size:.{0 if units[0] == 'bytes' else 1}f} {units[0]}"
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had too little. Besides PyTorch's allocator CUDA itself says so, when it instantiates a graph or
+    loads a kernel, and cuBLAS of its workspace."""
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "ALLOC_FAILED" in said
+
+
 def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
     """Memory that can be taken now. On the CPU within the limits of the control groups we run in.
 

@@ -24,6 +24,7 @@ from headway.engine.graphs import (
     RoundGraphs,
     token_counts,
 )
+from headway.engine.memory import available_bytes, is_out_of_memory
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
 from headway.engine.padded_prefill import HEADER, Prefill, fill_padded_drafts, padded_chunks, padded_prefill
@@ -114,11 +115,14 @@ class Runner:
         depths = tuple(depths)
         if self._graphs is None or not depths:
             return
-        self._compile(depths, self._graphs, progress)
-        self._warm_up_prefill()
         try:
+            reserve_workspace(self.device)  # not in memory that a rehearsal gives back
+            self._compile(depths, self._graphs, progress)
+            self._warm_up_prefill()
             self._capture_all(depths, self._graphs, progress)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise ConfigError(
                 f"rounds of {len(self.slots.limits)} requests and {max(depths)} drafts do not fit into the memory that "
                 "weights and KV cache leave free; set --max-running, --depth or --kv-cache-memory to less"
@@ -131,13 +135,15 @@ class Runner:
         Only saves time: what it leaves out is compiled when it is launched.
         """
         assert self._graph_memory is not None
-        reserve_workspace(self.device)  # not in memory that is given back
         started, aside = time.monotonic(), None
         try:
-            with self._graph_memory.rehearsal(), compile_aside(progress=lambda: progress(0.0)) as aside:
+            free = available_bytes(torch.device("cpu"))
+            compiling = compile_aside(progress=lambda: progress(0.0), memory_bytes=free // 2)
+            with self._graph_memory.rehearsal(), compiling as aside:
                 graphs.capture_smallest(max(depths))
                 if aside.has_compiled():
                     self._capture_all(depths, graphs, lambda done: progress(0.0))
+                    self._graph_memory.rehearse(self._warm_up_picks)
         except Exception:
             logger.warning(
                 "the rehearsal failed: further kernels are compiled one after the other", exc_info=True
@@ -160,7 +166,9 @@ class Runner:
                 progress=lambda done: progress(share_of_mixed * done),
             )
         if self._prefill_graphs is not None:
-            self._prefill_graphs.capture(fills_drafts=fills_drafts)
+            self._prefill_graphs.capture(
+                fills_drafts=fills_drafts, progress=lambda done: progress(share_of_mixed)
+            )
         graphs.capture(depths, lambda done: progress(share_of_mixed + (1 - share_of_mixed) * done))
 
     @torch.inference_mode()
@@ -388,7 +396,9 @@ class Runner:
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
             try:
                 self._launch_prefill(chunks, fills_drafts=drafts, wants_last=not drafts)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 raise ConfigError(
                     f"a step with {sum(lengths):,} prompt tokens does not fit into the memory that weights and KV cache "
                     "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
@@ -396,9 +406,15 @@ class Runner:
         # Prompts are scored by any number of tokens, rounds may all have fewer.
         for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
             self.model.logits(self.slots.chunk_hidden[:1].expand(num_scored, -1).contiguous())
+        self._warm_up_picks()
+
+    def _warm_up_picks(self) -> None:
+        """What follows a prompt, without and with adjustments; of row 0, which stays padding."""
         index = torch.zeros(1, dtype=torch.int64, device=self.device)
         logits = self.model.logits(self.slots.chunk_hidden[:1])
-        pick_tokens(logits[:, None], self.slots.at(index), index, index[:, None][:, :0])
+        for adjustments in (None, self.adjustments.at(index)):
+            rows = self.slots.at(index, adjustments)
+            pick_tokens(logits[:, None], rows, index, index[:, None][:, :0])
         start_rows(self.slots.state(), index, index, index + 1, self.pool.block_size)
         self.slots.release(index)
 

@@ -20,7 +20,7 @@ from headway.engine import runner as runner_module
 from headway.engine.batch import PrefillChunk
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
-from headway.engine.graphs import Round
+from headway.engine.graphs import Graphs, Round
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.models import layers
 from headway.engine.request import SamplingParams
@@ -40,14 +40,24 @@ def test_warming_up_a_prefill_leaves_nothing_behind(make: Callable[[Path], Path]
     assert warmed.generate(prompt, max_tokens=20) == fresh.generate(prompt, max_tokens=20)
 
 
+# By PyTorch's allocator, by CUDA where a graph is instantiated, by Triton where a kernel is loaded, by cuBLAS.
+FULL = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB."),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=["allocator", "cuda", "triton", "cublas"])
 def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(constructed_mimo(tmp_path / "model"))
     runner = LocalEngine(EngineConfig(model_path=path, max_running=7)).engine.runner
 
     def capture_all(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     # As on a GPU.
     monkeypatch.setattr(runner, "_graphs", object())
@@ -55,6 +65,30 @@ def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
     monkeypatch.setattr(runner, "_capture_all", capture_all)
     with pytest.raises(ConfigError, match=r"rounds of 7 requests and 3 drafts .* set --max-running"):
         runner.capture([0, 3], progress=lambda _: None)
+
+
+class FailingMemory:
+    is_rehearsing = False
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def capture(self, launch: Callable[[], object]) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", FULL, ids=["allocator", "cuda", "triton", "cublas"])
+def test_a_graph_for_which_memory_is_too_little_is_launched_kernel_by_kernel(error: RuntimeError) -> None:
+    graphs: Graphs[int, int] = Graphs(lambda key: 10 * key, FailingMemory(error))  # type: ignore[arg-type]
+    assert [graphs.run(2) for _ in range(3)] == [(20, False)] * 3
+
+
+def test_another_fault_while_a_graph_is_captured_is_no_matter_of_memory() -> None:
+    memory = FailingMemory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    graphs: Graphs[int, int] = Graphs(lambda key: 10 * key, memory)  # type: ignore[arg-type]
+    graphs.run(2)
+    with pytest.raises(RuntimeError, match="illegal"):
+        graphs.run(2)
 
 
 class NumbersAssignedByIndex(TorchDispatchMode):
