@@ -9,9 +9,6 @@ import torch
 
 from headway.kernels._adjustments import Adjustments
 
-# Of values that CUDA adjusts at once: what is made on the way takes two to three times as much.
-_PART_BYTES = 128 << 20
-
 
 def adjust_logits(
     logits: torch.Tensor,  # [rows, window, vocab] float
@@ -25,11 +22,10 @@ def adjust_logits(
     to -inf. Before the last place all of window_tokens count as output, before the one ahead of it all but
     the last, and so on: the target's K + 1 places have K drafts, a drafter's single place as many as it made.
     """
-    if logits.is_cuda:
-        row_bytes = logits[:1].numel() * _wide_type(logits).itemsize
-        rows_at_once = max(_PART_BYTES // max(row_bytes, 1), 1)
-        return _adjusted_in_parts(logits, window_tokens, positions, adjustments, rows_at_once)
     values = logits.to(_wide_type(logits))
+    if logits.is_cuda:
+        adjusted = _adjusted(values, window_tokens, positions, adjustments)
+        return torch.where(adjustments.is_used[:, None, None], adjusted, values)
     index = adjustments.is_used.nonzero()[:, 0]
     if len(index) == len(values):
         return _adjusted(values, window_tokens, positions, adjustments)
@@ -56,23 +52,6 @@ def count_tokens(
 
 def _wide_type(logits: torch.Tensor) -> torch.dtype:
     return torch.promote_types(logits.dtype, torch.float32)
-
-
-def _adjusted_in_parts(
-    logits: torch.Tensor,
-    window_tokens: torch.Tensor,
-    positions: torch.Tensor,
-    adjustments: Adjustments,
-    rows_at_once: int,
-) -> torch.Tensor:
-    """All rows, some after the other: one that uses anything must not take memory for every row several times."""
-    result = torch.empty(logits.shape, dtype=_wide_type(logits), device=logits.device)
-    for first in range(0, len(logits), rows_at_once):
-        part = slice(first, first + rows_at_once)
-        values, own = logits[part].to(result.dtype), adjustments.part(part)
-        adjusted = _adjusted(values, window_tokens[part], positions[part], own)
-        torch.where(own.is_used[:, None, None], adjusted, values, out=result[part])
-    return result
 
 
 def _adjusted(

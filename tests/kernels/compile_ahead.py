@@ -63,6 +63,8 @@ def descriptor(kind: str, *block: int) -> str:
 SAMPLING = pointers("position top_k seed out") | pointers("list id arrived", "*i32")
 SAMPLING |= pointers("temperature top_p min_p highest score top near value", "*fp32")
 LOGITS = ("vocab_size",)
+ADJUSTMENTS = pointers("out penalty bias", "*fp32") | pointers("is_used is_in_prompt", "*i1")
+ADJUSTMENTS |= pointers("token_count", "*i32")
 SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
 PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED": 64}
 PICK |= {"BLOCK": 1024}
@@ -500,6 +502,13 @@ CASES = [
         case
         for kind in ("*bf16", "*fp32")
         for case in (
+            Case(
+                "adjust_logits",
+                "_adjust_kernel",
+                pointers("logits", kind) | pointers("window_token") | ADJUSTMENTS,
+                {"TOKENS": 1024},
+                divisible=LOGITS,
+            ),
             Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, SEARCH, divisible=LOGITS),
             *(
                 Case(
@@ -571,6 +580,14 @@ CASES = [
                 {"BLOCK": 1024, "OVERLAPS": True},
             ),
         )
+    ),
+    Case(
+        "adjust_logits",
+        "_mask_kernel",
+        pointers("window_token position stop_token min_position bad_word recent_token") | ADJUSTMENTS,
+        {"STOPS": 64, "WORDS": 256, "LENGTH": 16}
+        | {"STOPS_BLOCK": 64, "WORDS_BLOCK": 256, "LENGTH_BLOCK": 16},
+        divisible=LOGITS,
     ),
     Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 512}),
     *(

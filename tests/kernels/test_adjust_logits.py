@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.kernels import Adjustments, adjust_logits, count_tokens
-from headway.kernels.reference.adjust_logits import _adjusted_in_parts
+from headway.kernels.reference.adjust_logits import adjust_logits as adjust_logits_twin
 
 VOCAB, STOPS, WORDS, LENGTH = 13, 3, 4, 4
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-6, torch.bfloat16: 1e-5}
@@ -186,19 +186,41 @@ def test_rows_that_use_nothing_get_their_logits_bit_by_bit(device: torch.device)
     assert not torch.equal(result[1], logits[1])
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 2, 3, 7])
-def test_rows_adjusted_part_by_part_are_as_all_at_once(rows_at_once: int, device: torch.device) -> None:
-    """As CUDA has them; one part is not full."""
-    chance, window = random.Random(5), 3
-    rows = [random_row(chance, window - 1) if place % 3 else None for place in range(7)]
-    table = adjustments(rows, device)
-    logits = torch.randn(7, window, VOCAB, dtype=torch.bfloat16, device=device)
-    drafts = torch.tensor([[0, 0] if r is None else r.drafts for r in rows], device=device)
-    where = positions(rows, 0).to(device)
-    expected = adjust_logits(logits, drafts, where, table)
-    result = _adjusted_in_parts(logits, drafts, where, table, rows_at_once)
-    assert result.dtype == expected.dtype == torch.float32
-    assert torch.equal(result, expected)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin(
+    window: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Bit by bit, whatever the strides of the window's tokens."""
+    generator = torch.Generator().manual_seed(window)
+
+    def ints(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    def floats(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    rows, vocab, stops, words, length, drafted = 5, 2500, 5, 3, 4, 3
+    table = Adjustments(
+        is_used=torch.tensor([True, False, True, True, False]),
+        penalties=floats(rows, 3).abs() + 0.3,
+        token_counts=ints(-3, 3, rows, vocab).clamp(min=0).to(torch.int32),
+        is_in_prompt=ints(0, 2, rows, vocab).to(torch.bool),
+        logit_bias=floats(rows, vocab),
+        stop_token_ids=ints(-1, vocab, rows, stops),
+        min_positions=ints(8, 12, rows),
+        bad_words=ints(-1, 3, rows, words, length),
+        recent_tokens=ints(0, 3, rows, length - 1),
+    )
+    logits = floats(rows, window, vocab).to(dtype)
+    tokens = ints(0, 3, drafted, rows).T
+    where = torch.full((rows,), 9)
+    expected = adjust_logits_twin(logits, tokens, where, table)
+    on_device = Adjustments(**{name: tensor.to(device) for name, tensor in table.tensors().items()})
+    result = adjust_logits(logits.to(device), tokens.T.to(device).T, where.to(device), on_device)
+    assert result.dtype == torch.float32
+    assert torch.equal(result.cpu(), expected)
+    assert torch.isinf(expected).any()
 
 
 def test_counted_tokens_are_output_from_then_on(device: torch.device) -> None:

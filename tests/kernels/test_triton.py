@@ -28,7 +28,7 @@ GROUPS = {
         "keep_states",
         "start_rows",
     ),
-    "sampling": ("sample",),
+    "sampling": ("sample", "adjust_logits"),
     "attention": ("paged_attention_pieces", "prefill_attention", "varlen_attention"),
     "layers": (
         "skinny_linear",
