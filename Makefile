@@ -14,7 +14,7 @@ $(VENV)/.ready-serve: pyproject.toml constraints.txt
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.ready-serve
 
 serve: $(VENV)/.ready-serve
@@ -23,7 +23,8 @@ serve: $(VENV)/.ready-serve
 test: $(VENV)/.ready-test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long'
 
-# The text's exactness once more, in float64.
+# The text's exactness once more, of more prompts and in float64; more requests and examples; every case of every kernel
+# compiled for every architecture.
 test-long: $(VENV)/.ready-test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m long
 

@@ -41,7 +41,6 @@ def server() -> Iterator[Server]:
     yield from running_server(*SERVER_FLAGS, *KV_CACHE, environment=SERVER_ENVIRONMENT)
 
 
-@pytest.mark.timeout(200)
 def test_requests_of_every_kind_leave_nothing_behind(server: Server) -> None:
     stretches = list(soak(server, num_requests=192, concurrency=16, num_processes=1))
     num_probes = len(list(probe_of(list(random_asks(24)))))
@@ -61,6 +60,7 @@ def limit_drafts(server: Server, most: int | None) -> None:
     httpx.put(f"{server.url}/v1/speculation", json=body, headers=headers).raise_for_status()
 
 
+@pytest.mark.long
 def test_drafts_that_are_right_less_often_are_found(server: Server) -> None:
     """Those of the last stretches: they may draft one token, where they drafted up to three."""
     stretches: list[Stretch] = []

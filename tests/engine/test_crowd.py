@@ -81,6 +81,7 @@ def named_if_stuck(runner: Noting) -> Iterator[None]:
     ("device", "dtype", "num_streams", "num_requests"),
     [
         pytest.param("cpu", "float32", 12, 150, id="cpu"),
+        pytest.param("cpu", "float32", 12, 400, id="cpu-long", marks=pytest.mark.long),
         pytest.param(
             "cuda", "bfloat16", 150, 6000, id="cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(580)]
         ),

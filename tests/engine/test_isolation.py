@@ -140,7 +140,6 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(integers[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
-@pytest.mark.timeout(240)
 def test_a_step_writes_to_its_own_rows_and_blocks_only(tmp_path: Path) -> None:
     run_watched(tmp_path, device="cpu", num_rounds=ROUNDS)
 

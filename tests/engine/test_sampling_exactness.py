@@ -165,11 +165,12 @@ def test_each_field_alone(bench: Bench, name: str) -> None:
     check()
 
 
-def test_random_pairs_side_by_side(bench: Bench) -> None:
+@pytest.mark.parametrize("num_examples", [30, pytest.param(300, marks=pytest.mark.long)])
+def test_random_pairs_side_by_side(bench: Bench, num_examples: int) -> None:
     """Drafts must be taken and refused, or nothing is shown."""
     before = bench.engines[3].engine.scheduler.snapshot()
 
-    @examples(60)
+    @examples(num_examples)
     @given(batch=st.lists(asks(), min_size=3, max_size=6))
     def check(batch: list[Ask]) -> None:
         bench.check(batch)

@@ -1,7 +1,9 @@
 """Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill, or where
 the threads of a warp may disagree about a sum.
 
-python -P tests/kernels/compile_ahead.py 90 [operation ...]
+python -P tests/kernels/compile_ahead.py 90 [--each-once] [operation ...]
+
+--each-once: the first case alone of every kernel.
 
 For Blackwell Triton 3.7 has the assembler allocate registers anew (--regAllocOptLevel=2, around a fault of ptxas 13),
 which spills a few of kernels that fit: these may spill TOLERATED_BYTES, and nothing without that option.
@@ -689,7 +691,12 @@ def plain_report(binary: Any, capability: int) -> str:
         ).stderr
 
 
-def main(capability: int, ops: list[str]) -> int:
+def firsts(cases: list[Case]) -> list[Case]:
+    """Of each kernel its first case."""
+    return list({(case.op, case.kernel): case for case in reversed(cases)}.values())
+
+
+def main(capability: int, ops: list[str], *, each_once: bool) -> int:
     failures = 0
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True  # of what is in the cache the assembler says nothing
@@ -701,6 +708,7 @@ def main(capability: int, ops: list[str]) -> int:
         for case in CASES
         if case.least_capability <= capability <= case.most_capability and case.op in (ops or [case.op])
     ]
+    cases = firsts(cases) if each_once else cases
     assert cases, f"no kernel of {', '.join(ops)} is for {capability}"
     for case in cases:
         binary, report = compiled(case, capability)
@@ -717,9 +725,10 @@ def main(capability: int, ops: list[str]) -> int:
             failures += 1
         kinds = "/".join(sorted({kind.partition(",NVMMA")[0] for kind in case.types.values()}))
         print(f"{case.op} {case.kernel} {kinds} {case.constants}: {registers} registers, {spilled} B spilled")
-    print(f"sm_{capability}: {len(cases)} kernels, {failures} that spill registers or round as they must not")
+    print(f"sm_{capability}: {len(cases)} cases, {failures} that spill registers or round as they must not")
     return min(failures, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    operations = [argument for argument in sys.argv[2:] if argument != "--each-once"]
+    sys.exit(main(int(sys.argv[1]), operations, each_once="--each-once" in sys.argv))

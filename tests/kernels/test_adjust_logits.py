@@ -166,8 +166,11 @@ def test_a_single_place_counts_all_that_was_drafted(num_drafts: int, device: tor
     check([row], 1, num_drafts, device)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("window", [1, 2, 4, 9])
+@pytest.mark.parametrize(
+    ("window", "dtype"),
+    [(1, torch.float32), (2, torch.bfloat16), (4, torch.float64), (4, torch.float32), (9, torch.bfloat16)],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
 def test_random_batches_with_rows_that_use_nothing(
     window: int, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -28,21 +28,11 @@ GROUPS = {
         "keep_states",
         "start_rows",
     ),
-    "sampling": ("sample", "adjust_logits"),
-    "attention": ("paged_attention_pieces", "prefill_attention", "varlen_attention"),
-    "layers": (
-        "skinny_linear",
-        "add_linear",
-        "qkv_rope_append",
-        "fixed_linear",
-        "quantized_linear",
-        "screened_linear",
-        "rms_norm",
-        "rope",
-        "rope_append",
-        "silu_mul",
-        "kv_append",
-    ),
+    "sampling": ("sample",),
+    "windows": ("paged_attention_pieces",),
+    "prompts": ("prefill_attention", "varlen_attention", "adjust_logits"),
+    "linears": ("skinny_linear", "add_linear", "fixed_linear", "quantized_linear", "screened_linear"),
+    "layers": ("qkv_rope_append", "rms_norm", "rope", "rope_append", "silu_mul", "kv_append"),
 }
 
 
@@ -70,9 +60,17 @@ def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> N
     run(["-m", "pytest", *options, choice, *files], tmp_path, TRITON_INTERPRET="1")
 
 
-@pytest.mark.timeout(900)  # a slow machine takes more than 300 s for some 150 kernels
 @pytest.mark.parametrize(
-    "choice", [["80"], ["89", "quantized_linear", "rms_norm"], ["90"], ["100"]], ids="-".join
+    "choice",
+    [
+        ["80", "--each-once"],
+        ["89", "quantized_linear", "rms_norm"],
+        ["90"],
+        ["100", "--each-once"],
+        pytest.param(["80"], marks=pytest.mark.long),
+        pytest.param(["100"], marks=pytest.mark.long),
+    ],
+    ids="-".join,
 )
 def test_every_kernel_compiles_ahead_as_it_must(choice: list[str], tmp_path: Path) -> None:
     run([str(HERE / "compile_ahead.py"), *choice], tmp_path)
