@@ -34,8 +34,15 @@ def format_bytes(size: float) -> str:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether a device had too little. Besides PyTorch's allocator CUDA itself says so, when it instantiates a graph or
     loads a kernel, and cuBLAS of its workspace."""
-    said = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "ALLOC_FAILED" in said
+    links: list[BaseException] = [error]
+    while (earlier := links[-1].__cause__ or links[-1].__context__) is not None:
+        links.append(earlier)  # a capture that a shortage ended may end in another error
+    return any(
+        isinstance(link, torch.OutOfMemoryError)
+        or "out of memory" in str(link)
+        or "ALLOC_FAILED" in str(link)
+        for link in links
+    )
 
 
 def available_bytes(device: torch.device, root: Path = Path("/")) -> int:

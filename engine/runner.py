@@ -120,6 +120,8 @@ class Runner:
             self._compile(depths, self._graphs, progress)
             self._warm_up_prefill()
             self._capture_all(depths, self._graphs, progress)
+            # A request may have its round's logits adjusted: that there is room is tried, not taken.
+            self._launch_round(Round(len(self.slots.limits), max(depths), is_adjusted=True))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

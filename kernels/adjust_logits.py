@@ -94,7 +94,7 @@ def _mask_kernel(
         stop = tl.arange(0, STOPS_BLOCK)
         token = tl.load(stop_token_ptr + row * STOPS + stop, mask=stop < STOPS, other=-1)
         is_early = tl.load(position_ptr + row) + place < tl.load(min_position_ptr + row)
-        tl.store(out_ptr + token, -float("inf"), mask=is_early & (token >= 0))
+        tl.store(out_ptr + token, -float("inf"), mask=is_early & (token >= 0) & (token < vocab_size))
         # A line asks for tokens right before the place and masks its last.
         ahead = tl.arange(0, LENGTH_BLOCK)
         is_ahead = ahead < LENGTH - 1
@@ -115,7 +115,7 @@ def _mask_kernel(
         is_missed = (asked >= 0) & (asked != before[None, :])
         last = tl.load(line_ptr + LENGTH - 1, mask=is_line, other=-1)
         is_met = tl.max(is_missed.to(tl.int32), 1) == 0
-        tl.store(out_ptr + last, -float("inf"), mask=is_met & (last >= 0))
+        tl.store(out_ptr + last, -float("inf"), mask=is_met & (last >= 0) & (last < vocab_size))
 
 
 def adjust_logits(
@@ -134,6 +134,11 @@ def adjust_logits(
     rows, window, vocab_size = logits.shape
     num_tokens = window_tokens.shape[1]
     assert num_tokens >= window - 1, (num_tokens, window)
+    assert adjustments.token_counts.shape == (rows, vocab_size), (
+        adjustments.token_counts.shape,
+        rows,
+        vocab_size,
+    )
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     if out.numel() == 0:
         return out

@@ -76,6 +76,8 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         raise ConfigError(
             f"--json is {given.json}, and {given.json.parent} is no folder; make it, or name another file"
         )
+    if given.json is not None and given.json.is_dir():
+        raise ConfigError(f"--json is {given.json}, which is a folder; name a file")
     is_cpu = given.device == "cpu" or not has_gpu
     model, is_shape = _find(given.model)
     if given.prompts == "heldout" and model != EMBEDDED:

@@ -33,7 +33,7 @@ from headway.server.metrics import Metrics
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 NUM_REQUESTS, AT_ONCE = 500, 25
 VOCAB, CONTEXT, DEPTH = 600, 48, 3
 BLOCK_BYTES = (2 * 3 * 16 * 2 * 16 + 64) * 8  # keys and values of three layers, and a hidden state

@@ -305,6 +305,10 @@ def test_nothing_is_compiled_once_requests_are_served(
                 sampling = GREEDY if i % 2 else SamplingParams(temperature=0.8, top_p=0.9, seed=i)
                 if i == 1:
                     sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=1)
+                if i == 4:
+                    sampling = SamplingParams(
+                        frequency_penalty=0.5, min_tokens=3, bad_words_token_ids=[[5, 6]], seed=i
+                    )
                 engine.submit(long[i : i + tokens - i % 2 * (tokens > 1)], max_tokens=9, sampling=sampling)
             engine.run()
     assert compiled == []

@@ -15,7 +15,7 @@ from headway_testing.prefills import MixedLaunches, PaddedPrefills
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway import kernels
-from headway.engine import prefill
+from headway.engine import prefill, sampler
 from headway.engine import runner as runner_module
 from headway.engine.batch import PrefillChunk
 from headway.engine.config import EngineConfig
@@ -28,11 +28,21 @@ from headway.kernels import FEW_ROWS
 
 
 @pytest.mark.parametrize("make", [constructed_mimo, random_qwen2], ids=lambda make: make.__name__)
-def test_warming_up_a_prefill_leaves_nothing_behind(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_warming_up_a_prefill_leaves_nothing_behind(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fresh, warmed = (LocalEngine(EngineConfig(model_path=str(make(tmp_path / name)))) for name in "ab")
     runner = warmed.engine.runner
+    picks: list[bool] = []
+
+    def pick_tokens(logits: torch.Tensor, rows: Any, *rest: Any) -> torch.Tensor:
+        picks.append(rows.adjustments is not None)
+        return sampler.pick_tokens(logits, rows, *rest)
+
+    monkeypatch.setattr(runner_module, "pick_tokens", pick_tokens)
     with torch.inference_mode():
         runner._warm_up_prefill()
+    assert picks == [False, True]
     kept = runner.pool.block_hidden
     for tensor in (runner.pool.keys, runner.pool.values, *([] if kept is None else [kept[:-1]])):
         assert not bool(tensor.any())
@@ -80,6 +90,10 @@ class FailingMemory:
 @pytest.mark.parametrize("error", FULL, ids=["allocator", "cuda", "triton", "cublas"])
 def test_a_graph_for_which_memory_is_too_little_is_launched_kernel_by_kernel(error: RuntimeError) -> None:
     graphs: Graphs[int, int] = Graphs(lambda key: 10 * key, FailingMemory(error))  # type: ignore[arg-type]
+    assert [graphs.run(2) for _ in range(3)] == [(20, False)] * 3
+    ended = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    ended.__context__ = error
+    graphs = Graphs(lambda key: 10 * key, FailingMemory(ended))  # type: ignore[arg-type]
     assert [graphs.run(2) for _ in range(3)] == [(20, False)] * 3
 
 

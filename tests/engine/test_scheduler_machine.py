@@ -16,7 +16,7 @@ from headway.engine.config import EngineConfig
 from headway.engine.request import FinishReason, Request, SamplingParams
 from headway.engine.scheduler import Scheduler
 
-pytestmark = pytest.mark.timeout(600)  # a failure is made smaller for up to 300 s
+pytestmark = pytest.mark.timeout(1200)  # a failure is made smaller for up to 300 s
 MAX_MODEL_LEN = 112
 BLOCK_SIZE = 16
 ACCEPTANCE = {"none": 0.0, "half": 0.5, "most": 0.9, "all": 1.0}

@@ -77,7 +77,7 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
     """By the group and by the tile, alone and beside others: the same bits."""
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
     monkeypatch.setattr(KERNEL, "_TILES", 3)
-    starts, heads = ([100, 47, 96], (2, 1)) if is_interpreted else ([150, 47, 16, 95, 96], (4, 2))
+    starts, heads = ([100, 47, 96], (2, 2)) if is_interpreted else ([150, 47, 16, 95, 96], (4, 2))
     query, keys, values, table, positions = arguments(starts, window, heads, device)
     results = []
     for by_tile in (False, True):

@@ -204,8 +204,9 @@ def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: P
         ),
         (["--depth", "9"], "--depth is 9, it must be 0 to 8"),
         (["--json", "/nope/x.json"], "--json is /nope/x.json, and /nope is no folder; make it, or name"),
+        (["--json", "/tmp"], "--json is /tmp, which is a folder; name a file"),
     ],
-    ids=["heldout-of-another", "longer-than-heldout", "model", "rates", "depth", "folder"],
+    ids=["heldout-of-another", "longer-than-heldout", "model", "rates", "depth", "no-folder", "folder"],
 )
 def test_what_cannot_be_measured_is_one_line_and_status_1(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
@@ -215,12 +216,12 @@ def test_what_cannot_be_measured_is_one_line_and_status_1(
 
 
 def test_a_file_that_cannot_be_written_is_one_line_below_the_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert bench.main([*SMALL, "--batch", "1", "--depth", "0", "--json", str(tmp_path)]) == 1
+    assert bench.main([*SMALL, "--batch", "1", "--depth", "0", "--json", "/dev/full"]) == 1
     said = capsys.readouterr()
     assert "tokens a round" in said.out
-    assert f"headway: --json is {tmp_path}, which cannot be written: " in said.err
+    assert "headway: --json is /dev/full, which cannot be written: " in said.err
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

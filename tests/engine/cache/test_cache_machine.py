@@ -11,7 +11,7 @@ from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.request import Request, SamplingParams
 
-pytestmark = pytest.mark.timeout(600)  # a failure is made smaller for up to 300 s
+pytestmark = pytest.mark.timeout(1200)  # a failure is made smaller for up to 300 s
 SIZE = 16
 Content = tuple[str, tuple[int, ...]]  # salt, and all tokens up to the block's end
 
