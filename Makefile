@@ -24,7 +24,7 @@ test: $(VENV)/.ready-test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long'
 
 # The text's exactness once more, of more prompts and in float64; more requests and examples; every case of every kernel
-# compiled for sm_80 and sm_100, too.
+# compiled for every architecture.
 test-long: $(VENV)/.ready-test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m long
 

@@ -142,7 +142,7 @@ def test_the_size_of_prefill_chunks_does_not_matter(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_preempted_request_goes_on_as_if_nothing_had_happened(
     prompts: list[tuple[int, ...]], mode: str, depth: int, dtype: str

@@ -65,9 +65,10 @@ def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> N
     [
         ["80", "--each-once"],
         ["89", "quantized_linear", "rms_norm"],
-        ["90"],
+        ["90", "--each-once"],
         ["100", "--each-once"],
         pytest.param(["80"], marks=pytest.mark.long),
+        pytest.param(["90"], marks=pytest.mark.long),
         pytest.param(["100"], marks=pytest.mark.long),
     ],
     ids="-".join,
