@@ -168,6 +168,7 @@ def finished(server: Any, reason: str) -> float:
 
 
 async def test_a_killed_engine_fails_its_streams_at_once_and_comes_back(server: Any) -> None:
+    """A new engine is there sooner than two whole servers start."""
     restarts = server.metric("headway_engine_restarts_total")
     outcomes: list[tuple[str, float]] = []
 
@@ -189,7 +190,7 @@ async def test_a_killed_engine_fails_its_streams_at_once_and_comes_back(server: 
         assert max(at for _, at in outcomes) - killed < 2.0
         assert (await http.get("/ready")).status_code == 503
         while (await http.get("/ready")).status_code != 200:
-            assert time.monotonic() - killed < 30
+            assert time.monotonic() - killed < 2 * server.start_seconds
             await asyncio.sleep(0.1)
         assert await read_stream(http, {"prompt": PROMPT, "max_tokens": 8, "temperature": 0})
     assert server.metric("headway_engine_restarts_total") == restarts + 1
