@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from headway_testing.daemon import KV_CACHE
 
 SECONDS = 90.0
 
@@ -26,6 +27,7 @@ def run_to_the_end(output: Path, *arguments: str) -> None:
         "serve",
         "--threads",
         "1",
+        *KV_CACHE,
         "--log-format",
         "json",
         *arguments,
