@@ -25,7 +25,7 @@ from headway.server.tokenizer import Tokenizer, load_tokenizer
 def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_config: EngineConfig) -> int:
     """Prints prompt and completion; returns the exit status, which is SIGPIPE's where nobody reads them any more.
 
-    The same checks as the API's; Ctrl-C ends the engine too.
+    The same checks as the API's; Ctrl-C ends the engine too. It takes memory for one request alone.
     """
     folder = model_folder(source)
     read_model_config(folder)
@@ -41,7 +41,7 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
         stop=config.stop,
     )
     check(body)
-    engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
+    engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder), max_running=1))
     try:
         asyncio.run(_run(engine, tokenizer, body))
     except _ReaderGoneError:

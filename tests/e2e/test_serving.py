@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from importlib.resources import files
 from typing import Any
@@ -94,6 +96,27 @@ def test_a_request_that_turns_speculation_off_gets_the_same_text(client: openai.
     (plain, none), (drafted, accepted) = text(0), text(3)
     assert plain == drafted
     assert none == 0 < accepted
+
+
+def test_a_terminal_gets_the_text_of_the_server(server: Any) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    served = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()["choices"][0]["text"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "headway",
+        "complete",
+        PROMPT,
+        "--max-tokens",
+        "24",
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(
+        [*command, "--temperature", "0"], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == f"{PROMPT}{served}\n"
 
 
 async def read_stream(http: httpx.AsyncClient, body: dict[str, Any], stop_after: float | None = None) -> str:

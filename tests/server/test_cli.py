@@ -257,6 +257,19 @@ def test_an_interrupt_ends_a_benchmark_quietly(is_terminal: bool) -> None:
     assert (running.returncode, error) == (130, b"")
 
 
+def test_a_completion_takes_memory_for_one_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[EngineConfig] = []
+
+    def start(config: EngineConfig) -> None:
+        started.append(config)
+        raise ConfigError("started")
+
+    monkeypatch.setattr(sys.modules["headway.server.cli.complete"], "EngineClient", start)
+    assert cli.main(["complete", "x"]) == 1
+    (config,) = started
+    assert config.num_rows == 1
+
+
 def test_a_completion_that_nobody_reads_ends_quietly() -> None:
     command = [sys.executable, "-P", "-m", "headway", "complete", "def parse(", "--device", "cpu"]
     reader, writer = os.pipe()
