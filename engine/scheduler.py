@@ -67,6 +67,7 @@ class Scheduler:
         self._num_blocks = num_blocks
         self._has_mtp = has_mtp
         self._depth = config.depth if has_mtp else 0
+        self._holds_rounds = False
         self._step = 0
         self._fault_events: list[TokenEvent] = []
         self._requests: dict[int, Request] = {}
@@ -117,6 +118,11 @@ class Scheduler:
         assert not self._config.prefix_caching, "a prefix found at another depth would lack its MTP keys"
         assert 0 <= depth <= len(self._stats.draft_tokens_per_position), f"depth is {depth}"
         self._depth = depth
+
+    def hold_rounds(self, is_held: bool) -> None:
+        """While they are held prompts are computed, as if nobody decoded, and no round is planned: who measures rounds
+        wants all rows to begin together."""
+        self._holds_rounds = is_held
 
     def add(self, request: Request) -> None:
         """Puts a request in the queue, behind its equals. Raises RequestError, or QueueFullError.
@@ -322,7 +328,7 @@ class Scheduler:
     def _can_decode(self, request: Request) -> bool:
         """False when it is certain to reach its limit: a round in flight adds one token at the least."""
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
-        return request.status is Status.RUNNING and is_below_limit
+        return request.status is Status.RUNNING and is_below_limit and not self._holds_rounds
 
     def _mixes(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
         """Whether the round of the others is large and the chunks are few tokens, so that they share its forward pass.

@@ -14,7 +14,13 @@ from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, To
 from headway.engine.request import SamplingParams
 
 NUM_WARM_ROUNDS = 3
-NUM_SETTLING_ROUNDS = 2  # after the last prompt, before the clock starts
+NUM_SETTLING_ROUNDS = 2  # behind the prompts, before the clock starts
+
+
+def least_new_tokens(depth: int) -> int:
+    """Of each row, so that a round can be timed even if all drafts are right: the prompt's first token, rounds that
+    settle, one that starts the clock, one that is timed, and something left for the last one, which is not."""
+    return 1 + (NUM_SETTLING_ROUNDS + 2) * (depth + 1) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +66,20 @@ class Driver:
     def warm_up(self, *, batch: int, depth: int, input_len: int) -> None:
         """A few rounds like those to be measured: kernels are compiled, rounds captured."""
         self.engine.scheduler.set_depth(depth)
-        self._submit(batch, input_len, NUM_WARM_ROUNDS * (depth + 1))
+        self._start_together(batch, input_len, NUM_WARM_ROUNDS * (depth + 1))
         self._drain()
         self._num_taken = 0
 
     def decode(self, *, batch: int, depth: int, input_len: int, output_len: int) -> Rounds:
-        """Rounds from the moment when all rows decode to the moment when the first has all its tokens."""
+        """Rounds of all rows, until the first has all its tokens, of which there are `least_new_tokens` or more."""
         self.engine.scheduler.set_depth(depth)
-        ids = set(self._submit(batch, input_len, output_len))
-        started: set[int] = set()
+        tokens = self._start_together(batch, input_len, output_len)
         marks: list[tuple[float, int]] = []  # seconds, tokens so far
-        tokens = 0
         for events in self._steps():
             tokens += sum(len(event.token_ids) for event in events)
-            started |= {event.request_id for event in events}
             if any(event.finish_reason for event in events):
                 break
-            if started == ids:
-                marks.append((time.perf_counter(), tokens))
+            marks.append((time.perf_counter(), tokens))
         self._drain()
         assert len(marks) > NUM_SETTLING_ROUNDS + 1, f"{len(marks)} rounds: too few new tokens to measure"
         (first_seconds, first_tokens), (last_seconds, last_tokens) = marks[NUM_SETTLING_ROUNDS], marks[-1]
@@ -118,6 +120,21 @@ class Driver:
             self._submit(num_next, input_len, output_len)
             num_left -= num_next
         return num_requests * output_len / (time.perf_counter() - started)
+
+    def _start_together(self, batch: int, input_len: int, output_len: int) -> int:
+        """Computes the prompts; rounds come with the next step. Returns how many tokens the rows have got, one each.
+
+        Rows that went on meanwhile would have all their tokens before the last of long prompts is there.
+        """
+        self.engine.scheduler.hold_rounds(True)
+        self._submit(batch, input_len, output_len)
+        num_started = 0
+        for events in self._steps():
+            num_started += len(events)
+            if num_started == batch:
+                break
+        self.engine.scheduler.hold_rounds(False)
+        return num_started
 
     def _submit(self, batch: int, input_len: int, output_len: int) -> list[int]:
         return self._send([self._next_prompt(input_len) for _ in range(batch)], output_len)

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal, get_args
 
+from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.checkpoint import DtypeName
 from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
@@ -49,7 +50,7 @@ class Settings:
         limit = read_model_config(self.model).max_position_embeddings
         num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
         wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
-        return EngineConfig(
+        config = EngineConfig(
             model_path=str(self.model),
             device=self.device,
             dtype=self.dtype,
@@ -67,6 +68,12 @@ class Settings:
             draft_layers=self.draft_layers,
             deterministic=self.deterministic,
         )
+        least = least_new_tokens(config.depth)
+        if self.output_len < least:
+            raise ConfigError(
+                f"--output-len is {self.output_len}, too few to time a round of {config.depth} drafts; set {least} or more"
+            )
+        return config
 
 
 def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:

@@ -16,7 +16,7 @@ from headway_testing.local import LocalEngine
 
 from headway.engine.bench import __main__ as bench
 from headway.engine.bench.floor import costs_of, measured_ceilings
-from headway.engine.bench.measure import Driver
+from headway.engine.bench.measure import Driver, least_new_tokens
 from headway.engine.bench.settings import read_settings
 from headway.engine.bench.shape import SHAPES
 from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
@@ -135,14 +135,33 @@ def test_what_does_not_fit_is_left_out_by_name(tmp_path: Path, capsys: pytest.Ca
     assert "left out: prefill of 1 x 300" in capsys.readouterr().out
 
 
-def test_rounds_are_counted_from_the_moment_when_all_rows_decode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("input_len", [32, 200])
+def test_rounds_begin_when_all_prompts_are_computed(tmp_path: Path, input_len: int) -> None:
+    """Those of 200 tokens take 38 steps, in which the first row could have got all of its 20."""
     config = EngineConfig(
         model_path=str(random_mimo(tmp_path)), depth=0, prefix_caching=False, prefill_chunk=16, max_running=3
     )
-    rounds = Driver(LocalEngine(config).engine).decode(batch=3, depth=0, input_len=32, output_len=20)
-    # Prompts take two steps each; the first row has 5 of its 20 tokens when the last one has its first.
-    assert rounds.tokens == 3 * rounds.num_rounds
-    assert rounds.num_rounds == 20 - 5 - 2 - 1 - 1
+    driver = Driver(LocalEngine(config).engine)
+    for _ in range(2):
+        rounds = driver.decode(batch=3, depth=0, input_len=input_len, output_len=20)
+        assert rounds.tokens == 3 * rounds.num_rounds
+        # The first of a row's tokens follows its prompt; two rounds settle, one starts the clock, the last one is left out.
+        assert rounds.num_rounds == 20 - 1 - 2 - 1 - 1
+        assert rounds.context == input_len + (4 + 19) / 2
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_fewest_new_tokens_are_enough_for_a_round(tmp_path: Path, depth: int) -> None:
+    """Where all drafts are right."""
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)),
+        depth=depth,
+        prefix_caching=False,
+        synthetic_acceptance=(1.0,) * depth or None,
+    )
+    driver = Driver(LocalEngine(config).engine)
+    rounds = driver.decode(batch=2, depth=depth, input_len=5, output_len=least_new_tokens(depth))
+    assert (rounds.num_rounds, rounds.tokens) == (1, 2 * (depth + 1))
 
 
 def test_rounds_that_are_read_in_one_step_count_as_many(
@@ -203,10 +222,20 @@ def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: P
             "--synthetic-acceptance is 0.9, it must be as long",
         ),
         (["--depth", "9"], "--depth is 9, it must be 0 to 8"),
+        (["--depth", "0,5"], "--output-len is 24, too few to time a round of 5 drafts; set 26 or more"),
         (["--json", "/nope/x.json"], "--json is /nope/x.json, and /nope is no folder; make it, or name"),
         (["--json", "/tmp"], "--json is /tmp, which is a folder; name a file"),
     ],
-    ids=["heldout-of-another", "longer-than-heldout", "model", "rates", "depth", "no-folder", "folder"],
+    ids=[
+        "heldout-of-another",
+        "longer-than-heldout",
+        "model",
+        "rates",
+        "depth",
+        "few-tokens",
+        "no-folder",
+        "folder",
+    ],
 )
 def test_what_cannot_be_measured_is_one_line_and_status_1(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
