@@ -119,10 +119,14 @@ class Scheduler:
         assert 0 <= depth <= len(self._stats.draft_tokens_per_position), f"depth is {depth}"
         self._depth = depth
 
-    def hold_rounds(self, is_held: bool) -> None:
-        """While they are held prompts are computed, as if nobody decoded, and no round is planned: who measures rounds
+    def hold_rounds(self) -> None:
+        """Until they are released prompts are computed, as if nobody decoded, and no round is planned: who measures rounds
         wants all rows to begin together."""
-        self._holds_rounds = is_held
+        self._holds_rounds = True
+
+    def release_rounds(self) -> None:
+        """From the next step on rounds are planned again."""
+        self._holds_rounds = False
 
     def add(self, request: Request) -> None:
         """Puts a request in the queue, behind its equals. Raises RequestError, or QueueFullError.
@@ -326,7 +330,8 @@ class Scheduler:
             request.status = Status.RUNNING
 
     def _can_decode(self, request: Request) -> bool:
-        """False when it is certain to reach its limit: a round in flight adds one token at the least."""
+        """False while rounds are held, and when it is certain to reach its limit: a round in flight adds one token at the
+        least."""
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit and not self._holds_rounds
 

@@ -28,8 +28,6 @@ _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
 # In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, and of the sums of what tiles
 # leave, for each of the window's first places.
 _TILE_TIME, _PLACE_TIME, _COUNTED_PLACES = 1.0, 0.4, 4
-# Of those sums, for each tile of the longest row behind its first group: a program adds up one query's.
-_FURTHER_TILE_TIME = tl.constexpr(0.03)
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
@@ -74,13 +72,15 @@ def _units_of_rows(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ENDS: tl.constexpr,
+    FURTHER_TILE_TIME: tl.constexpr = 0.03,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """(row, start, end of the keys, units of work; whether a unit is a tile).
 
     By the group a program takes tile after tile, the longest row's last. By the tile all of them are spread over the
     multiprocessors, and what they leave is added up. 12 rows of 4 tiles, 8 kv heads, 132 multiprocessors, 4 places: 4 tiles'
-    times by the group; by the tile 12 * 4 * 8 / 132 = 2.9, and 1.6 for the sums. One row of 235 tiles: 16 times by the group,
-    by the tile 14.2, and 8.2 for the sums.
+    times by the group; by the tile 12 * 4 * 8 / 132 = 2.9, and 1.6 for the sums. These take FURTHER_TILE_TIME more for each
+    tile of the longest row behind its first group, for a program adds up one query's: one row of 235 tiles takes 16 times by
+    the group, by the tile 14.2, and 8.2 for the sums.
     """
     row = tl.arange(0, ROWS)
     # Read before the kernel in front has ended: older than that, which lets this one start only after its own wait, but
@@ -94,7 +94,7 @@ def _units_of_rows(
     tiles = (end + TILE - 1) // TILE
     longest = tl.max(tiles, 0)
     group_time = tl.minimum(longest, GROUP // TILE)
-    sum_time += _FURTHER_TILE_TIME * (longest - group_time)
+    sum_time += FURTHER_TILE_TIME * (longest - group_time)
     is_fine = group_time - sum_time > tl.sum(tiles, 0) * tile_time
     return row, start, end, tl.where(is_fine, tiles, (end + GROUP - 1) // GROUP), is_fine
 

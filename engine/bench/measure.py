@@ -126,31 +126,33 @@ class Driver:
 
         Rows that went on meanwhile would have all their tokens before the last of long prompts is there.
         """
-        self.engine.scheduler.hold_rounds(True)
+        assert batch <= self.engine.info.max_running, f"{batch} rows of {self.engine.info.max_running}"
+        assert self.can_hold(batch=batch, input_len=input_len, output_len=output_len), (
+            "the prompts do not fit at once"
+        )
+        self.engine.scheduler.hold_rounds()
         self._submit(batch, input_len, output_len)
         num_started = 0
         for events in self._steps():
             num_started += len(events)
             if num_started == batch:
                 break
-        self.engine.scheduler.hold_rounds(False)
+        self.engine.scheduler.release_rounds()
         return num_started
 
-    def _submit(self, batch: int, input_len: int, output_len: int) -> list[int]:
-        return self._send([self._next_prompt(input_len) for _ in range(batch)], output_len)
+    def _submit(self, batch: int, input_len: int, output_len: int) -> None:
+        self._send([self._next_prompt(input_len) for _ in range(batch)], output_len)
 
-    def _send(self, prompts: Sequence[list[int]], output_len: int) -> list[int]:
-        ids = [next(self._ids) for _ in prompts]
+    def _send(self, prompts: Sequence[list[int]], output_len: int) -> None:
         self._post.inbox += [
             Submit(
-                request_id=request_id,
+                request_id=next(self._ids),
                 prompt_token_ids=prompt,
                 sampling=SamplingParams(temperature=0.0, seed=self._random.getrandbits(64)),
                 max_tokens=output_len,
             )
-            for request_id, prompt in zip(ids, prompts, strict=True)
+            for prompt in prompts
         ]
-        return ids
 
     def _next_prompt(self, length: int) -> list[int]:
         if not self._prompts:

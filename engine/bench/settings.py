@@ -47,7 +47,8 @@ class Settings:
 
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
-        limit = read_model_config(self.model).max_position_embeddings
+        model = read_model_config(self.model)
+        limit = model.max_position_embeddings
         num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
         wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
         config = EngineConfig(
@@ -68,10 +69,11 @@ class Settings:
             draft_layers=self.draft_layers,
             deterministic=self.deterministic,
         )
-        least = least_new_tokens(config.depth)
+        depth = config.depth if model.num_mtp_layers > 0 else 0
+        least = least_new_tokens(depth)
         if self.output_len < least:
             raise ConfigError(
-                f"--output-len is {self.output_len}, too few to time a round of {config.depth} drafts; set {least} or more"
+                f"--output-len is {self.output_len}, too few to time a round of up to {depth} drafts; set {least} or more"
             )
         return config
 
@@ -145,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens of each prompt: the context of the first round (default: 128)")  # fmt: skip
     add("--prompts", choices=("random", "heldout"), default="random", help="of decode rounds: random tokens, or the "
         "beginnings of the embedded model's held-out prompts, for its real acceptance (default: random)")  # fmt: skip
-    add("--output-len", type=_number, metavar="N", help="new tokens (default: 256; on a CPU 64)")
+    add("--output-len", type=_number, metavar="N", help="new tokens, some rounds of them: 18 or more with 3 drafts "
+        "(default: 256; on a CPU 64)")  # fmt: skip
     add("--prefill", type=_prompts, metavar="NxT,NxT",
         help="prompts at once x their tokens (default: 1x1024,1x8192,16x2048; on a CPU 1x1024; none to skip)")  # fmt: skip
     add("--closed-loop", type=_numbers(1), default=(), metavar="N,N",

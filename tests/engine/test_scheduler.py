@@ -118,16 +118,16 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
 def test_held_rounds_wait_until_all_prompts_are_computed() -> None:
     """In chunks of the longer kind, since nobody decodes meanwhile."""
     device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=48, depth=1)
-    device.scheduler.hold_rounds(True)
-    device.runner.lacks_rounds = True
+    device.scheduler.hold_rounds()
+    device.runner.may_hold_rounds = True
     requests = [device.add(40, max_tokens=12) for _ in range(3)]
     plans = [device.step()[0] for _ in range(3)]
     assert [sum(len(chunk.token_ids) for chunk in plan.prefill) for plan in plans] == [48, 48, 24]
     assert [plan.decode_request_ids for plan in plans] == [(), (), ()]
     assert [len(request.output_token_ids) for request in requests] == [1, 1, 1]
     assert device.launch() is None
-    device.scheduler.hold_rounds(False)
-    device.runner.lacks_rounds = False
+    device.scheduler.release_rounds()
+    device.runner.may_hold_rounds = False
     assert device.step()[0].decode_request_ids == (0, 1, 2)
     device.drain()
     assert [request.output_token_ids for request in requests] == [oracle(request) for request in requests]

@@ -144,13 +144,14 @@ def test_the_longest_row_and_all_tiles_decide(hands_out: torch.device) -> None:
         (16, 1020): False,
         (4, 4092): True,
         (8, 4092): False,
-        (1, 16_380): True,
-        (1, 24_572): False,
+        (1, 20_000): True,
+        (1, 22_000): False,
         (1, 65_532): False,
     }
     decided = {(rows, keys): decision([keys - 4] * rows, 4, 8, hands_out)[0] for rows, keys in ways}
     assert decided == ways
     assert decision([1016] + [1] * 15, 4, 8, hands_out) == (True, 8 + 15)
+    assert [decision([keys - 1], 1, 8, hands_out)[0] for keys in (22_000, 24_000)] == [True, False]
 
 
 def test_partial_results_have_room(hands_out: torch.device) -> None:

@@ -16,7 +16,7 @@ from headway_testing.local import LocalEngine
 
 from headway.engine.bench import __main__ as bench
 from headway.engine.bench.floor import costs_of, measured_ceilings
-from headway.engine.bench.measure import Driver, least_new_tokens
+from headway.engine.bench.measure import NUM_WARM_ROUNDS, Driver, least_new_tokens
 from headway.engine.bench.settings import read_settings
 from headway.engine.bench.shape import SHAPES
 from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
@@ -150,6 +150,27 @@ def test_rounds_begin_when_all_prompts_are_computed(tmp_path: Path, input_len: i
         assert rounds.context == input_len + (4 + 19) / 2
 
 
+def test_a_warm_up_has_the_rounds_of_all_rows(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), depth=0, prefix_caching=False, prefill_chunk=16, max_running=3
+    )
+    engine = LocalEngine(config).engine
+    Driver(engine).warm_up(batch=3, depth=0, input_len=200)
+    assert engine.scheduler.snapshot().rounds_by_depth == {0: NUM_WARM_ROUNDS - 1}
+
+
+def test_rows_that_cannot_start_together_are_not_waited_for(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), depth=0, prefix_caching=False, max_running=2, max_model_len=32,
+        kv_cache_memory_bytes=1 << 20,
+    )  # fmt: skip
+    driver = Driver(LocalEngine(config).engine)
+    with pytest.raises(AssertionError, match="3 rows of 2"):
+        driver.decode(batch=3, depth=0, input_len=5, output_len=12)
+    with pytest.raises(AssertionError, match="do not fit at once"):
+        driver.decode(batch=2, depth=0, input_len=30, output_len=12)
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_the_fewest_new_tokens_are_enough_for_a_round(tmp_path: Path, depth: int) -> None:
     """Where all drafts are right."""
@@ -222,7 +243,7 @@ def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: P
             "--synthetic-acceptance is 0.9, it must be as long",
         ),
         (["--depth", "9"], "--depth is 9, it must be 0 to 8"),
-        (["--depth", "0,5"], "--output-len is 24, too few to time a round of 5 drafts; set 26 or more"),
+        (["--depth", "0,5"], "--output-len is 24, too few to time a round of up to 5 drafts; set 26 or more"),
         (["--json", "/nope/x.json"], "--json is /nope/x.json, and /nope is no folder; make it, or name"),
         (["--json", "/tmp"], "--json is /tmp, which is a folder; name a file"),
     ],

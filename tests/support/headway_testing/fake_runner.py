@@ -112,7 +112,7 @@ class FakeRunner:
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.plans: list[Plan] = []
-        self.lacks_rounds = False  # whether rows that could decode may be left out, all together
+        self.may_hold_rounds = False  # whether a step may leave out all rows that could decode
         self._size = block_size
         self._has_mtp = has_mtp
         self._accept = accept
@@ -228,7 +228,7 @@ class FakeRunner:
 
     def _decode(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         ids = plan.decode_request_ids
-        if self.lacks_rounds and not ids:
+        if self.may_hold_rounds and not ids:
             return ()
         for number, row in self._rows.items():
             listed = ids[number] if number < len(ids) else None
