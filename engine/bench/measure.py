@@ -94,8 +94,9 @@ class Driver:
         """Whether so many requests fit into the engine at once."""
         info = self.engine.info
         num_tokens = input_len + output_len
+        num_blocks = batch * -(-num_tokens // info.block_size)
         is_short = num_tokens <= info.max_model_len
-        return is_short and batch * -(-num_tokens // info.block_size) <= info.num_blocks
+        return batch <= info.max_running and is_short and num_blocks <= info.num_blocks
 
     def prefill_seconds(self, *, num_prompts: int, length: int, depth: int) -> float:
         """From the prompts' arrival to the last one's first token."""
@@ -126,9 +127,8 @@ class Driver:
 
         Rows that went on meanwhile would have all their tokens before the last of long prompts is there.
         """
-        assert batch <= self.engine.info.max_running, f"{batch} rows of {self.engine.info.max_running}"
         assert self.can_hold(batch=batch, input_len=input_len, output_len=output_len), (
-            "the prompts do not fit at once"
+            f"{batch} rows of {self.engine.info.max_running}, {input_len} + {output_len} tokens each, do not fit at once"
         )
         self.engine.scheduler.hold_rounds()
         self._submit(batch, input_len, output_len)
