@@ -1,11 +1,14 @@
 """Causal attention of windows of queries over the paged cache.
 
-A context is cut at fixed positions: tiles of keys, folded in order within groups of _TILES tiles, groups summed in
-one fixed order. Whether a program takes a tile or a group depends on the load, the arithmetic never does: a query's
-result is the same in any window, beside any rows. The grid does not depend on lengths.
+A context is cut at fixed positions: tiles of keys, folded in order within quads of _QUAD tiles, quads in order within
+groups of _TILES tiles, groups summed in one fixed order. Whether a program takes a tile, a quad or a group depends on the
+load, the arithmetic never does: a query's result is the same in any window, beside any rows. The grid does not depend on
+lengths.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -20,14 +23,16 @@ _WINDOW_LIMIT = 128
 _QUERIES = 16, 32
 # Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones, others.
 _TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
-_TILES, _STAGES = 16, 2
+_QUAD, _TILES, _STAGES = 4, 16, 2
 _PROGRAMS_PER_MULTIPROCESSOR = 4
+# As many warps of the first kernel find registers.
+_RESIDENT_WARPS = 8
 # Of few rows with narrow heads two, which all run at once: only when the last has started may the kernels behind begin.
 # Three fit; more rows gain by programs that wait for their turn.
 _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
 # In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, and of the sums of what tiles
 # leave, for each of the window's first places.
-_TILE_TIME, _PLACE_TIME, _COUNTED_PLACES = 1.0, 0.4, 4
+_TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES = 1.0, 0.4, 0.3, 0.55, 4
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
@@ -68,19 +73,22 @@ def _units_of_rows(
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
+    quad_sum_time: tl.tensor,
+    num_places: tl.tensor,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    QUAD: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ENDS: tl.constexpr,
     FURTHER_TILE_TIME: tl.constexpr = 0.03,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(row, start, end of the keys, units of work; whether a unit is a tile).
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """(row, start, end of the keys, pieces; keys of a piece: a tile's, a quad's or a group's; pieces a program takes).
 
     By the group a program takes tile after tile, the longest row's last. By the tile all of them are spread over the
     multiprocessors, and what they leave is added up. 12 rows of 4 tiles, 8 kv heads, 132 multiprocessors, 4 places: 4 tiles'
     times by the group; by the tile 12 * 4 * 8 / 132 = 2.9, and 1.6 for the sums. These take FURTHER_TILE_TIME more for each
-    tile of the longest row behind its first group, for a program adds up one query's: one row of 235 tiles takes 16 times by
-    the group, by the tile 14.2, and 8.2 for the sums.
+    tile of the longest row behind its first group, for a program adds up one query's. By the quad, or by two where all
+    places of quads are taken, it is done after 4 or 8 tiles' times, and fewer sums: only while two for each place are enough.
     """
     row = tl.arange(0, ROWS)
     # Read before the kernel in front has ended: older than that, which lets this one start only after its own wait, but
@@ -93,10 +101,18 @@ def _units_of_rows(
     end = tl.where(end > first_position, end, 0)
     tiles = (end + TILE - 1) // TILE
     longest = tl.max(tiles, 0)
+    quads = (end + QUAD - 1) // QUAD
+    num_quads = tl.sum(quads, 0)
+    at_once = tl.where(num_quads > num_places, 2, 1)
     group_time = tl.minimum(longest, GROUP // TILE)
-    sum_time += FURTHER_TILE_TIME * (longest - group_time)
-    is_fine = group_time - sum_time > tl.sum(tiles, 0) * tile_time
-    return row, start, end, tl.where(is_fine, tiles, (end + GROUP - 1) // GROUP), is_fine
+    quad_time = tl.minimum(longest, QUAD // TILE * at_once) + quad_sum_time
+    quad_time = tl.where(num_quads > 2 * num_places, float("inf"), quad_time)
+    tile_time = tl.sum(tiles, 0) * tile_time + sum_time + FURTHER_TILE_TIME * (longest - group_time)
+    by_quad = quad_time < group_time
+    by_tile = tile_time < tl.minimum(quad_time, group_time)
+    pieces = tl.where(by_tile, tiles, tl.where(by_quad, quads, (end + GROUP - 1) // GROUP))
+    keys = tl.where(by_tile, TILE, tl.where(by_quad, QUAD, GROUP))
+    return row, start, end, pieces, keys, tl.where(keys == QUAD, at_once, 1)
 
 
 @jit
@@ -113,10 +129,38 @@ def _entries(
 
 
 @jit
-def _add_three(
-    a: tl.tensor, b: tl.tensor, c: tl.tensor, other_a: tl.tensor, other_b: tl.tensor, other_c: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    return a + other_a, b + other_b, c + other_c
+def _add_four(
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
+    d: tl.tensor,
+    other_a: tl.tensor,
+    other_b: tl.tensor,
+    other_c: tl.tensor,
+    other_d: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    return a + other_a, b + other_b, c + other_c, d + other_d
+
+
+@jit
+def _leave(
+    mixed_ptr: tl.tensor,
+    top_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    partial: tl.tensor,
+    line: tl.tensor,  # [n]
+    is_query: tl.tensor,  # [n]
+    top: tl.tensor,  # [n] float32
+    total: tl.tensor,  # [n] float32
+    mixed: tl.tensor,  # [n, head_dim] float32
+    HEAD_DIM: tl.constexpr,
+) -> None:
+    """A partial result: lines from `partial` on."""
+    line = partial + line
+    tl.store(top_ptr + line, top, mask=is_query)
+    tl.store(total_ptr + line, total, mask=is_query)
+    cells = line[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(mixed_ptr + cells, mixed, mask=is_query[:, None])
 
 
 @jit_once_for(
@@ -140,6 +184,8 @@ def _window_kernel(
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
+    quad_sum_time: tl.tensor,
+    num_places: tl.tensor,
     query_row_stride: tl.tensor,
     query_place_stride: tl.tensor,
     query_head_stride: tl.tensor,
@@ -158,6 +204,7 @@ def _window_kernel(
     QUERIES: tl.constexpr,
     PARTS: tl.constexpr,
     TILE: tl.constexpr,
+    QUAD: tl.constexpr,
     GROUP: tl.constexpr,
     IS_WIDE: tl.constexpr,
     HAS_ENDS: tl.constexpr,
@@ -170,13 +217,18 @@ def _window_kernel(
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     limit = max_blocks * BLOCK_SIZE
-    rows, starts, ends, units, is_fine = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, ROWS, TILE, GROUP, HAS_ENDS
+    rows, starts, ends, pieces, piece_keys, at_once = _units_of_rows(
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, num_places,
+        ROWS, TILE, QUAD, GROUP, HAS_ENDS,
     )  # fmt: skip
+    # Of more queries the results of two pieces find no registers.
+    is_paired = (at_once == 2) & (QUERIES == 16)
+    at_once = tl.where(is_paired, 2, 1)
+    units = tl.where(is_paired, (pieces + 1) // 2, pieces)
     units_through = tl.cumsum(units, 0)
-    unit_keys = tl.where(is_fine, TILE, GROUP)
     column = tl.arange(0, HEAD_DIM)
     num_items = tl.sum(units, 0) * KV_HEADS * PARTS
+    lines = window * (KV_HEADS * SHARING)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
@@ -184,17 +236,19 @@ def _window_kernel(
         kv_head = (item // PARTS) % KV_HEADS
         row = tl.sum((units_through <= unit).to(tl.int32), 0)
         of_row = rows == row
-        start, row_end, first_unit = tl.reduce(
+        start, row_end, first_unit, first_piece = tl.reduce(
             (
                 tl.where(of_row, starts, 0),
                 tl.where(of_row, ends, 0),
                 tl.where(of_row, units_through - units, 0),
+                tl.where(rows < row, pieces, 0),
             ),
             0,
-            _add_three,
+            _add_four,
         )
-        begin = (unit - first_unit) * unit_keys
-        end = tl.minimum(row_end, begin + unit_keys)
+        piece = (unit - first_unit) * at_once
+        begin = piece * piece_keys
+        end = tl.minimum(row_end, begin + piece_keys * at_once)
         row64 = row.to(tl.int64)
 
         # Queries of a tile: places of the window, for each the heads that share the keys.
@@ -209,6 +263,7 @@ def _window_kernel(
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+        group_top, group_total, group_mixed = top, total, mixed
         entries_ptr = table_ptr + row64 * table_stride
         # A tile ahead of its keys, whose addresses would wait for it.
         next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE)
@@ -235,18 +290,73 @@ def _window_kernel(
             tile_total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
             tile_mixed = tl.dot(weights, v, input_precision="ieee")
             top, total, mixed = _fold(top, total, mixed, tile_top, tile_total, tile_mixed)
+            # Here, where no keys and values are in registers.
+            if (tile + TILE < end) & ((tile + TILE) % QUAD == 0):
+                group_top, group_total, group_mixed = _fold(
+                    group_top, group_total, group_mixed, top, total, mixed
+                )
+                top = tl.full((QUERIES,), -float("inf"), tl.float32)
+                total = tl.zeros((QUERIES,), tl.float32)
+                mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
 
-        # A query whose keys all lie in one unit is done; the others leave a partial result.
-        is_partial = is_query & (tl.minimum(position + 1, row_end) > unit_keys)
-        is_done = is_query & (is_partial == 0) & (begin == 0)
-        result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-        out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
-        result = result.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_offset[:, None] + column[None, :], result, mask=is_done[:, None])
-        partial = (unit * window + place).to(tl.int64) * (KV_HEADS * SHARING) + head
-        tl.store(top_ptr + partial, top, mask=is_partial)
-        tl.store(total_ptr + partial, total, mask=is_partial)
-        tl.store(mixed_ptr + partial[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_partial[:, None])
+        line = place * (KV_HEADS * SHARING) + head
+        partial = (first_piece + piece).to(tl.int64) * lines
+        if end > begin + QUAD:
+            if is_paired:
+                _leave(
+                    mixed_ptr, top_ptr, total_ptr, partial, line, is_query, group_top, group_total, group_mixed, HEAD_DIM
+                )  # fmt: skip
+                partial += lines
+            else:
+                top, total, mixed = _fold(group_top, group_total, group_mixed, top, total, mixed)
+        if row_end > piece_keys:
+            _leave(mixed_ptr, top_ptr, total_ptr, partial, line, is_query, top, total, mixed, HEAD_DIM)
+        else:
+            result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+            out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
+            result = result.to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + out_offset[:, None] + column[None, :], result, mask=is_query[:, None])
+
+
+@jit
+def _loaded(
+    mixed_ptr: tl.tensor,
+    top_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    partial: tl.tensor,  # [n] int64
+    exists: tl.tensor,  # [n]
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(top, total, mixed) of partial results; those that do not exist change nothing."""
+    top = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
+    total = tl.load(total_ptr + partial, mask=exists, other=0.0)
+    cells = partial[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    return top, total, tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
+
+
+@jit
+def _folded(
+    mixed_ptr: tl.tensor,
+    top_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    first_partial: tl.tensor,
+    stride: tl.tensor,
+    place: tl.tensor,  # [n]: of the first
+    num_places: tl.tensor,
+    SOME: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(top, total, mixed) of n times SOME neighbours, folded in order; all are asked for before one is waited for."""
+    asked = _loaded(
+        mixed_ptr, top_ptr, total_ptr, first_partial + place * stride, place < num_places, HEAD_DIM
+    )
+    for further in tl.static_range(1, SOME):
+        partial = first_partial + (place + further) * stride
+        asked += _loaded(mixed_ptr, top_ptr, total_ptr, partial, place + further < num_places, HEAD_DIM)
+    top, total, mixed = asked[0], asked[1], asked[2]
+    for at in tl.static_range(3, 3 * SOME, 3):
+        top, total, mixed = _fold(top, total, mixed, asked[at], asked[at + 1], asked[at + 2])
+    return top, total, mixed
 
 
 @jit
@@ -255,28 +365,23 @@ def _groups_of_tiles(
     top_ptr: tl.tensor,
     total_ptr: tl.tensor,
     first_partial: tl.tensor,
-    tile_stride: tl.tensor,
-    first_group: tl.tensor,
+    stride: tl.tensor,
+    group: tl.tensor,  # [n]
     num_tiles: tl.tensor,
+    QUADS: tl.constexpr,
     TILES: tl.constexpr,
-    GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """(top, total, mixed) of GROUPS groups, each of which folds its tiles in order."""
-    column = tl.arange(0, HEAD_DIM)
-    group = first_group + tl.arange(0, GROUPS)
-    tops = tl.full((GROUPS,), -float("inf"), tl.float32)
-    totals = tl.zeros((GROUPS,), tl.float32)
-    mixes = tl.zeros((GROUPS, HEAD_DIM), tl.float32)
-    for place in tl.static_range(TILES):
-        tile = group * TILES + place
-        partial = first_partial + tile * tile_stride
-        exists = tile < num_tiles
-        tile_top = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
-        tile_total = tl.load(total_ptr + partial, mask=exists, other=0.0)
-        cells = partial[:, None] * HEAD_DIM + column[None, :]
-        tile_mixed = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
-        tops, totals, mixes = _fold(tops, totals, mixes, tile_top, tile_total, tile_mixed)
+    """(top, total, mixed) of groups of QUADS quads of TILES tiles, all folded in order."""
+    tops, totals, mixes = _folded(
+        mixed_ptr, top_ptr, total_ptr, first_partial, stride, group * QUADS * TILES, num_tiles, TILES, HEAD_DIM
+    )  # fmt: skip
+    for quad in tl.static_range(1, QUADS):
+        place = (group * QUADS + quad) * TILES
+        top, total, mixed = _folded(
+            mixed_ptr, top_ptr, total_ptr, first_partial, stride, place, num_tiles, TILES, HEAD_DIM
+        )
+        tops, totals, mixes = _fold(tops, totals, mixes, top, total, mixed)
     return tops, totals, mixes
 
 
@@ -315,6 +420,8 @@ def _combine_kernel(
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
+    quad_sum_time: tl.tensor,
+    num_places: tl.tensor,
     heads_per_program: tl.tensor,
     out_row_stride: tl.tensor,
     out_place_stride: tl.tensor,
@@ -324,6 +431,7 @@ def _combine_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    QUAD: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     HAS_ENDS: tl.constexpr,
@@ -335,56 +443,60 @@ def _combine_kernel(
     row = tl.program_id(0) // window
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
-    rows, starts, ends, units, is_fine = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, ROWS, TILE, GROUP, HAS_ENDS
+    rows, starts, ends, pieces, piece_keys, _ = _units_of_rows(
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, num_places,
+        ROWS, TILE, QUAD, GROUP, HAS_ENDS,
     )  # fmt: skip
     position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
-    first_unit = tl.sum(tl.where(rows < row, units, 0), 0)
-    end = tl.minimum(position + 1, tl.sum(tl.where(rows == row, ends, 0), 0))
-    num_groups = tl.where(position >= first_position, (end + GROUP - 1) // GROUP, 0)
+    first_piece = tl.sum(tl.where(rows < row, pieces, 0), 0)
+    row_end = tl.sum(tl.where(rows == row, ends, 0), 0)
+    end = tl.where(position >= first_position, tl.minimum(position + 1, row_end), 0)
+    num_groups = (end + GROUP - 1) // GROUP
     num_tiles = (end + TILE - 1) // TILE
-    num_units = tl.where(is_fine & (position >= first_position), num_tiles, num_groups)
+    num_quads = (end + QUAD - 1) // QUAD
+    is_left = (row_end == 0) | (row_end > piece_keys)
     column = tl.arange(0, HEAD_DIM)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     first_head = tl.program_id(1) * heads_per_program
-    last_head = tl.where(num_units != 1, tl.minimum(first_head + heads_per_program, HEADS), first_head)
-    tile_stride = window * HEADS
+    last_head = tl.where(is_left, tl.minimum(first_head + heads_per_program, HEADS), first_head)
+    stride = window * HEADS
     for head in range(first_head, last_head):
-        first_partial = (first_unit * window + place).to(tl.int64) * HEADS + head
+        first_partial = (first_piece * window + place).to(tl.int64) * HEADS + head
         top = -float("inf")
         total = 0.0
         mixed = tl.zeros((HEAD_DIM,), tl.float32)
-        if is_fine & (num_groups == 1):
-            tops, totals, mixes = _groups_of_tiles(
-                mixed_ptr,
-                top_ptr,
-                total_ptr,
-                first_partial,
-                tile_stride,
-                0,
-                num_tiles,
-                GROUP // TILE,
-                1,
-                HEAD_DIM,
+        one = tl.zeros((1,), tl.int32)
+        if (piece_keys == TILE) & (num_quads == 1):
+            tops, totals, mixes = _folded(
+                mixed_ptr, top_ptr, total_ptr, first_partial, stride, one, num_tiles, QUAD // TILE, HEAD_DIM
             )
             top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
+        elif (piece_keys == TILE) & (num_groups == 1):
+            tops, totals, mixes = _groups_of_tiles(
+                mixed_ptr, top_ptr, total_ptr, first_partial, stride, one, num_tiles,
+                GROUP // QUAD, QUAD // TILE, HEAD_DIM,
+            )  # fmt: skip
+            top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
         else:
-            # One piece of code for both, so that they round alike.
+            # One piece of code for all, so that they round alike.
             for first_group in range(0, num_groups, GROUPS):
-                if is_fine:
+                group = first_group + tl.arange(0, GROUPS)
+                if piece_keys == TILE:
                     tops, totals, mixes = _groups_of_tiles(
-                        mixed_ptr, top_ptr, total_ptr, first_partial, tile_stride, first_group, num_tiles,
-                        GROUP // TILE, GROUPS, HEAD_DIM,
+                        mixed_ptr, top_ptr, total_ptr, first_partial, stride, group, num_tiles,
+                        GROUP // QUAD, QUAD // TILE, HEAD_DIM,
+                    )  # fmt: skip
+                elif piece_keys == QUAD:
+                    tops, totals, mixes = _folded(
+                        mixed_ptr, top_ptr, total_ptr, first_partial, stride, group * (GROUP // QUAD), num_quads,
+                        GROUP // QUAD, HEAD_DIM,
                     )  # fmt: skip
                 else:
-                    group = first_group + tl.arange(0, GROUPS)
-                    partial = first_partial + group * tile_stride
-                    exists = group < num_groups
-                    tops = tl.load(top_ptr + partial, mask=exists, other=-float("inf"))
-                    totals = tl.load(total_ptr + partial, mask=exists, other=0.0)
-                    cells = partial[:, None] * HEAD_DIM + column[None, :]
-                    mixes = tl.load(mixed_ptr + cells, mask=exists[:, None], other=0.0)
+                    partial = first_partial + group * stride
+                    tops, totals, mixes = _loaded(
+                        mixed_ptr, top_ptr, total_ptr, partial, group < num_groups, HEAD_DIM
+                    )
                 top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
         result = mixed / tl.where(total == 0.0, 1.0, total)
         out_offset = row.to(tl.int64) * out_row_stride + place * out_place_stride + head * out_head_stride
@@ -455,15 +567,30 @@ def _tile(query: torch.Tensor) -> int:
     return _WIDE_HEAD_TILE if query.shape[3] > 128 else _TILE
 
 
-def _times(items: int, window: int, num_multiprocessors: int) -> tuple[float, float]:
-    """(tile_time, sum_time). items: of a tile of keys."""
-    return _TILE_TIME * items / num_multiprocessors, _PLACE_TIME * min(window, _COUNTED_PLACES)
+class _Load(NamedTuple):
+    """What decides what a program takes, besides the lengths of the rows; the kernels' parameters of the same names."""
+
+    tile_time: float
+    sum_time: float
+    quad_sum_time: float
+    num_places: int  # of quads that a head's or a part's programs take at a time
 
 
-def _most_units(rows: int, max_keys: int, tile: int, tile_time: float) -> int:
-    """By the group, or by the tile, where all tiles take less time than a group's _TILES."""
-    groups, tiles = (rows * blocks_of(max_keys, keys) for keys in (_TILES * tile, tile))
-    return max(groups, min(tiles, int(_TILES / tile_time) + 1))
+def _load(items: int, window: int, num_multiprocessors: int, warps: int, heads_per_program: int) -> _Load:
+    """items: of a tile of keys. warps: of a program."""
+    places = min(window, _COUNTED_PLACES)
+    return _Load(
+        _TILE_TIME * items / num_multiprocessors,
+        _PLACE_TIME * places,
+        _QUAD_PLACE_TIME * places + _FURTHER_HEAD_TIME * (heads_per_program - 1),
+        max(num_multiprocessors * _RESIDENT_WARPS // (warps * items), 1),
+    )
+
+
+def _most_pieces(rows: int, max_keys: int, tile: int, load: _Load) -> int:
+    """By the group; by the tile, where all tiles take less time than a group's _TILES; by the quad, two for each place."""
+    groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (_TILES, _QUAD, 1))
+    return max(groups, min(quads, 2 * load.num_places), min(tiles, int(_TILES / load.tile_time) + 1))
 
 
 def _warps(queries: int, head_dim: int) -> int:
@@ -489,20 +616,21 @@ def _attend(
     queries = _QUERIES[0] if window * sharing <= _QUERIES[0] else _QUERIES[1]
     parts = blocks_of(window * sharing, queries)
     num_multiprocessors = multiprocessors(query.device)
-    tile_time, sum_time = _times(kv_heads * parts, window, num_multiprocessors)
+    warps = _warps(queries, head_dim)
+    heads_per_program = min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
+    load = _load(kv_heads * parts, window, num_multiprocessors, warps, heads_per_program)
     tile = _tile(query)
     group = _TILES * tile
-    most_units = _most_units(rows, max_blocks * block_size, tile, tile_time)
-    num_partials = most_units * window * q_heads
+    most_pieces = _most_pieces(rows, max_blocks * block_size, tile, load)
+    num_partials = most_pieces * window * q_heads
     mixed = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     tops, totals = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
-    heads_per_program = min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
     overlaps, launch = overlap(query.device)
     extent = rows, max_blocks
-    visible = first_position, window, tile_time, sum_time
+    visible = first_position, window, *load
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": next(n for n in _SCANNED_ROWS if n >= rows),
-        "TILE": tile, "GROUP": group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,
+        "TILE": tile, "QUAD": _QUAD * tile, "GROUP": group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,
     }  # fmt: skip
     ends = start_positions if end_positions is None else end_positions
     is_narrow = query.element_size() <= 2 and head_dim <= _NARROW_HEAD and rows <= _NARROW_ROWS
@@ -511,7 +639,7 @@ def _attend(
         query, key_cache, value_cache, block_table, start_positions, ends, out, mixed, tops, totals,
         *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
-        IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=_warps(queries, head_dim), num_stages=_STAGES,
+        IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=warps, num_stages=_STAGES,
         **_OPTIONS, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, blocks_of(q_heads, heads_per_program))](

@@ -122,7 +122,7 @@ CASES = [
             ATTENTION,
             PIECES
             | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1, "HEAD_DIM": head_dim, "QUERIES": queries}
-            | {"TILE": tile, "GROUP": 12 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
+            | {"TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
             num_warps,
             2,
             STRIDES,
@@ -139,7 +139,9 @@ CASES = [
         "paged_attention",
         "_combine_kernel",
         ATTENTION,
-        PIECES | {"HEADS": 32, "HEAD_DIM": 128, "TILE": 128, "GROUP": 1536} | {"GROUPS": 8, "OVERLAPS": True},
+        PIECES
+        | {"HEADS": 32, "HEAD_DIM": 128, "TILE": 128, "QUAD": 512, "GROUP": 2048}
+        | {"GROUPS": 8, "OVERLAPS": True},
         2,
         divisible=STRIDES,
     ),

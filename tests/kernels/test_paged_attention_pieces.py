@@ -12,19 +12,24 @@ from headway.kernels.reference.paged_attention import paged_attention as twin
 KERNEL = sys.modules["headway.kernels.paged_attention"]
 BLOCK_SIZE = 16
 TOLERANCE = 3e-6
+UNITS = "group", "two-quads", "quad", "tile"
 
 
-def hand_out(monkeypatch: pytest.MonkeyPatch, *, by_tile: bool) -> None:
-    monkeypatch.setattr(KERNEL, "_TILE_TIME", 1e-9 if by_tile else 1e9)
-    monkeypatch.setattr(KERNEL, "_PLACE_TIME", 0.0)
+def hand_out(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    """All work by the unit: what the others' sums take is beyond all bounds. Two quads only where more than 8 are there."""
+    is_quad = unit in ("quad", "two-quads")
+    times = {"tile_time": 1e-9, "sum_time": 0.0 if unit == "tile" else 1e9}
+    times |= {"quad_sum_time": -1e9 if is_quad else 1e9, "num_places": 8 if unit == "two-quads" else 1000}
+    monkeypatch.setattr(KERNEL, "_load", lambda *args: KERNEL._Load(**times))
 
 
-@pytest.fixture(params=[False, True], ids=["groups", "tiles"])
+@pytest.fixture(params=UNITS)
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16 keys, groups of 48; work handed out by the group or by the tile."""
+    """Tiles of 16 keys, quads of 32, groups of 64; work handed out by the one or the other."""
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
-    monkeypatch.setattr(KERNEL, "_TILES", 3)
-    hand_out(monkeypatch, by_tile=request.param)
+    monkeypatch.setattr(KERNEL, "_QUAD", 2)
+    monkeypatch.setattr(KERNEL, "_TILES", 4)
+    hand_out(monkeypatch, request.param)
 
 
 def arguments(
@@ -74,20 +79,21 @@ def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool)
 def test_the_result_does_not_depend_on_how_work_is_handed_out(
     window: int, device: torch.device, monkeypatch: pytest.MonkeyPatch, is_interpreted: bool
 ) -> None:
-    """By the group and by the tile, alone and beside others: the same bits."""
+    """By the group, by two quads, by the quad and by the tile, alone and beside others: the same bits."""
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
-    monkeypatch.setattr(KERNEL, "_TILES", 3)
+    monkeypatch.setattr(KERNEL, "_QUAD", 2)
+    monkeypatch.setattr(KERNEL, "_TILES", 4)
     starts, heads = ([100, 47, 96], (2, 2)) if is_interpreted else ([150, 47, 16, 95, 96], (4, 2))
     query, keys, values, table, positions = arguments(starts, window, heads, device)
     results = []
-    for by_tile in (False, True):
-        hand_out(monkeypatch, by_tile=by_tile)
+    for unit in UNITS:
+        hand_out(monkeypatch, unit)
         result = paged_attention(query, keys, values, table, positions, 0.3)
         for rows in (slice(0, 1), slice(1, len(starts) - 1), slice(len(starts) - 1, len(starts))):
             some = paged_attention(query[rows], keys, values, table[rows], positions[rows], 0.3)
-            assert torch.equal(some, result[rows]), (by_tile, rows)
+            assert torch.equal(some, result[rows]), (unit, rows)
         results.append(result)
-    assert torch.equal(results[0], results[1])
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @jit
@@ -99,29 +105,35 @@ def _decision_kernel(
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
+    quad_sum_time: tl.tensor,
+    num_places: tl.tensor,
     units_of_rows: tl.constexpr,
     TILE: tl.constexpr,
+    QUAD: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    _, _, _, units, is_fine = units_of_rows(
-        start_ptr, start_ptr, num_rows, limit, 0, window, tile_time, sum_time, 64, TILE, GROUP, False
-    )
-    tl.store(out_ptr, is_fine.to(tl.int32))
-    tl.store(out_ptr + 1, tl.sum(units, 0))
+    _, _, _, pieces, keys, at_once = units_of_rows(
+        start_ptr, start_ptr, num_rows, limit, 0, window, tile_time, sum_time, quad_sum_time, num_places,
+        64, TILE, QUAD, GROUP, False,
+    )  # fmt: skip
+    tl.store(out_ptr, keys * at_once // TILE)
+    tl.store(out_ptr + 1, tl.sum(pieces, 0))
 
 
-def decision(starts: list[int], window: int, items: int, device: torch.device) -> tuple[bool, int]:
-    """(whether by the tile, units) on 132 multiprocessors."""
-    times = KERNEL._times(items, window, 132)
+def decision(
+    starts: list[int], window: int, items: int, device: torch.device, *, heads_per_program: int = 1
+) -> tuple[int, int]:
+    """(tiles that a program takes, pieces) on 132 multiprocessors. heads_per_program: of the second kernel."""
+    load = KERNEL._load(items, window, 132, 4, heads_per_program)
     out = torch.zeros(2, dtype=torch.int32, device=device)
     positions = torch.tensor(starts, device=device)
     limit = max(starts) + window
     _decision_kernel[(1,)](
-        positions, out, len(starts), limit, window, *times, KERNEL._units_of_rows, 128, 16 * 128,
+        positions, out, len(starts), limit, window, *load, KERNEL._units_of_rows, 128, 4 * 128, 16 * 128,
         enable_fp_fusion=False,
     )  # fmt: skip
-    by_tile, units = out.tolist()
-    return bool(by_tile), units
+    tiles, pieces = out.tolist()
+    return tiles, pieces
 
 
 @pytest.fixture
@@ -134,24 +146,35 @@ def hands_out(device: torch.device, is_interpreted: bool) -> torch.device:
 def test_the_longest_row_and_all_tiles_decide(hands_out: torch.device) -> None:
     """Windows of four, eight kv heads: rows of equal length, then one long row among short ones."""
     ways = {
-        (1, 252): True,
-        (4, 252): False,
-        (4, 380): True,
-        (8, 380): False,
-        (8, 508): True,
-        (12, 508): False,
-        (12, 1020): True,
-        (16, 1020): False,
-        (4, 4092): True,
-        (8, 4092): False,
-        (1, 20_000): True,
-        (1, 22_000): False,
-        (1, 65_532): False,
+        (1, 252): 1,
+        (4, 252): 16,
+        (4, 380): 1,
+        (8, 380): 16,
+        (8, 508): 1,
+        (12, 508): 16,
+        (8, 1020): 4,
+        (32, 1020): 16,
+        (1, 4000): 1,
+        (1, 8192): 4,
+        (4, 4092): 4,
+        (8, 2000): 4,
+        (8, 4092): 8,
+        (16, 2044): 8,
+        (20, 2044): 16,
+        (1, 16_000): 4,
+        (1, 30_000): 8,
+        (1, 45_000): 16,
     }
     decided = {(rows, keys): decision([keys - 4] * rows, 4, 8, hands_out)[0] for rows, keys in ways}
     assert decided == ways
-    assert decision([1016] + [1] * 15, 4, 8, hands_out) == (True, 8 + 15)
-    assert [decision([keys - 1], 1, 8, hands_out)[0] for keys in (22_000, 24_000)] == [True, False]
+    assert decision([1016] + [1] * 15, 4, 8, hands_out) == (1, 8 + 15)
+    assert [decision([keys - 1], 1, 8, hands_out)[0] for keys in (4000, 8192)] == [1, 4]
+
+
+def test_sums_of_many_heads_weigh(hands_out: torch.device) -> None:
+    """Which a program of the second kernel makes one after the other: rather by the group, which leaves none."""
+    ways = [decision([1016] * 14, 4, 8, hands_out, heads_per_program=heads)[0] for heads in (1, 4, 8)]
+    assert ways == [4, 4, 16]
 
 
 def test_partial_results_have_room(hands_out: torch.device) -> None:
@@ -162,12 +185,11 @@ def test_partial_results_have_room(hands_out: torch.device) -> None:
         for rows in (1, 3, 20, 64):
             for items in (1, 8, 64):
                 starts = torch.randint(0, longest, (rows,), generator=generator).tolist()
-                by_tile, units = decision(starts, 4, items, hands_out)
-                assert units <= KERNEL._most_units(
-                    rows, max(starts) + 4, 128, KERNEL._times(items, 4, 132)[0]
-                )
-                ways.add(by_tile)
-    assert ways == {False, True}
+                tiles, pieces = decision(starts, 4, items, hands_out)
+                load = KERNEL._load(items, 4, 132, 4, 1)
+                assert pieces <= KERNEL._most_pieces(rows, max(starts) + 4, 128, load)
+                ways.add(tiles)
+    assert ways == {1, 4, 8, 16}
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -188,8 +210,8 @@ def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device)
 @pytest.mark.parametrize("first_position", [0, 1])
 @pytest.mark.parametrize(
     ("heads", "small_pieces"),
-    [((2, 1), False), ((2, 1), True), ((36, 1), False)],
-    ids=["window-groups", "window-tiles", "prefill"],
+    [((2, 1), "group"), ((2, 1), "two-quads"), ((2, 1), "tile"), ((36, 1), "group")],
+    ids=["window-groups", "window-quads", "window-tiles", "prefill"],
     indirect=["small_pieces"],
 )
 def test_what_stands_behind_the_end_does_not_matter(
