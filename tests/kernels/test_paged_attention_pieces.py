@@ -121,10 +121,16 @@ def _decision_kernel(
 
 
 def decision(
-    starts: list[int], window: int, items: int, device: torch.device, *, heads_per_program: int = 1
+    starts: list[int],
+    window: int,
+    items: int,
+    device: torch.device,
+    *,
+    warps: int = 4,
+    heads_per_program: int = 1,
 ) -> tuple[int, int]:
     """(tiles that a program takes, pieces) on 132 multiprocessors. heads_per_program: of the second kernel."""
-    load = KERNEL._load(items, window, 132, 4, heads_per_program)
+    load = KERNEL._load(items, window, 132, warps, heads_per_program)
     out = torch.zeros(2, dtype=torch.int32, device=device)
     positions = torch.tensor(starts, device=device)
     limit = max(starts) + window
@@ -175,6 +181,26 @@ def test_sums_of_many_heads_weigh(hands_out: torch.device) -> None:
     """Which a program of the second kernel makes one after the other: rather by the group, which leaves none."""
     ways = [decision([1016] * 14, 4, 8, hands_out, heads_per_program=heads)[0] for heads in (1, 4, 8)]
     assert ways == [4, 4, 16]
+
+
+def test_programs_alone_on_a_multiprocessor_rather_take_quads(hands_out: torch.device) -> None:
+    """Windows of 28 queries, of eight warps."""
+    ways = {
+        (1, 4000): 1,
+        (1, 8192): 4,
+        (8, 1020): 1,
+        (8, 2044): 4,
+        (16, 508): 16,
+        (16, 1020): 4,
+        (16, 2044): 8,
+        (32, 1020): 16,
+    }
+    heads = {rows: max(rows // 8, 1) for rows, _ in ways}
+    decided = {
+        (rows, keys): decision([keys - 4] * rows, 4, 4, hands_out, warps=8, heads_per_program=heads[rows])[0]
+        for rows, keys in ways
+    }
+    assert decided == ways
 
 
 def test_partial_results_have_room(hands_out: torch.device) -> None:
@@ -247,8 +273,10 @@ def test_what_stands_behind_the_end_does_not_matter(
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(32, 8), (32, 4), (28, 4), (8, 8)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_a_query_gets_the_same_bits_in_any_window_and_batch(heads: tuple[int, int], head_dim: int) -> None:
-    """Work handed out by tiles and by groups, windows of one and of two tiles of queries."""
+def test_a_query_gets_the_same_bits_in_any_window_and_batch(
+    heads: tuple[int, int], head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of one and of two tiles of queries; work handed out as its amount has it, then in each way."""
     rows, window, blocks = 70, 9, 200
     shape = rows * blocks, BLOCK_SIZE, heads[1], head_dim
     keys, values = torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16)
@@ -263,6 +291,11 @@ def test_a_query_gets_the_same_bits_in_any_window_and_batch(heads: tuple[int, in
         for some in (slice(0, 1), slice(1, 3), slice(0, rows)):
             result = paged_attention(query[some, :width], keys, values, table[some], positions[some], 0.1)
             assert torch.equal(result, together[some, :width]), (width, some)
+    for unit in UNITS:
+        hand_out(monkeypatch, unit)
+        for width in (1, 4):
+            result = paged_attention(query[:12, :width], keys, values, table[:12], positions[:12], 0.1)
+            assert torch.equal(result, together[:12, :width]), (unit, width)
 
 
 @pytest.mark.gpu
