@@ -19,7 +19,7 @@ import torch
 
 from headway.engine.batch import PrefillChunk
 from headway.engine.config import MAX_MIXED_TOKENS
-from headway.engine.memory import is_out_of_memory
+from headway.engine.memory import available_bytes, bytes_taken_by, format_bytes, is_out_of_memory
 from headway.engine.padded_prefill import (
     HEADER,
     Prefill,
@@ -68,6 +68,7 @@ class GraphMemory:
     """The pool that graphs share, and the stream on which they are captured."""
 
     def __init__(self) -> None:
+        self.reserve_bytes = 0
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.Stream(device="cuda")
         self._rehearsed: list[torch.cuda.CUDAGraph] | None = None
@@ -75,6 +76,18 @@ class GraphMemory:
     @property
     def is_rehearsing(self) -> bool:
         return self._rehearsed is not None
+
+    def reserve(self, num_bytes: int) -> None:
+        """What is launched kernel by kernel may take so much at a time: graphs captured from now on leave it free."""
+        self.reserve_bytes = max(self.reserve_bytes, num_bytes)
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a graph may take so much. Gives back what the allocator keeps, for a capture cannot take that."""
+        return available_bytes(torch.device("cuda")) - num_bytes >= self.reserve_bytes
+
+    def launch(self, launch: Callable[[], Result]) -> tuple[Result, int]:
+        """(what it gives, kernel by kernel, bytes that a graph of it takes at most)."""
+        return bytes_taken_by(launch)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -126,7 +139,7 @@ class Graphs(Generic[Key, Result]):
         self._launch = launch
         self._memory = memory
         self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Result]] = {}
-        self._is_warm: set[Key] = set()
+        self._bytes: dict[Key, int] = {}  # of what has run kernel by kernel
         self._is_too_large: set[Key] = set()
 
     def capture(self, wanted: Key) -> None:
@@ -164,27 +177,36 @@ class Graphs(Generic[Key, Result]):
 
         One that was never seen is run kernel by kernel, and captured the next time.
         """
-        if wanted not in self._graphs and not self._can_capture(wanted):
-            self._is_warm.add(wanted)
+        if wanted in self._graphs or self._can_capture(wanted):
+            graph, outcome = self._graphs[wanted]
+            graph.replay()
+            return outcome, True
+        if wanted in self._bytes:
             return self._launch(wanted), False
-        graph, outcome = self._graphs[wanted]
-        graph.replay()
-        return outcome, True
+        outcome, self._bytes[wanted] = self._memory.launch(lambda: self._launch(wanted))
+        return outcome, False
 
     def _can_capture(self, wanted: Key) -> bool:
-        """Captures what was run before. What does not fit stays as it is: slower, no worse."""
-        if wanted not in self._is_warm or wanted in self._is_too_large:
+        """Captures what was run before. What does not fit stays as it is: slower, no worse. So does what would take memory
+        that others may need: a prefill that finds none ends the engine."""
+        if wanted not in self._bytes or wanted in self._is_too_large:
             return False
-        torch.cuda.empty_cache()  # a capture cannot take back what the allocator keeps for other uses
-        try:
-            self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            logger.warning("%s is too large to be captured; it is launched kernel by kernel", wanted)
-            self._is_too_large.add(wanted)
-            return False
-        return True
+        if self._memory.has_room(self._bytes[wanted]):
+            try:
+                self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
+                return True
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+        logger.warning(
+            "%s, of %s, is too large to be captured beside the %s that prompts and rounds may need; it is launched kernel by "
+            "kernel, which is slower. Set --kv-cache-memory or --max-running to less",
+            wanted,
+            format_bytes(self._bytes[wanted]),
+            format_bytes(self._memory.reserve_bytes),
+        )
+        self._is_too_large.add(wanted)
+        return False
 
 
 class RoundGraphs:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +22,8 @@ MAX_KV_CACHE_SHARE = 0.9
 # takes), whose free end is returned to the system only beyond so many bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK_BYTES, _KEPT_BYTES = 32 << 20, 256 << 20
+
+Result = TypeVar("Result")
 
 
 def format_bytes(size: float) -> str:
@@ -54,6 +57,14 @@ def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
         torch.cuda.empty_cache()  # what PyTorch keeps of freed tensors can be taken again
         return torch.cuda.mem_get_info(device)[0]
     return min([_machine_bytes(root / "proc/meminfo"), *_group_bytes(root)])
+
+
+def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
+    """(what it gives, what PyTorch took of the GPU's memory for it, which it keeps for the next). Waits for the GPU."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    result = run()
+    return result, torch.cuda.memory_reserved() - before
 
 
 def kv_block_bytes(

@@ -24,7 +24,7 @@ from headway.engine.graphs import (
     RoundGraphs,
     token_counts,
 )
-from headway.engine.memory import available_bytes, is_out_of_memory
+from headway.engine.memory import available_bytes, bytes_taken_by, is_out_of_memory
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
 from headway.engine.padded_prefill import HEADER, Prefill, fill_padded_drafts, padded_chunks, padded_prefill
@@ -115,13 +115,14 @@ class Runner:
         depths = tuple(depths)
         if self._graphs is None or not depths:
             return
+        assert self._graph_memory is not None
         try:
             reserve_workspace(self.device)  # not in memory that a rehearsal gives back
             self._compile(depths, self._graphs, progress)
-            self._warm_up_prefill()
+            _, for_prompts = bytes_taken_by(self._warm_up_prefill)
             self._capture_all(depths, self._graphs, progress)
-            # A request may have its round's logits adjusted: that there is room is tried, not taken.
-            self._launch_round(Round(len(self.slots.limits), max(depths), is_adjusted=True))
+            _, for_round = bytes_taken_by(lambda: self._try_largest_round(max(depths)))
+            self._graph_memory.reserve(max(for_prompts, for_round))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -129,6 +130,12 @@ class Runner:
                 f"rounds of {len(self.slots.limits)} requests and {max(depths)} drafts do not fit into the memory that "
                 "weights and KV cache leave free; set --max-running, --depth or --kv-cache-memory to less"
             ) from error
+
+    def _try_largest_round(self, depth: int) -> None:
+        """Requests may have their logits adjusted and scored: that there is room is tried, not taken."""
+        num_rows = len(self.slots.limits)
+        outcome = self._launch_round(Round(num_rows, depth, is_adjusted=True, keeps_logits=True))
+        self._score_round(outcome, range(num_rows))
 
     def _compile(self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]) -> None:
         """Compiles the kernels of all graphs side by side, in a rehearsal, unless a small round finds all of its own in a
@@ -229,10 +236,14 @@ class Runner:
         results.round = outcome.packed[: NUM_STAMPS + num_rows * (outcome.depth + 2)]
         if outcome.logits is not None:
             scored = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
-            index = self._to_device(list(scored))
-            picked = outcome.emitted[index, 1:]
-            scores = score_tokens(outcome.logits[index].flatten(0, 1), picked.flatten())
-            results.emitted_logprobs = (scored, scores.view(*picked.shape, -1))
+            results.emitted_logprobs = (scored, self._score_round(outcome, list(scored)))
+
+    def _score_round(self, outcome: Outcome, rows: Sequence[int]) -> torch.Tensor:
+        """[rows, depth + 1, score]: of the tokens that the round picked in them, as `score_tokens` has them."""
+        assert outcome.logits is not None
+        index = self._to_device(rows)
+        picked = outcome.emitted[index, 1:]
+        return score_tokens(outcome.logits[index].flatten(0, 1), picked.flatten()).view(*picked.shape, -1)
 
     def _launch_mixed_round(self, packed: torch.Tensor, wanted: Mixed) -> Outcome:
         chunks = padded_chunks(packed, self.slots, self.pool.block_size, is_window=False)

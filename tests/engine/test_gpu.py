@@ -25,6 +25,7 @@ from headway_testing.oracle import bfloat16_logits
 from headway_testing.poison import PoisoningRunner
 from headway_testing.prefills import MixedLaunches, PaddedPrefills
 
+from headway.engine import graphs
 from headway.engine.batch import Plan
 from headway.engine.bench.shape import SHAPES
 from headway.engine.config import EngineConfig
@@ -46,6 +47,7 @@ GREEDY = SamplingParams(temperature=0.0)
 # Of a log-probability, where products round their sums otherwise.
 MAX_SCORE_ERROR = 0.1
 MAX_LEFT_BYTES = 64 << 20
+SPARE_BYTES = 64 << 20
 # Its arguments: a configuration, prompts. Prints the kernels compiled, the bytes reserved, and the texts.
 START = """
 import json, sys
@@ -197,13 +199,14 @@ class NeverWaiting:
         self._runner = runner
 
     def launch(self, plan: Plan) -> RoundHandle:
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             return self._runner.launch(plan)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize(("depth", "chunk"), [(3, 256), (0, 600)])
 def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], depth: int, chunk: int) -> None:
     """Whatever a request asks for, long prompts, found prefixes and rows that come and go among them."""
@@ -224,6 +227,43 @@ def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], dept
         engine.submit(prompt * (9 if i % 7 == 0 else 1), max_tokens=3 + 5 * (i % 4), sampling=sampling)
     outputs = engine.run()
     assert all(output.finish_reason is not None for output in outputs.values())
+
+
+def test_graphs_captured_later_leave_prompts_their_memory(
+    wide_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a card with little more than what the largest step takes: rounds whose logits are kept, of ever other sizes,
+    find a graph or none, and a prompt as long as a step allows is computed behind them."""
+    chunks = {"prefill_chunk": 8192, "idle_prefill_chunk": 8192}
+    sizes = {"max_running": 128, "kv_cache_memory_bytes": 1 << 30}
+    engine = LocalEngine(config_of(model_path=wide_model, load_format="dummy", **chunks, **sizes))
+    runner = engine.engine.runner
+    runner.capture(range(4), progress=lambda _: None)
+    memory = runner._graph_memory
+    assert memory is not None
+    torch.cuda.empty_cache()
+    total = torch.cuda.memory_reserved() + memory.reserve_bytes + SPARE_BYTES
+
+    def available(device: torch.device) -> int:
+        torch.cuda.empty_cache()
+        return total - torch.cuda.memory_reserved()
+
+    monkeypatch.setattr(graphs, "available_bytes", available)
+    torch.cuda.set_per_process_memory_fraction(total / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        sampling = SamplingParams(seed=1, num_logprobs=2, logit_bias={5: 1.0})
+        for i in range(128):
+            engine.submit([i + 1] * 8, max_tokens=8 + 4 * i, sampling=sampling)
+        texts = engine.run()
+        prompt = engine.submit([7] * 8192, max_tokens=4)
+        texts |= engine.run()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    rounds = runner._graphs._graphs  # type: ignore[union-attr]
+    assert {text.finish_reason for text in texts.values()} == {FinishReason.LENGTH}
+    assert any(key.keeps_logits for key in rounds._graphs), "some found room"
+    assert rounds._is_too_large, "and some none"
+    assert len(texts[prompt].token_ids) == 4
 
 
 @pytest.mark.parametrize("tokens", [5, 17, 40])

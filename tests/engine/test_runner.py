@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -71,35 +72,69 @@ def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
 
     # As on a GPU.
     monkeypatch.setattr(runner, "_graphs", object())
+    monkeypatch.setattr(runner, "_graph_memory", object())
     monkeypatch.setattr(runner, "_compile", lambda *_: None)
     monkeypatch.setattr(runner, "_capture_all", capture_all)
     with pytest.raises(ConfigError, match=r"rounds of 7 requests and 3 drafts .* set --max-running"):
         runner.capture([0, 3], progress=lambda _: None)
 
 
-class FailingMemory:
+class FakeMemory:
+    """What is run takes 100 bytes, and so does its graph."""
+
     is_rehearsing = False
 
-    def __init__(self, error: RuntimeError) -> None:
-        self._error = error
+    def __init__(self, *, free: int = 1000, reserve: int = 0, error: RuntimeError | None = None) -> None:
+        self.free, self.reserve_bytes, self._error = free, reserve, error
 
-    def capture(self, launch: Callable[[], object]) -> None:
-        raise self._error
+    def launch(self, launch: Callable[[], object]) -> tuple[object, int]:
+        return launch(), 100
+
+    def has_room(self, num_bytes: int) -> bool:
+        return self.free - num_bytes >= self.reserve_bytes
+
+    def capture(self, launch: Callable[[], object]) -> tuple[Any, object]:
+        if self._error is not None:
+            raise self._error
+        self.free -= 100
+        return SimpleNamespace(replay=lambda: None), launch()
+
+
+def graphs_in(memory: FakeMemory) -> Graphs[int, int]:
+    return Graphs(lambda key: 10 * key, memory)  # type: ignore[arg-type]
+
+
+def test_what_ran_before_is_captured_while_enough_is_left_for_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    memory = FakeMemory(free=450, reserve=300)
+    graphs = graphs_in(memory)
+    assert [graphs.run(2) for _ in range(3)] == [(20, False), (20, True), (20, True)]
+    assert not caplog.records
+    assert [graphs.run(3) for _ in range(3)] == [(30, False)] * 3
+    assert memory.free == 350
+    (warning,) = caplog.records
+    for part in (
+        "3, of 100 bytes",
+        "the 300 bytes that prompts and rounds may need",
+        "Set --kv-cache-memory",
+    ):
+        assert part in warning.getMessage()
+    assert graphs.run(2) == (20, True)
 
 
 @pytest.mark.parametrize("error", FULL, ids=["allocator", "cuda", "triton", "cublas"])
 def test_a_graph_for_which_memory_is_too_little_is_launched_kernel_by_kernel(error: RuntimeError) -> None:
-    graphs: Graphs[int, int] = Graphs(lambda key: 10 * key, FailingMemory(error))  # type: ignore[arg-type]
+    graphs = graphs_in(FakeMemory(error=error))
     assert [graphs.run(2) for _ in range(3)] == [(20, False)] * 3
     ended = RuntimeError("CUDA error: operation failed due to a previous error during capture")
     ended.__context__ = error
-    graphs = Graphs(lambda key: 10 * key, FailingMemory(ended))  # type: ignore[arg-type]
+    graphs = graphs_in(FakeMemory(error=ended))
     assert [graphs.run(2) for _ in range(3)] == [(20, False)] * 3
 
 
 def test_another_fault_while_a_graph_is_captured_is_no_matter_of_memory() -> None:
-    memory = FailingMemory(RuntimeError("CUDA error: an illegal memory access was encountered"))
-    graphs: Graphs[int, int] = Graphs(lambda key: 10 * key, memory)  # type: ignore[arg-type]
+    graphs = graphs_in(FakeMemory(error=RuntimeError("CUDA error: an illegal memory access was encountered")))
     graphs.run(2)
     with pytest.raises(RuntimeError, match="illegal"):
         graphs.run(2)
