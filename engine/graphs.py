@@ -37,6 +37,8 @@ _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
 # Longer prefills take the device longer than the host takes to launch them kernel by kernel (7B model, H200).
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
+# What a measure of memory misses: gaps in what other uses hold, which no graph can take, and what CUDA itself takes.
+_SLACK_BYTES = 64 << 20
 # An H200 takes for the products of a 7B model's layer, by the library, 292 us for 512 tokens, 356 for 640, 422 for 768, but
 # 341 for 576 and 415 for 704.
 _MIXED_TOKEN_COUNTS = (128, 256, 384, MAX_MIXED_TOKENS)
@@ -78,15 +80,20 @@ class GraphMemory:
         return self._rehearsed is not None
 
     def reserve(self, num_bytes: int) -> None:
-        """What is launched kernel by kernel may take so much at a time: graphs captured from now on leave it free."""
-        self.reserve_bytes = max(self.reserve_bytes, num_bytes)
+        """What is launched kernel by kernel may take so much at a time: graphs captured late leave it free."""
+        self.reserve_bytes = max(self.reserve_bytes, num_bytes + _SLACK_BYTES)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether a graph may take so much. Gives back what the allocator keeps, for a capture cannot take that."""
-        return available_bytes(torch.device("cuda")) - num_bytes >= self.reserve_bytes
+        """Whether what takes so much kernel by kernel may be captured. The largest block that the pool has free serves
+        again. Gives back what the allocator keeps, for a capture cannot take that."""
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
+        blocks = [b["size"] for s in own for b in s["blocks"] if b["state"] == "inactive"]
+        missing = num_bytes - max(blocks, default=0)
+        return available_bytes(torch.device("cuda")) - max(missing, 0) >= self.reserve_bytes
 
-    def launch(self, launch: Callable[[], Result]) -> tuple[Result, int]:
-        """(what it gives, kernel by kernel, bytes that a graph of it takes at most)."""
+    def measured(self, launch: Callable[[], Result]) -> tuple[Result, int]:
+        """(what it gives, kernel by kernel, bytes that it took). Waits for the device."""
         return bytes_taken_by(launch)
 
     @contextmanager
@@ -175,7 +182,8 @@ class Graphs(Generic[Key, Result]):
     def run(self, wanted: Key) -> tuple[Result, bool]:
         """(what it gives, whether it was replayed).
 
-        One that was never seen is run kernel by kernel, and captured the next time.
+        One that was never seen is run kernel by kernel, and captured the next time, where there is room. Both wait for
+        the device, once for each.
         """
         if wanted in self._graphs or self._can_capture(wanted):
             graph, outcome = self._graphs[wanted]
@@ -183,7 +191,7 @@ class Graphs(Generic[Key, Result]):
             return outcome, True
         if wanted in self._bytes:
             return self._launch(wanted), False
-        outcome, self._bytes[wanted] = self._memory.launch(lambda: self._launch(wanted))
+        outcome, self._bytes[wanted] = self._memory.measured(lambda: self._launch(wanted))
         return outcome, False
 
     def _can_capture(self, wanted: Key) -> bool:
@@ -200,7 +208,7 @@ class Graphs(Generic[Key, Result]):
                     raise
         logger.warning(
             "%s, of %s, is too large to be captured beside the %s that prompts and rounds may need; it is launched kernel by "
-            "kernel, which is slower. Set --kv-cache-memory or --max-running to less",
+            "kernel, which is slower. Set --kv-cache-memory, --prefill-chunk or --max-running to less",
             wanted,
             format_bytes(self._bytes[wanted]),
             format_bytes(self._memory.reserve_bytes),

@@ -13,7 +13,7 @@ import torch
 
 from headway.engine.batch import FAR, PrefillChunk
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import ForwardInputs, LastTokens, Segment
+from headway.engine.models.inputs import ForwardInputs, LastTokens, Segment, in_pieces
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 from headway.engine.transfer import to_device
@@ -127,17 +127,16 @@ def _segments(
         which = slice(first, first + rows)
         starts_of_rows = starts[which] + offset if offset else starts[which]
         is_self_contained = is_beginning and rows * length >= LEAST_BEGINNING
-        segments.append(
-            Segment(
-                place,
-                rows,
-                length,
-                tables[which],
-                starts_of_rows,
-                is_self_contained=is_self_contained,
-                is_prompt=not is_far,
-            )
+        segment = Segment(
+            place,
+            rows,
+            length,
+            tables[which],
+            starts_of_rows,
+            is_self_contained=is_self_contained,
+            is_prompt=not is_far,
         )
+        segments += in_pieces(segment) if is_far else [segment]
         place += rows * length
     return tuple(segments)
 

@@ -122,6 +122,8 @@ class Runner:
             _, for_prompts = bytes_taken_by(self._warm_up_prefill)
             self._capture_all(depths, self._graphs, progress)
             _, for_round = bytes_taken_by(lambda: self._try_largest_round(max(depths)))
+            if available_bytes(self.device) < for_prompts:
+                self._warm_up_prefill()  # graphs may have left it too little
             self._graph_memory.reserve(max(for_prompts, for_round))
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -132,10 +134,13 @@ class Runner:
             ) from error
 
     def _try_largest_round(self, depth: int) -> None:
-        """Requests may have their logits adjusted and scored: that there is room is tried, not taken."""
+        """Requests may have their logits adjusted and scored, many may start at once: that there is room is tried, not
+        taken."""
         num_rows = len(self.slots.limits)
         outcome = self._launch_round(Round(num_rows, depth, is_adjusted=True, keeps_logits=True))
         self._score_round(outcome, range(num_rows))
+        del outcome
+        self._warm_up_picks(min(num_rows, SCORED_AT_ONCE))
 
     def _compile(self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]) -> None:
         """Compiles the kernels of all graphs side by side, in a rehearsal, unless a small round finds all of its own in a
@@ -152,7 +157,7 @@ class Runner:
                 graphs.capture_smallest(max(depths))
                 if aside.has_compiled():
                     self._capture_all(depths, graphs, lambda done: progress(0.0))
-                    self._graph_memory.rehearse(self._warm_up_picks)
+                    self._graph_memory.rehearse(lambda: self._warm_up_picks(1))
         except Exception:
             logger.warning(
                 "the rehearsal failed: further kernels are compiled one after the other", exc_info=True
@@ -418,18 +423,20 @@ class Runner:
                 ) from error
         # Prompts are scored by any number of tokens, rounds may all have fewer.
         for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
-            self.model.logits(self.slots.chunk_hidden[:1].expand(num_scored, -1).contiguous())
-        self._warm_up_picks()
+            logits = self.model.logits(self.slots.chunk_hidden[:1].expand(num_scored, -1).contiguous())
+            score_tokens(logits, torch.zeros(num_scored, dtype=torch.int64, device=self.device))
+        self._warm_up_picks(1)
 
-    def _warm_up_picks(self) -> None:
-        """What follows a prompt, without and with adjustments; of row 0, which stays padding."""
-        index = torch.zeros(1, dtype=torch.int64, device=self.device)
-        logits = self.model.logits(self.slots.chunk_hidden[:1])
+    def _warm_up_picks(self, num_prompts: int) -> None:
+        """What follows prompts, without and with adjustments; all of row 0, which stays padding."""
+        index = torch.zeros(num_prompts, dtype=torch.int64, device=self.device)
+        logits = self.model.logits(self.slots.chunk_hidden[:1].expand(num_prompts, -1).contiguous())
         for adjustments in (None, self.adjustments.at(index)):
             rows = self.slots.at(index, adjustments)
             pick_tokens(logits[:, None], rows, index, index[:, None][:, :0])
-        start_rows(self.slots.state(), index, index, index + 1, self.pool.block_size)
-        self.slots.release(index)
+        row = index[:1]
+        start_rows(self.slots.state(), row, row, row + 1, self.pool.block_size)
+        self.slots.release(row)
 
     def _lengths_of(self, num_tokens: int) -> list[int]:
         """Of as few prompts as hold so many tokens."""
@@ -477,15 +484,24 @@ class Runner:
         hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
         results: DeviceResults,
     ) -> torch.Tensor:
-        """[chunks] int64: the tokens at these positions, scored where that is wanted."""
-        rows = self.slots.at(index, self.adjustments.at(index) if self.adjustments.is_used else None)
-        logits = self.model.logits(hidden)
-        tokens = pick_tokens(logits[:, None], rows, positions, index.new_zeros((len(index), 0)))[:, 0]
+        """[chunks] int64: the tokens at these positions, scored where that is wanted. Some at a time: a row's adjustments,
+        which are copied, are 9 bytes for each token of the vocabulary."""
         wanted = {i: n for i, c in enumerate(chunks) if (n := self._num_logprobs.get(c.row)) is not None}
+        tokens, scores = [], []
+        for first in range(0, len(chunks), SCORED_AT_ONCE):
+            part = slice(first, first + SCORED_AT_ONCE)
+            some = index[part]
+            rows = self.slots.at(some, self.adjustments.at(some) if self.adjustments.is_used else None)
+            logits = self.model.logits(hidden[part])
+            picked = pick_tokens(logits[:, None], rows, positions[part], some.new_zeros((len(some), 0)))[:, 0]
+            tokens.append(picked)
+            places = [i - first for i in wanted if first <= i < part.stop]
+            if places:
+                scored = self._to_device(places)
+                scores.append(score_tokens(logits[scored], picked[scored]))
         if wanted:
-            scored = self._to_device(list(wanted))
-            results.first_logprobs = (wanted, score_tokens(logits[scored], tokens[scored])[:, None])
-        return tokens
+            results.first_logprobs = (wanted, torch.cat(scores)[:, None])
+        return torch.cat(tokens)
 
     def _to_device(self, values: Sequence[int] | Sequence[Sequence[int]] | torch.Tensor) -> torch.Tensor:
         return to_device(values, self.device)

@@ -9,7 +9,7 @@ import torch
 
 from headway.kernels import DraftWindow, RoundWindow
 
-# Attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 2,048 keys.
+# A window's attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 2,048 keys.
 QUERIES_OF_A_SEGMENT = 256
 
 
@@ -113,12 +113,12 @@ def _cut(segment: Segment, width: int) -> Iterator[Segment]:
     assert segment.end_positions is None, "prompts end with their window"
     rest = segment.window % width
     if segment.window < width or rest == 0:
-        yield from _in_pieces(_in_windows(segment, min(segment.window, width)))
+        yield from in_pieces(_in_windows(segment, min(segment.window, width)))
         return
     whole = segment.window - rest
     for index in range(segment.rows):
         row = _rows_of(segment, index, index + 1)
-        yield from _in_pieces(_in_windows(replace(row, window=whole), width))
+        yield from in_pieces(_in_windows(replace(row, window=whole), width))
         starts = row.start_positions + whole
         yield Segment(row.first_token + whole, 1, rest, row.block_table, starts)
 
@@ -136,7 +136,8 @@ def _in_windows(segment: Segment, width: int) -> Segment:
     )
 
 
-def _in_pieces(segment: Segment) -> Iterator[Segment]:
+def in_pieces(segment: Segment) -> Iterator[Segment]:
+    """The same rows, a few at a time, attended as windows are."""
     step = max(QUERIES_OF_A_SEGMENT // segment.window, 1)
     for first in range(0, segment.rows, step):
         yield _rows_of(segment, first, min(first + step, segment.rows))

@@ -193,7 +193,7 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
 
 
 class NeverWaiting:
-    """A runner for which to wait for the device is an error, but where a round is captured."""
+    """A runner for which to wait for the device is an error, but where a round is run for the first time, or captured."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

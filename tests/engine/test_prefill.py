@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.engine.batch import PrefillChunk
-from headway.engine.models.inputs import Segment
+from headway.engine.models.inputs import QUERIES_OF_A_SEGMENT, Segment
 from headway.engine.prefill import BEGINNING_MULTIPLE, LEAST_BEGINNING, prefill_inputs
 from headway.engine.slots import SlotTable
 
@@ -70,3 +70,17 @@ def test_long_beginnings_need_no_cache(
 def test_neighbours_of_equal_length_share_a_segment() -> None:
     segments = segments_of([(0, 30), (5, 30), (0, 31)], splits_beginnings=False)
     assert [(s.rows, s.window) for s in segments] == [(2, 30), (1, 31)]
+
+
+@pytest.mark.parametrize("length", [1, 20, 32, 300])
+def test_many_rows_far_behind_share_no_segment_whose_partial_results_are_large(length: int) -> None:
+    """Windows leave some for each query and 2,048 keys: 64 questions of 20 tokens about one long text once took 340 MB."""
+    chunks = [(10_000, length)] * 64
+    segments = segments_of(chunks, splits_beginnings=True)
+    most = max(QUERIES_OF_A_SEGMENT, length)
+    assert all(s.rows * s.window <= most and not s.is_prompt for s in segments)
+    assert len(segments) == -(-64 // max(QUERIES_OF_A_SEGMENT // length, 1))
+    expected = [(row * length + w, 10_000 + w, row * MAX_BLOCKS) for row in range(64) for w in range(length)]
+    assert queries_of(segments) == expected
+    (near,) = segments_of([(100, length)] * 64, splits_beginnings=True)
+    assert (near.rows, near.is_prompt) == (64, True)

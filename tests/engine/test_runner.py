@@ -87,7 +87,7 @@ class FakeMemory:
     def __init__(self, *, free: int = 1000, reserve: int = 0, error: RuntimeError | None = None) -> None:
         self.free, self.reserve_bytes, self._error = free, reserve, error
 
-    def launch(self, launch: Callable[[], object]) -> tuple[object, int]:
+    def measured(self, launch: Callable[[], object]) -> tuple[object, int]:
         return launch(), 100
 
     def has_room(self, num_bytes: int) -> bool:
@@ -379,3 +379,39 @@ def test_prompts_beside_rounds_give_the_same_text(
     assert rounds == {Round(0, 0)}, "of no rare kind"
     assert {wanted.fills_drafts for wanted in mixed.launched} == {depth > 0}
     assert set(are_picked) == {False, True}, "rows within the round's graph, and beyond it"
+
+
+def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five, two at a time: some adjusted, some scored, of which the second pair has none."""
+    path = str(constructed_mimo(tmp_path / "model"))
+    picked: list[int] = []
+
+    def pick_tokens(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        picked.append(len(logits))
+        return sampler.pick_tokens(logits, *rest)
+
+    monkeypatch.setattr(runner_module, "pick_tokens", pick_tokens)
+    wishes = [
+        {"num_logprobs": 2},
+        {"logit_bias": {3: 50.0}},
+        {},
+        {},
+        {"num_logprobs": 1, "logit_bias": {4: 50.0}},
+    ]
+    outputs: list[list[Output]] = []
+    for at_once in (64, 2):
+        monkeypatch.setattr(runner_module, "SCORED_AT_ONCE", at_once)
+        engine = LocalEngine(EngineConfig(model_path=path, max_running=8))
+        for i, wish in enumerate(wishes):
+            sampling = SamplingParams(temperature=0.0, **wish)  # type: ignore[arg-type]
+            engine.submit([i + 1] * (5 + i), max_tokens=3, sampling=sampling)
+        outputs.append(list(engine.run().values()))
+    assert picked == [5, 2, 2, 1]
+    whole, parted = outputs
+    assert [o.token_ids for o in whole] == [o.token_ids for o in parted]
+    assert [whole[i].token_ids[0] for i in (1, 4)] == [3, 4]
+    for i in (0, 4):
+        assert len(parted[i].logprobs.logprobs) == 3
+        assert parted[i].logprobs.logprobs == pytest.approx(whole[i].logprobs.logprobs, abs=1e-5)
