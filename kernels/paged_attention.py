@@ -25,14 +25,14 @@ _QUERIES = 16, 32
 _TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
 _QUAD, _TILES, _STAGES = 4, 16, 2
 _PROGRAMS_PER_MULTIPROCESSOR = 4
-# As many warps of the first kernel find registers.
+# As many warps of the first kernel find registers, with heads of 128.
 _RESIDENT_WARPS = 8
 # Of few rows with narrow heads two, which all run at once: only when the last has started may the kernels behind begin.
-# Three fit; more rows gain by programs that wait for their turn.
+# More rows gain by programs that wait for their turn.
 _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
-# In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, and of the sums of what tiles
-# leave, for each of the window's first places.
-_TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES = 1.0, 0.4, 0.3, 0.55, 4
+# In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, of the sums of what tiles
+# leave, and of what quads leave, for each of the window's first places, and for each further head that one program adds up.
+_TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES = 1.0, 0.4, 0.3, 0.5, 4
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
@@ -40,8 +40,8 @@ _LOG2_E = 1.4426950408889634
 _SCANNED_ROWS = 16, 64, 256, 1024, 4096
 # So many programs of the second kernel at most: it takes heads together, since mostly it finds nothing to sum.
 _COMBINE_PROGRAMS = 512
-# Groups that it sums at a time, which is part of the rounding.
-_SUMMED_GROUPS, _COMBINE_WARPS = 8, 2
+# Groups that it sums at a time, which is part of the rounding, as is the number of warps.
+_SUMMED_GROUPS, _COMBINED_BY_A_WARP = 8, 64
 
 
 @jit
@@ -53,7 +53,7 @@ def _fold(
     next_total: tl.tensor,
     next_mixed: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds the keys of a tile to those before it."""
+    """Adds a tile's keys to those before it, or a quad's."""
     highest = tl.maximum(top, next_top)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     old = tl.exp2(top - base)
@@ -74,7 +74,7 @@ def _units_of_rows(
     tile_time: tl.tensor,
     sum_time: tl.tensor,
     quad_sum_time: tl.tensor,
-    num_places: tl.tensor,
+    quads_at_once: tl.tensor,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     QUAD: tl.constexpr,
@@ -82,13 +82,15 @@ def _units_of_rows(
     HAS_ENDS: tl.constexpr,
     FURTHER_TILE_TIME: tl.constexpr = 0.03,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(row, start, end of the keys, pieces; keys of a piece: a tile's, a quad's or a group's; pieces a program takes).
+    """(row, start, end of the keys, pieces; keys of a piece: a tile's, a quad's or a group's; pieces that a program takes,
+    where it has registers for them).
 
     By the group a program takes tile after tile, the longest row's last. By the tile all of them are spread over the
     multiprocessors, and what they leave is added up. 12 rows of 4 tiles, 8 kv heads, 132 multiprocessors, 4 places: 4 tiles'
     times by the group; by the tile 12 * 4 * 8 / 132 = 2.9, and 1.6 for the sums. These take FURTHER_TILE_TIME more for each
-    tile of the longest row behind its first group, for a program adds up one query's. By the quad, or by two where all
-    places of quads are taken, it is done after 4 or 8 tiles' times, and fewer sums: only while two for each place are enough.
+    tile of the longest row behind its first group, for a program adds up one query's. By the quad it is done after 4 tiles'
+    times and fewer sums, or after 8, where more quads are there than run at once, and no more than twice as many; then by
+    two quads, unless rows with an odd number make those too many.
     """
     row = tl.arange(0, ROWS)
     # Read before the kernel in front has ended: older than that, which lets this one start only after its own wait, but
@@ -103,10 +105,11 @@ def _units_of_rows(
     longest = tl.max(tiles, 0)
     quads = (end + QUAD - 1) // QUAD
     num_quads = tl.sum(quads, 0)
-    at_once = tl.where(num_quads > num_places, 2, 1)
+    turns = tl.where(num_quads > quads_at_once, 2, 1)
+    at_once = tl.where(tl.sum((quads + 1) // 2, 0) > quads_at_once, 1, turns)
     group_time = tl.minimum(longest, GROUP // TILE)
-    quad_time = tl.minimum(longest, QUAD // TILE * at_once) + quad_sum_time
-    quad_time = tl.where(num_quads > 2 * num_places, float("inf"), quad_time)
+    quad_time = tl.minimum(longest, QUAD // TILE * turns) + quad_sum_time
+    quad_time = tl.where(num_quads > 2 * quads_at_once, float("inf"), quad_time)
     tile_time = tl.sum(tiles, 0) * tile_time + sum_time + FURTHER_TILE_TIME * (longest - group_time)
     by_quad = quad_time < group_time
     by_tile = tile_time < tl.minimum(quad_time, group_time)
@@ -164,7 +167,8 @@ def _leave(
 
 
 @jit_once_for(
-    "num_rows", "max_blocks", "window", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr"
+    "num_rows", "max_blocks", "window", "first_position", "quads_at_once", "table_stride", "table_ptr", "start_ptr",
+    "end_ptr",
 )  # fmt: skip
 def _window_kernel(
     query_ptr: tl.tensor,
@@ -185,7 +189,7 @@ def _window_kernel(
     tile_time: tl.tensor,
     sum_time: tl.tensor,
     quad_sum_time: tl.tensor,
-    num_places: tl.tensor,
+    quads_at_once: tl.tensor,
     query_row_stride: tl.tensor,
     query_place_stride: tl.tensor,
     query_head_stride: tl.tensor,
@@ -218,7 +222,7 @@ def _window_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     limit = max_blocks * BLOCK_SIZE
     rows, starts, ends, pieces, piece_keys, at_once = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, num_places,
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, quads_at_once,
         ROWS, TILE, QUAD, GROUP, HAS_ENDS,
     )  # fmt: skip
     # Larger results of two pieces find no registers.
@@ -341,18 +345,18 @@ def _folded(
     total_ptr: tl.tensor,
     first_partial: tl.tensor,
     stride: tl.tensor,
-    place: tl.tensor,  # [n]: of the first
-    num_places: tl.tensor,
+    piece: tl.tensor,  # [n]: the first
+    num_pieces: tl.tensor,
     SOME: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """(top, total, mixed) of n times SOME neighbours, folded in order; all are asked for before one is waited for."""
     asked = _loaded(
-        mixed_ptr, top_ptr, total_ptr, first_partial + place * stride, place < num_places, HEAD_DIM
+        mixed_ptr, top_ptr, total_ptr, first_partial + piece * stride, piece < num_pieces, HEAD_DIM
     )
     for further in tl.static_range(1, SOME):
-        partial = first_partial + (place + further) * stride
-        asked += _loaded(mixed_ptr, top_ptr, total_ptr, partial, place + further < num_places, HEAD_DIM)
+        partial = first_partial + (piece + further) * stride
+        asked += _loaded(mixed_ptr, top_ptr, total_ptr, partial, piece + further < num_pieces, HEAD_DIM)
     top, total, mixed = asked[0], asked[1], asked[2]
     for at in tl.static_range(3, 3 * SOME, 3):
         top, total, mixed = _fold(top, total, mixed, asked[at], asked[at + 1], asked[at + 2])
@@ -377,9 +381,9 @@ def _groups_of_tiles(
         mixed_ptr, top_ptr, total_ptr, first_partial, stride, group * QUADS * TILES, num_tiles, TILES, HEAD_DIM
     )  # fmt: skip
     for quad in tl.static_range(1, QUADS):
-        place = (group * QUADS + quad) * TILES
+        tile = (group * QUADS + quad) * TILES
         top, total, mixed = _folded(
-            mixed_ptr, top_ptr, total_ptr, first_partial, stride, place, num_tiles, TILES, HEAD_DIM
+            mixed_ptr, top_ptr, total_ptr, first_partial, stride, tile, num_tiles, TILES, HEAD_DIM
         )
         tops, totals, mixes = _fold(tops, totals, mixes, top, total, mixed)
     return tops, totals, mixes
@@ -405,7 +409,7 @@ def _add_groups(
 
 
 @jit_once_for(
-    "num_rows", "max_blocks", "window", "first_position", "heads_per_program", "start_ptr", "end_ptr"
+    "num_rows", "max_blocks", "window", "first_position", "quads_at_once", "heads_per_program", "start_ptr", "end_ptr"
 )  # fmt: skip
 def _combine_kernel(
     mixed_ptr: tl.tensor,
@@ -421,7 +425,7 @@ def _combine_kernel(
     tile_time: tl.tensor,
     sum_time: tl.tensor,
     quad_sum_time: tl.tensor,
-    num_places: tl.tensor,
+    quads_at_once: tl.tensor,
     heads_per_program: tl.tensor,
     out_row_stride: tl.tensor,
     out_place_stride: tl.tensor,
@@ -444,7 +448,7 @@ def _combine_kernel(
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
     rows, starts, ends, pieces, piece_keys, _ = _units_of_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, num_places,
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, quads_at_once,
         ROWS, TILE, QUAD, GROUP, HAS_ENDS,
     )  # fmt: skip
     position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
@@ -479,7 +483,8 @@ def _combine_kernel(
             )  # fmt: skip
             top, total, mixed = _add_groups(top, total, mixed, tops, totals, mixes)
         else:
-            # One piece of code for all, so that they round alike.
+            # One piece of code for all rows of more groups, so that they round alike. What stands above gives one group's
+            # bits: to those, groups that do not exist add zeros.
             for first_group in range(0, num_groups, GROUPS):
                 group = first_group + tl.arange(0, GROUPS)
                 if piece_keys == TILE:
@@ -573,11 +578,11 @@ class _Load(NamedTuple):
     tile_time: float
     sum_time: float
     quad_sum_time: float
-    num_places: int  # of quads that a head's or a part's programs take at a time
+    quads_at_once: int  # of a kv head, or a part of its queries, that have programs at a time
 
 
 def _load(items: int, window: int, num_multiprocessors: int, warps: int, heads_per_program: int) -> _Load:
-    """items: of a tile of keys. warps: of a program.
+    """items: of a tile of keys. warps: of a program. heads_per_program: of the second kernel.
 
     With a multiprocessor for itself a program hides none of its beginnings and ends, and leaves larger results: 16 rows of
     2,044 keys of 28 query and 4 kv heads x 128 take 64 us by the tile, 45 by two quads.
@@ -587,19 +592,23 @@ def _load(items: int, window: int, num_multiprocessors: int, warps: int, heads_p
     return _Load(
         _TILE_TIME * alone * items / num_multiprocessors,
         _PLACE_TIME * places,
-        (_QUAD_PLACE_TIME * places + _FURTHER_HEAD_TIME * (heads_per_program - 1)) * alone,
+        _QUAD_PLACE_TIME * places * alone + _FURTHER_HEAD_TIME * (heads_per_program - 1),
         max(num_multiprocessors * _RESIDENT_WARPS // (warps * items), 1),
     )
 
 
 def _most_pieces(rows: int, max_keys: int, tile: int, load: _Load) -> int:
-    """By the group; by the tile, where all tiles take less time than a group's _TILES; by the quad, two for each place."""
+    """By the group; by the tile, where all tiles take less time than a group's _TILES; by the quad, twice as many as run at once."""
     groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (_TILES, _QUAD, 1))
-    return max(groups, min(quads, 2 * load.num_places), min(tiles, int(_TILES / load.tile_time) + 1))
+    return max(groups, min(quads, 2 * load.quads_at_once), min(tiles, int(_TILES / load.tile_time) + 1))
 
 
 def _warps(queries: int, head_dim: int) -> int:
     return 8 if queries > _QUERIES[0] or head_dim > 128 else 4
+
+
+def _heads_per_program(rows: int, window: int, q_heads: int) -> int:
+    return min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
 
 
 def _attend(
@@ -622,7 +631,7 @@ def _attend(
     parts = blocks_of(window * sharing, queries)
     num_multiprocessors = multiprocessors(query.device)
     warps = _warps(queries, head_dim)
-    heads_per_program = min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
+    heads_per_program = _heads_per_program(rows, window, q_heads)
     load = _load(kv_heads * parts, window, num_multiprocessors, warps, heads_per_program)
     tile = _tile(query)
     group = _TILES * tile
@@ -649,5 +658,5 @@ def _attend(
     )  # fmt: skip
     _combine_kernel[(rows * window, blocks_of(q_heads, heads_per_program))](
         mixed, tops, totals, start_positions, ends, out, *extent, *visible, heads_per_program, *out.stride()[:3],
-        HEADS=q_heads, GROUPS=_SUMMED_GROUPS, **shape, num_warps=_COMBINE_WARPS, **_OPTIONS, **launch,
+        HEADS=q_heads, GROUPS=_SUMMED_GROUPS, **shape, num_warps=blocks_of(head_dim, _COMBINED_BY_A_WARP), **_OPTIONS, **launch,
     )  # fmt: skip

@@ -72,7 +72,7 @@ PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED":
 PICK |= {"BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
 ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR}
-ATTENTION |= {"scale": "fp32", "tile_time": "fp32", "sum_time": "fp32"}
+ATTENTION |= {"scale": "fp32", "tile_time": "fp32", "sum_time": "fp32", "quad_sum_time": "fp32"}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
 STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
@@ -121,29 +121,41 @@ CASES = [
             "_window_kernel",
             ATTENTION,
             PIECES
-            | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1, "HEAD_DIM": head_dim, "QUERIES": queries}
+            | {
+                "SHARING": 4,
+                "KV_HEADS": 8,
+                "PARTS": 1,
+                "HEAD_DIM": head_dim,
+                "QUERIES": queries,
+                "ROWS": rows,
+            }
             | {"TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
             num_warps,
             2,
             STRIDES,
         )
-        for head_dim, queries, tile, is_wide, num_warps in (
-            (64, 16, 128, False, 4),
-            (128, 16, 128, False, 4),
-            (128, 32, 128, True, 8),
-            (256, 16, 64, False, 8),
-            (256, 32, 64, True, 8),
+        for head_dim, queries, tile, is_wide, rows, num_warps in (
+            (64, 16, 128, False, 16, 4),
+            (64, 16, 128, False, 64, 4),
+            (128, 16, 128, False, 16, 4),
+            (128, 16, 128, False, 64, 4),
+            (128, 32, 128, True, 64, 8),
+            (256, 16, 64, False, 64, 8),
+            (256, 32, 64, True, 64, 8),
         )
     ),
-    Case(
-        "paged_attention",
-        "_combine_kernel",
-        ATTENTION,
-        PIECES
-        | {"HEADS": 32, "HEAD_DIM": 128, "TILE": 128, "QUAD": 512, "GROUP": 2048}
-        | {"GROUPS": 8, "OVERLAPS": True},
-        2,
-        divisible=STRIDES,
+    *(
+        Case(
+            "paged_attention",
+            "_combine_kernel",
+            ATTENTION,
+            PIECES
+            | {"HEADS": 32, "HEAD_DIM": head_dim, "TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile}
+            | {"GROUPS": 8, "OVERLAPS": True},
+            num_warps,
+            divisible=STRIDES,
+        )
+        for head_dim, tile, num_warps in ((64, 128, 1), (128, 128, 2), (256, 64, 4))
     ),
     *(
         Case(

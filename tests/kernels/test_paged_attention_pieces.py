@@ -1,6 +1,7 @@
 """The kernel of paged_attention where contexts reach over tiles and groups, made small for the interpreter."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +16,25 @@ TOLERANCE = 3e-6
 UNITS = "group", "two-quads", "quad", "tile"
 
 
-def hand_out(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
-    """All work by the unit: what the others' sums take is beyond all bounds. Two quads only where more than 8 are there."""
+def hand_out(monkeypatch: pytest.MonkeyPatch, unit: str, num_pairs: int = 8) -> None:
+    """All work by the unit: what the others' sums take is beyond all bounds. By two quads if these make at most num_pairs,
+    and there are more quads."""
     is_quad = unit in ("quad", "two-quads")
     times = {"tile_time": 1e-9, "sum_time": 0.0 if unit == "tile" else 1e9}
-    times |= {"quad_sum_time": -1e9 if is_quad else 1e9, "num_places": 8 if unit == "two-quads" else 1000}
+    times |= {"quad_sum_time": -1e9 if is_quad else 1e9}
+    times |= {"quads_at_once": num_pairs if unit == "two-quads" else 100_000}
     monkeypatch.setattr(KERNEL, "_load", lambda *args: KERNEL._Load(**times))
+
+
+def num_pairs_of(ends: list[int], quad: int) -> int:
+    """Of quads, for rows that end there."""
+    return sum(-(-end // (2 * quad)) for end in ends)
 
 
 @pytest.fixture(params=UNITS)
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16 keys, quads of 32, groups of 64; work handed out by the one or the other."""
+    """Tiles of 16 keys, quads of 32, groups of 64; work handed out by the one or the other: by two quads from 9 of them
+    on, up to 8 pairs."""
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
     monkeypatch.setattr(KERNEL, "_QUAD", 2)
     monkeypatch.setattr(KERNEL, "_TILES", 4)
@@ -36,7 +45,7 @@ def arguments(
     starts: list[int], window: int, heads: tuple[int, int], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(window)
-    blocks = 12
+    blocks = max(-(-(max(starts) + window) // BLOCK_SIZE), 12)
     query = torch.randn(len(starts), window, heads[0], 16, generator=generator)
     caches = torch.randn(2, len(starts) * blocks + 1, BLOCK_SIZE, heads[1], 16, generator=generator)
     table = torch.randperm(len(starts) * blocks, generator=generator).view(-1, blocks).int() + 1
@@ -46,11 +55,19 @@ def arguments(
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("first_position", [0, 1, 70])
+@pytest.mark.parametrize("first_position", [0, 1, 40, 70])
 @pytest.mark.parametrize(
     ("starts", "window", "heads"),
-    [([61], 4, (4, 2)), ([0, 130, 63], 2, (2, 1)), ([20], 9, (4, 1)), ([128], 1, (3, 1))],
-    ids=["across-groups", "rows", "wide-window", "odd-heads"],
+    [
+        ([61], 4, (4, 2)),
+        ([0, 130, 63], 2, (2, 1)),
+        ([20], 9, (4, 1)),
+        ([128], 1, (3, 1)),
+        ([159, 47, 95], 1, (2, 1)),
+        ([600], 1, (1, 1)),
+        ([151, 87, 60], 9, (4, 1)),
+    ],
+    ids=["across-groups", "rows", "wide-window", "odd-heads", "odd-quads", "many-groups", "wide-pairs"],
 )
 def test_pieces_add_up(
     starts: list[int], window: int, heads: tuple[int, int], first_position: int, device: torch.device
@@ -64,9 +81,9 @@ def test_pieces_add_up(
 
 @pytest.mark.usefixtures("small_pieces")
 def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool) -> None:
-    """Rows that end before anything, beside one whose keys lie in three groups: all places are written."""
-    query, keys, values, table, positions = arguments([100, 40, 0, -4], 3, (4, 2), device)
-    ends = torch.tensor([103, 0, 1, 0], device=device)
+    """Rows that end before anything, beside one whose keys lie in five groups: all places are written."""
+    query, keys, values, table, positions = arguments([290, 40, 0, -4], 3, (4, 2), device)
+    ends = torch.tensor([293, 0, 1, 0], device=device)
     out = torch.full_like(query, torch.nan)
     paged_attention(query, keys, values, table, positions, 0.3, first_position=1, end_positions=ends, out=out)
     is_triton = device.type == "cuda" or is_interpreted  # the twin looks at ends in float16 only
@@ -83,11 +100,12 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
     monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
     monkeypatch.setattr(KERNEL, "_QUAD", 2)
     monkeypatch.setattr(KERNEL, "_TILES", 4)
-    starts, heads = ([100, 47, 96], (2, 2)) if is_interpreted else ([150, 47, 16, 95, 96], (4, 2))
+    # Three rows end on the border of a quad where the window is of one.
+    starts, heads = ([159, 47, 95], (2, 2)) if is_interpreted else ([159, 47, 16, 95, 96], (4, 2))
     query, keys, values, table, positions = arguments(starts, window, heads, device)
     results = []
     for unit in UNITS:
-        hand_out(monkeypatch, unit)
+        hand_out(monkeypatch, unit, num_pairs_of([start + window for start in starts], 32))
         result = paged_attention(query, keys, values, table, positions, 0.3)
         for rows in (slice(0, 1), slice(1, len(starts) - 1), slice(len(starts) - 1, len(starts))):
             some = paged_attention(query[rows], keys, values, table[rows], positions[rows], 0.3)
@@ -106,31 +124,28 @@ def _decision_kernel(
     tile_time: tl.tensor,
     sum_time: tl.tensor,
     quad_sum_time: tl.tensor,
-    num_places: tl.tensor,
+    quads_at_once: tl.tensor,
     units_of_rows: tl.constexpr,
     TILE: tl.constexpr,
     QUAD: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
     _, _, _, pieces, keys, at_once = units_of_rows(
-        start_ptr, start_ptr, num_rows, limit, 0, window, tile_time, sum_time, quad_sum_time, num_places,
+        start_ptr, start_ptr, num_rows, limit, 0, window, tile_time, sum_time, quad_sum_time, quads_at_once,
         64, TILE, QUAD, GROUP, False,
     )  # fmt: skip
     tl.store(out_ptr, keys * at_once // TILE)
     tl.store(out_ptr + 1, tl.sum(pieces, 0))
 
 
-def decision(
-    starts: list[int],
-    window: int,
-    items: int,
-    device: torch.device,
-    *,
-    warps: int = 4,
-    heads_per_program: int = 1,
-) -> tuple[int, int]:
-    """(tiles that a program takes, pieces) on 132 multiprocessors. heads_per_program: of the second kernel."""
-    load = KERNEL._load(items, window, 132, warps, heads_per_program)
+def load_of(rows: int, heads: tuple[int, int], window: int) -> Any:
+    """On 132 multiprocessors, of (q_heads, kv_heads) x 128."""
+    warps = 4 if window * heads[0] // heads[1] <= 16 else 8
+    return KERNEL._load(heads[1], window, 132, warps, KERNEL._heads_per_program(rows, window, heads[0]))
+
+
+def decision(starts: list[int], window: int, load: Any, device: torch.device) -> tuple[int, int]:
+    """(tiles that a program takes, pieces)."""
     out = torch.zeros(2, dtype=torch.int32, device=device)
     positions = torch.tensor(starts, device=device)
     limit = max(starts) + window
@@ -149,70 +164,82 @@ def hands_out(device: torch.device, is_interpreted: bool) -> torch.device:
     return device
 
 
-def test_the_longest_row_and_all_tiles_decide(hands_out: torch.device) -> None:
-    """Windows of four, eight kv heads: rows of equal length, then one long row among short ones."""
-    ways = {
-        (1, 252): 1,
-        (4, 252): 16,
-        (4, 380): 1,
-        (8, 380): 16,
-        (8, 508): 1,
-        (12, 508): 16,
-        (8, 1020): 4,
-        (32, 1020): 16,
-        (1, 4000): 1,
-        (1, 8192): 4,
-        (4, 4092): 4,
-        (8, 2000): 4,
-        (8, 4092): 8,
-        (16, 2044): 8,
-        (20, 2044): 16,
-        (1, 16_000): 4,
-        (1, 30_000): 8,
-        (1, 45_000): 16,
-    }
-    decided = {(rows, keys): decision([keys - 4] * rows, 4, 8, hands_out)[0] for rows, keys in ways}
-    assert decided == ways
-    assert decision([1016] + [1] * 15, 4, 8, hands_out) == (1, 8 + 15)
-    assert [decision([keys - 1], 1, 8, hands_out)[0] for keys in (4000, 8192)] == [1, 4]
+WAYS: dict[str, tuple[tuple[int, int], int, dict[tuple[int, int], int]]] = {
+    # (q_heads, kv_heads), window, tiles that a program takes by (rows, keys of each)
+    "mimo": (
+        (32, 8),
+        4,
+        {
+            (1, 252): 1,
+            (1, 4000): 1,
+            (1, 8192): 4,
+            (1, 16_000): 4,
+            (1, 30_000): 8,
+            (1, 45_000): 16,
+            (4, 252): 16,
+            (4, 380): 1,
+            (4, 4092): 4,
+            (8, 380): 16,
+            (8, 508): 1,
+            (8, 1020): 1,
+            (8, 2000): 4,
+            (8, 4092): 8,
+            (12, 508): 16,
+            (12, 1020): 4,
+            (16, 1020): 4,
+            (16, 2044): 8,
+            (20, 2044): 16,
+            (32, 1020): 16,
+        },
+    ),
+    "depth-0": ((32, 8), 1, {(1, 4000): 1, (1, 8192): 4, (8, 2000): 4, (16, 1020): 4}),
+    "eight-warps": (
+        (28, 4),
+        4,
+        {
+            (1, 4000): 1,
+            (1, 8192): 4,
+            (1, 30_000): 8,
+            (8, 1020): 1,
+            (8, 2044): 4,
+            (8, 4092): 8,
+            (16, 508): 16,
+            (16, 1020): 4,
+            (16, 2044): 8,
+            (32, 1020): 16,
+        },
+    ),
+    # Of 66 at a time: 40 rows of three quads are 80 pairs.
+    "odd-quads": ((16, 4), 1, {(20, 1530): 4, (40, 1530): 4, (24, 2044): 8}),
+}
 
 
-def test_sums_of_many_heads_weigh(hands_out: torch.device) -> None:
-    """Which a program of the second kernel makes one after the other: rather by the group, which leaves none."""
-    ways = [decision([1016] * 14, 4, 8, hands_out, heads_per_program=heads)[0] for heads in (1, 4, 8)]
-    assert ways == [4, 4, 16]
-
-
-def test_programs_alone_on_a_multiprocessor_rather_take_quads(hands_out: torch.device) -> None:
-    """Windows of 28 queries, of eight warps."""
-    ways = {
-        (1, 4000): 1,
-        (1, 8192): 4,
-        (8, 1020): 1,
-        (8, 2044): 4,
-        (16, 508): 16,
-        (16, 1020): 4,
-        (16, 2044): 8,
-        (32, 1020): 16,
-    }
-    heads = {rows: max(rows // 8, 1) for rows, _ in ways}
+@pytest.mark.parametrize(("heads", "window", "ways"), WAYS.values(), ids=WAYS)
+def test_what_a_program_takes_is_what_measured_best(
+    heads: tuple[int, int], window: int, ways: dict[tuple[int, int], int], hands_out: torch.device
+) -> None:
+    """Rows of equal length."""
     decided = {
-        (rows, keys): decision([keys - 4] * rows, 4, 4, hands_out, warps=8, heads_per_program=heads[rows])[0]
+        (rows, keys): decision([keys - window] * rows, window, load_of(rows, heads, window), hands_out)[0]
         for rows, keys in ways
     }
     assert decided == ways
 
 
+def test_the_longest_row_decides_among_short_ones(hands_out: torch.device) -> None:
+    assert decision([1016] + [1] * 15, 4, load_of(16, (32, 8), 4), hands_out) == (1, 8 + 15)
+
+
 def test_partial_results_have_room(hands_out: torch.device) -> None:
-    """Of rows of all lengths, for one to 64 items a tile."""
+    """Of rows of all lengths, for one to 64 items a tile; then where all goes by the quad."""
     generator = torch.Generator().manual_seed(0)
     ways = set()
+    by_quad = KERNEL._Load(tile_time=8.0, sum_time=100.0, quad_sum_time=-100.0, quads_at_once=40)
     for longest in (200, 2000, 20_000):
         for rows in (1, 3, 20, 64):
-            for items in (1, 8, 64):
+            for load in (*(KERNEL._load(items, 4, 132, 4, 1) for items in (1, 8, 64)), by_quad):
                 starts = torch.randint(0, longest, (rows,), generator=generator).tolist()
-                tiles, pieces = decision(starts, 4, items, hands_out)
-                load = KERNEL._load(items, 4, 132, 4, 1)
+                tiles, pieces = decision(starts, 4, load, hands_out)
                 assert pieces <= KERNEL._most_pieces(rows, max(starts) + 4, 128, load)
                 ways.add(tiles)
     assert ways == {1, 4, 8, 16}
@@ -221,7 +248,7 @@ def test_partial_results_have_room(hands_out: torch.device) -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device) -> None:
     """A row whose blocks are taken away, and one that stands before the first position."""
-    query, keys, values, table, positions = arguments([70, 90, 0], 2, (2, 1), device)
+    query, keys, values, table, positions = arguments([170, 190, 0], 2, (2, 1), device)
     alone = paged_attention(query[:1], keys, values, table[:1], positions[:1], 0.3)
     table[1] = -1
     keys[0] = values[0] = 0
@@ -245,9 +272,9 @@ def test_what_stands_behind_the_end_does_not_matter(
 ) -> None:
     """A window of which three places, one place and none are there; what stands behind them, or before the first
     position, is not a number."""
-    starts = [61, 130, 1]
+    starts = [61, 230, 1]
     query, keys, values, table, positions = arguments(starts, 4, heads, device)
-    ends = torch.tensor([64, 131, 0], device=device)
+    ends = torch.tensor([64, 231, 0], device=device)
     expected = twin(query, keys, values, table, positions, 0.3, first_position=first_position)
     for cache in (keys, values):
         for row, end in enumerate(ends.tolist()):
@@ -291,9 +318,11 @@ def test_a_query_gets_the_same_bits_in_any_window_and_batch(
         for some in (slice(0, 1), slice(1, 3), slice(0, rows)):
             result = paged_attention(query[some, :width], keys, values, table[some], positions[some], 0.1)
             assert torch.equal(result, together[some, :width]), (width, some)
+    quad = KERNEL._QUAD * KERNEL._tile(query)
     for unit in UNITS:
-        hand_out(monkeypatch, unit)
         for width in (1, 4):
+            ends = [position + width for position in positions[:12].tolist()]
+            hand_out(monkeypatch, unit, num_pairs_of(ends, quad))
             result = paged_attention(query[:12, :width], keys, values, table[:12], positions[:12], 0.1)
             assert torch.equal(result, together[:12, :width]), (unit, width)
 
