@@ -32,6 +32,7 @@ from headway.engine.memory import (
     kv_block_bytes,
     num_kv_blocks,
 )
+from headway.engine.models.inputs import MAX_WINDOW_QUERIES
 from headway.engine.models.layers import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.models.registry import CausalLM
 from headway.engine.runner import Runner
@@ -50,8 +51,8 @@ MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
 # Of what many rows draft by; beside float8 few may take 4 bits.
 DRAFT_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.float8_e4m3fn}
-# Queries that share keys: so many at most take attention's kernel for decode rounds, of whose tiles this is one.
-MAX_WINDOW_QUERIES, WINDOW_TILE_QUERIES = 128, 32
+# Queries that share keys: one of the tiles of attention's kernel for decode rounds.
+WINDOW_TILE_QUERIES = 32
 
 logger = logging.getLogger(__name__)
 

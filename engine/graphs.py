@@ -84,7 +84,7 @@ class GraphMemory:
         self.reserve_bytes = max(self.reserve_bytes, num_bytes + _SLACK_BYTES)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether what takes so much kernel by kernel may be captured. The largest block that the pool has free serves
+        """Whether what takes about so much kernel by kernel may be captured. The largest block that the pool has free serves
         again. Gives back what the allocator keeps, for a capture cannot take that."""
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]

@@ -13,7 +13,14 @@ import torch
 
 from headway.engine.batch import FAR, PrefillChunk
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import ForwardInputs, LastTokens, Segment, in_pieces
+from headway.engine.models.inputs import (
+    MAX_WINDOW_QUERIES,
+    QUERIES_OF_A_SEGMENT,
+    ForwardInputs,
+    LastTokens,
+    Segment,
+    in_pieces,
+)
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 from headway.engine.transfer import to_device
@@ -22,6 +29,8 @@ from headway.engine.transfer import to_device
 # where it is the faster one: an H200 takes 82 us for 2,048 queries where prefill_attention takes 108 (32 query and 8 kv
 # heads x 128), but for 1,024 it takes 39 and 36.
 BEGINNING_MULTIPLE, LEAST_BEGINNING = 1024, 2048
+# Behind block tables for more tokens fewer queries share a segment of windows.
+_LONG_TABLE = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +64,13 @@ def prefill_inputs(
     slots: SlotTable,
     block_size: int,
     *,
+    sharing: int = 1,
     splits_beginnings: bool = False,
     wants_last: bool = False,
 ) -> ForwardInputs:
-    """Neighbours of equal length share a segment. splits_beginnings: long beginnings of prompts are segments of
-    their own, which need no cache. wants_last: only the states of the prompts' last tokens are."""
+    """Neighbours of equal length share a segment. sharing: query heads that share keys. splits_beginnings: long beginnings
+    of prompts are segments of their own, which need no cache. wants_last: only the states of the prompts' last tokens are.
+    """
     device = slots.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
     shape = to_device(
@@ -81,7 +92,11 @@ def prefill_inputs(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=blocks * block_size + positions % block_size,
-        segments=_segments(_pieces(chunks, splits_beginnings=splits_beginnings), tables, starts),
+        segments=tuple(
+            part
+            for segment in _segments(_pieces(chunks, splits_beginnings=splits_beginnings), tables, starts)
+            for part in _bounded(segment, block_size, sharing)
+        ),
         last=_last_tokens(chunks, tables, positions) if wants_last else None,
     )
 
@@ -127,18 +142,27 @@ def _segments(
         which = slice(first, first + rows)
         starts_of_rows = starts[which] + offset if offset else starts[which]
         is_self_contained = is_beginning and rows * length >= LEAST_BEGINNING
-        segment = Segment(
-            place,
-            rows,
-            length,
-            tables[which],
-            starts_of_rows,
-            is_self_contained=is_self_contained,
-            is_prompt=not is_far,
+        segments.append(
+            Segment(
+                place,
+                rows,
+                length,
+                tables[which],
+                starts_of_rows,
+                is_self_contained=is_self_contained,
+                is_prompt=not is_far,
+            )
         )
-        segments += in_pieces(segment) if is_far else [segment]
         place += rows * length
     return tuple(segments)
+
+
+def _bounded(segment: Segment, block_size: int, sharing: int) -> Iterable[Segment]:
+    """In pieces where windows are attended, whose partial results are many if rows are."""
+    if segment.is_prompt or segment.window * sharing > MAX_WINDOW_QUERIES:
+        return (segment,)
+    num_places = max(segment.block_table.shape[1] * block_size, _LONG_TABLE)
+    return in_pieces(segment, QUERIES_OF_A_SEGMENT * _LONG_TABLE // num_places)
 
 
 def fill_draft_cache(

@@ -386,6 +386,7 @@ class Runner:
             chunks,
             self.slots,
             self.pool.block_size,
+            sharing=self.model.config.num_attention_heads // self.model.config.num_kv_heads,
             splits_beginnings=self._splits_beginnings,
             wants_last=wants_last,
         )

@@ -9,8 +9,9 @@ import torch
 
 from headway.kernels import DraftWindow, RoundWindow
 
-# A window's attention leaves partial results by the query: of so many those of a 7B model take 4 MiB for each 2,048 keys.
-QUERIES_OF_A_SEGMENT = 256
+# Attention's kernel of windows takes rows of so many queries, times the heads that share keys. It leaves partial results by
+# the query: of so many those of a 7B model take 4 MiB for each 2,048 keys that a row's block table has places for.
+MAX_WINDOW_QUERIES, QUERIES_OF_A_SEGMENT = 128, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,9 @@ def _in_windows(segment: Segment, width: int) -> Segment:
     )
 
 
-def in_pieces(segment: Segment) -> Iterator[Segment]:
+def in_pieces(segment: Segment, most_queries: int = QUERIES_OF_A_SEGMENT) -> Iterator[Segment]:
     """The same rows, a few at a time, attended as windows are."""
-    step = max(QUERIES_OF_A_SEGMENT // segment.window, 1)
+    step = max(most_queries // segment.window, 1)
     for first in range(0, segment.rows, step):
         yield _rows_of(segment, first, min(first + step, segment.rows))
 

@@ -10,7 +10,6 @@ import torch
 
 from headway.engine import assembly
 from headway.engine.assembly import (
-    MAX_WINDOW_QUERIES,
     _draft_layers,
     _draft_lm_head,
     _idle_prefill_chunk,
@@ -20,6 +19,7 @@ from headway.engine.assembly import (
 )
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
+from headway.engine.models.inputs import MAX_WINDOW_QUERIES
 from headway.engine.models.linear import Linear
 
 

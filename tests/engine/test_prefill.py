@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.engine.batch import PrefillChunk
-from headway.engine.models.inputs import QUERIES_OF_A_SEGMENT, Segment
+from headway.engine.models.inputs import Segment
 from headway.engine.prefill import BEGINNING_MULTIPLE, LEAST_BEGINNING, prefill_inputs
 from headway.engine.slots import SlotTable
 
@@ -16,7 +16,13 @@ BLOCK_SIZE, MAX_BLOCKS = 16, 1024
 MULTIPLE, LEAST = BEGINNING_MULTIPLE, LEAST_BEGINNING
 
 
-def segments_of(chunks: Sequence[tuple[int, int]], *, splits_beginnings: bool) -> tuple[Segment, ...]:
+def segments_of(
+    chunks: Sequence[tuple[int, int]],
+    *,
+    splits_beginnings: bool,
+    sharing: int = 1,
+    block_size: int = BLOCK_SIZE,
+) -> tuple[Segment, ...]:
     """chunks: (first position, tokens), a row each."""
     cpu = torch.device("cpu")
     slots = SlotTable.allocate(
@@ -27,7 +33,8 @@ def segments_of(chunks: Sequence[tuple[int, int]], *, splits_beginnings: bool) -
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
         for row, (start, length) in enumerate(chunks)
     ]
-    return prefill_inputs(made, slots, BLOCK_SIZE, splits_beginnings=splits_beginnings).segments
+    inputs = prefill_inputs(made, slots, block_size, sharing=sharing, splits_beginnings=splits_beginnings)
+    return inputs.segments
 
 
 def queries_of(segments: Sequence[Segment]) -> list[tuple[int, int, int]]:
@@ -72,15 +79,23 @@ def test_neighbours_of_equal_length_share_a_segment() -> None:
     assert [(s.rows, s.window) for s in segments] == [(2, 30), (1, 31)]
 
 
-@pytest.mark.parametrize("length", [1, 20, 32, 300])
-def test_many_rows_far_behind_share_no_segment_whose_partial_results_are_large(length: int) -> None:
-    """Windows leave some for each query and 2,048 keys: 64 questions of 20 tokens about one long text once took 340 MB."""
+@pytest.mark.parametrize(("block_size", "most"), [(16, 256), (32, 256), (64, 128)])
+@pytest.mark.parametrize("length", [1, 20, 32])
+def test_many_rows_far_behind_share_no_segment_whose_partial_results_are_large(
+    length: int, block_size: int, most: int
+) -> None:
+    """Windows leave some for each query and 2,048 places of the table: 64 questions of 20 tokens about one long text once
+    took 340 MB."""
     chunks = [(10_000, length)] * 64
-    segments = segments_of(chunks, splits_beginnings=True)
-    most = max(QUERIES_OF_A_SEGMENT, length)
+    segments = segments_of(chunks, splits_beginnings=True, sharing=4, block_size=block_size)
     assert all(s.rows * s.window <= most and not s.is_prompt for s in segments)
-    assert len(segments) == -(-64 // max(QUERIES_OF_A_SEGMENT // length, 1))
+    assert len(segments) == -(-64 // (most // length))
     expected = [(row * length + w, 10_000 + w, row * MAX_BLOCKS) for row in range(64) for w in range(length)]
     assert queries_of(segments) == expected
-    (near,) = segments_of([(100, length)] * 64, splits_beginnings=True)
-    assert (near.rows, near.is_prompt) == (64, True)
+
+
+@pytest.mark.parametrize(("start", "length"), [(10_000, 33), (10_000, 300), (100, 20)])
+def test_many_rows_stay_together_where_they_leave_none(start: int, length: int) -> None:
+    """The kernel of prompts attends them: too wide for a window, or near."""
+    (segment,) = segments_of([(start, length)] * 64, splits_beginnings=True, sharing=4)
+    assert (segment.rows, segment.window, segment.is_prompt) == (64, length, start == 100)

@@ -384,8 +384,8 @@ def test_prompts_beside_rounds_give_the_same_text(
 def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five, two at a time: some adjusted, some scored, of which the second pair has none."""
-    path = str(constructed_mimo(tmp_path / "model"))
+    """Five, two at a time: some adjusted, some scored, of which the second pair has none, where one is drawn."""
+    path = str(random_qwen2(tmp_path / "model"))
     picked: list[int] = []
 
     def pick_tokens(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -393,11 +393,11 @@ def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
         return sampler.pick_tokens(logits, *rest)
 
     monkeypatch.setattr(runner_module, "pick_tokens", pick_tokens)
-    wishes = [
+    wishes: list[dict[str, object]] = [
         {"num_logprobs": 2},
         {"logit_bias": {3: 50.0}},
         {},
-        {},
+        {"temperature": 1.0, "seed": 5},
         {"num_logprobs": 1, "logit_bias": {4: 50.0}},
     ]
     outputs: list[list[Output]] = []
@@ -405,7 +405,7 @@ def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
         monkeypatch.setattr(runner_module, "SCORED_AT_ONCE", at_once)
         engine = LocalEngine(EngineConfig(model_path=path, max_running=8))
         for i, wish in enumerate(wishes):
-            sampling = SamplingParams(temperature=0.0, **wish)  # type: ignore[arg-type]
+            sampling = SamplingParams(**({"temperature": 0.0} | wish))  # type: ignore[arg-type]
             engine.submit([i + 1] * (5 + i), max_tokens=3, sampling=sampling)
         outputs.append(list(engine.run().values()))
     assert picked == [5, 2, 2, 1]
