@@ -92,10 +92,6 @@ class GraphMemory:
         missing = num_bytes - max(blocks, default=0)
         return available_bytes(torch.device("cuda")) - max(missing, 0) >= self.reserve_bytes
 
-    def measured(self, launch: Callable[[], Result]) -> tuple[Result, int]:
-        """(what it gives, kernel by kernel, bytes that it took). Waits for the device."""
-        return bytes_taken_by(launch)
-
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """While it lasts graphs are captured to be thrown away, in memory that is given back at its end."""
@@ -191,7 +187,7 @@ class Graphs(Generic[Key, Result]):
             return outcome, True
         if wanted in self._bytes:
             return self._launch(wanted), False
-        outcome, self._bytes[wanted] = self._memory.measured(lambda: self._launch(wanted))
+        outcome, self._bytes[wanted] = bytes_taken_by(lambda: self._launch(wanted))
         return outcome, False
 
     def _can_capture(self, wanted: Key) -> bool:

@@ -64,7 +64,7 @@ def prefill_inputs(
     slots: SlotTable,
     block_size: int,
     *,
-    sharing: int = 1,
+    sharing: int,
     splits_beginnings: bool = False,
     wants_last: bool = False,
 ) -> ForwardInputs:

@@ -598,7 +598,8 @@ def _load(items: int, window: int, num_multiprocessors: int, warps: int, heads_p
 
 
 def _most_pieces(rows: int, max_keys: int, tile: int, load: _Load) -> int:
-    """By the group; by the tile, where all tiles take less time than a group's _TILES; by the quad, twice as many as run at once."""
+    """By the group; by the tile, where all tiles take less time than a group's _TILES; by the quad, twice as many as run at
+    once."""
     groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (_TILES, _QUAD, 1))
     return max(groups, min(quads, 2 * load.quads_at_once), min(tiles, int(_TILES / load.tile_time) + 1))
 

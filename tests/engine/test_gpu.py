@@ -254,9 +254,9 @@ def test_graphs_captured_later_leave_prompts_their_memory(
         sampling = SamplingParams(seed=1, num_logprobs=2, logit_bias={5: 1.0})
         for i in range(128):
             engine.submit([i + 1] * 8, max_tokens=8 + 4 * i, sampling=sampling)
-        texts = engine.run()
+        engine.run()
         prompt = engine.submit([7] * 8192, max_tokens=4)
-        texts |= engine.run()
+        texts = engine.run()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     rounds = runner._graphs._graphs  # type: ignore[union-attr]

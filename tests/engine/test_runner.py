@@ -16,6 +16,7 @@ from headway_testing.prefills import MixedLaunches, PaddedPrefills
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway import kernels
+from headway.engine import graphs as graphs_module
 from headway.engine import prefill, sampler
 from headway.engine import runner as runner_module
 from headway.engine.batch import PrefillChunk
@@ -80,15 +81,12 @@ def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
 
 
 class FakeMemory:
-    """What is run takes 100 bytes, and so does its graph."""
+    """Of which each graph takes 100 bytes."""
 
     is_rehearsing = False
 
     def __init__(self, *, free: int = 1000, reserve: int = 0, error: RuntimeError | None = None) -> None:
         self.free, self.reserve_bytes, self._error = free, reserve, error
-
-    def measured(self, launch: Callable[[], object]) -> tuple[object, int]:
-        return launch(), 100
 
     def has_room(self, num_bytes: int) -> bool:
         return self.free - num_bytes >= self.reserve_bytes
@@ -105,8 +103,9 @@ def graphs_in(memory: FakeMemory) -> Graphs[int, int]:
 
 
 def test_what_ran_before_is_captured_while_enough_is_left_for_others(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(graphs_module, "bytes_taken_by", lambda run: (run(), 100))
     memory = FakeMemory(free=450, reserve=300)
     graphs = graphs_in(memory)
     assert [graphs.run(2) for _ in range(3)] == [(20, False), (20, True), (20, True)]

@@ -121,14 +121,8 @@ CASES = [
             "_window_kernel",
             ATTENTION,
             PIECES
-            | {
-                "SHARING": 4,
-                "KV_HEADS": 8,
-                "PARTS": 1,
-                "HEAD_DIM": head_dim,
-                "QUERIES": queries,
-                "ROWS": rows,
-            }
+            | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1}
+            | {"HEAD_DIM": head_dim, "QUERIES": queries, "ROWS": rows}
             | {"TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
             num_warps,
             2,
