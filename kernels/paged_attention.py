@@ -36,8 +36,9 @@ _TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES =
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
 _LOG2_E = 1.4426950408889634
-# Numbers of rows to compile for.
-_SCANNED_ROWS = 16, 64, 256, 1024, 4096
+# Numbers of rows to compile for. A number for each thread of a warp is added up by one instruction: with 16 instead of 32 a
+# layer of a model 1,024 wide takes one row 22 us instead of 20.5.
+_SCANNED_ROWS = 32, 64, 256, 1024, 4096
 # So many programs of the second kernel at most: it takes heads together, since mostly it finds nothing to sum.
 _COMBINE_PROGRAMS = 512
 # Groups that it sums at a time, which is part of the rounding, as is the number of warps.

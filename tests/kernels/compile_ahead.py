@@ -129,9 +129,9 @@ CASES = [
             STRIDES,
         )
         for head_dim, queries, tile, is_wide, rows, num_warps in (
-            (64, 16, 128, False, 16, 4),
+            (64, 16, 128, False, 32, 4),
             (64, 16, 128, False, 64, 4),
-            (128, 16, 128, False, 16, 4),
+            (128, 16, 128, False, 32, 4),
             (128, 16, 128, False, 64, 4),
             (128, 32, 128, True, 64, 8),
             (256, 16, 64, False, 64, 8),
