@@ -9,6 +9,7 @@ from headway.engine import scheduler as scheduler_module
 from headway.engine.batch import Plan, RowMove
 from headway.engine.errors import QueueFullError, RequestError
 from headway.engine.request import FinishReason, Status
+from headway.engine.scheduler import SPARE_BLOCKS
 
 # --- queue -----------------------------------------------------------------------------------------------
 
@@ -261,9 +262,10 @@ def test_a_round_is_as_deep_as_its_deepest_row() -> None:
 def test_blocks_cover_the_next_round_if_all_unread_drafts_stay(
     prompt: int, depth: int, max_tokens: int, grants: list[int | None]
 ) -> None:
-    """grants: new blocks in each of the first steps; None where there is none. The second step is planned
-    before the first is read."""
+    """grants: new blocks in each of the first steps, where none are to spare; None where there is no step. The second
+    is planned before the first is read."""
     device = ScheduledDevice(depth=depth, accept=lambda num_valid: 0)
+    device.blocks.allocate(32)
     device.add(prompt, max_tokens=max_tokens)
     plans = [device.launch(), device.launch()]
     device.read()
@@ -274,11 +276,46 @@ def test_blocks_cover_the_next_round_if_all_unread_drafts_stay(
 
 @pytest.mark.parametrize("accepted", [0, 4], ids=["none-accepted", "all-accepted"])
 def test_a_request_never_holds_more_than_its_limit_needs(accepted: int) -> None:
-    device = ScheduledDevice(depth=4, accept=lambda num_valid: min(accepted, num_valid))
-    device.add(20, max_tokens=45)
+    for num_taken, first_indices in ((32, [0, 2, 3]), (29, [0, 3]), (0, [0])):
+        device = ScheduledDevice(depth=4, accept=lambda num_valid: min(accepted, num_valid))
+        device.blocks.allocate(num_taken)
+        device.add(20, max_tokens=45)
+        grants = [grant for plan in device.drain() for grant in plan.grants]
+        assert sum(len(grant.block_ids) for grant in grants) == 4  # limit 64
+        assert [grant.first_index for grant in grants] == first_indices
+
+
+@pytest.mark.parametrize(
+    ("num_taken", "counts"),
+    [
+        (0, [10, 4]),  # 20 tokens and a round of 5 take 2 blocks, a limit of 219 14; 8 of the 12 are spare
+        (20, [10, 2, 1, 1]),
+        (24, [8, 1, 1, 1, 1, 1, 1]),  # 40 are free: 8 more than half of all
+        (32, [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_spare_blocks_save_grants_while_half_of_the_cache_is_left(num_taken: int, counts: list[int]) -> None:
+    device = ScheduledDevice(depth=4)
+    device.blocks.allocate(num_taken)
+    device.add(20, max_tokens=200)
     grants = [grant for plan in device.drain() for grant in plan.grants]
-    assert sum(len(grant.block_ids) for grant in grants) == 4  # limit 64
-    assert [grant.first_index for grant in grants] == list(range(1)) + list(range(2, 4))
+    assert [len(grant.block_ids) for grant in grants] == counts
+    assert device.blocks.num_used == num_taken
+
+
+def test_who_waits_is_admitted_before_anyone_gets_spare_blocks() -> None:
+    """Half of the cache is for those who come: one takes spare blocks of the other half alone."""
+    device = ScheduledDevice(num_blocks=32, depth=0, prefix_caching=False)
+    greedy = device.add(20, max_tokens=230)
+    device.step()
+    assert len(greedy.block_ids) == 2 + SPARE_BLOCKS
+    late = [device.add(20, max_tokens=12) for _ in range(11)]
+    device.step()
+    assert all(request.status is Status.RUNNING for request in late)
+    assert device.blocks.num_free == 0
+    device.drain()
+    assert greedy.num_preemptions == 0
 
 
 def test_the_head_of_the_queue_is_not_overtaken_by_what_would_fit() -> None:
