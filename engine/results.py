@@ -25,7 +25,8 @@ class DeviceResults:
     depth: int
     faults: tuple[tuple[int, str], ...] = ()
     first_tokens: torch.Tensor | None = None  # [last chunks] int64
-    round: torch.Tensor | None = None  # [NUM_STAMPS + rows * (depth + 2)] int64, as Outcome packs it
+    # [NUM_STAMPS + rows * (depth + 2)] int64, as Outcome packs it; of a GPU on the host, once the round is done
+    round: torch.Tensor | None = None
     prefill_stamps: torch.Tensor | None = None  # [2] int64: nanoseconds at begin and end
     is_replayed: bool = False
     first_logprobs: Scores | None = None  # lines are last chunks, window 1

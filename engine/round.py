@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.cache.pool import KVPool
+from headway.engine.host_ring import HostRing
 from headway.engine.models.inputs import ForwardInputs, beside, inputs_of
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
@@ -25,7 +26,7 @@ NUM_STAMPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round leaves for the host, all of it in one piece.
+    """What a round leaves, for the host all of it in one piece.
 
     packed: times in nanoseconds (begin, drafts done, target done, end), then row by row how many picked
     tokens stay (0: padding) and all depth + 1 of them. The first one of a row with a prompt follows the prompt.
@@ -80,8 +81,9 @@ def decode_round(
     *,
     keeps_logits: bool = False,
     prompts: Prompts | None = None,
+    ring: HostRing | None = None,
 ) -> Outcome:
-    """Runs one round over all given rows and moves their state on."""
+    """Runs one round over all given rows and moves their state on. ring: where the packed outcome goes, too."""
     size = pool.block_size
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     # Where nothing drafts, both times are one.
@@ -120,5 +122,8 @@ def decode_round(
         )
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
-    stamp(packed[3:4])
+    if ring is None:
+        stamp(packed[3:4])
+    else:
+        ring.publish(packed, time_index=3)
     return Outcome(packed, depth, logits if keeps_logits else None, prompt_hidden)

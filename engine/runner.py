@@ -24,6 +24,7 @@ from headway.engine.graphs import (
     RoundGraphs,
     token_counts,
 )
+from headway.engine.host_ring import HostRing
 from headway.engine.memory import available_bytes, bytes_taken_by, is_out_of_memory
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
@@ -92,7 +93,10 @@ class Runner:
         self._prefill_graphs: PrefillGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._graph_memory: GraphMemory | None = None
+        self._ring: HostRing | None = None
         if self.device.type == "cuda":
+            num_rows, width = slots.pending_tokens.shape
+            self._ring = HostRing(NUM_STAMPS + num_rows * (width + 1), self.device)
             memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
@@ -125,6 +129,8 @@ class Runner:
             if available_bytes(self.device) < for_prompts:
                 self._warm_up_prefill()  # graphs may have left it too little
             self._graph_memory.reserve(max(for_prompts, for_round))
+            assert self._ring is not None
+            self._ring.restart()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -222,8 +228,6 @@ class Runner:
         mixed = None if graphs is None else graphs.run(wanted, plan.prefill, fills_drafts=fills_drafts)
         if mixed is None:
             self._decode(num_rows, plan.depth, results)
-            assert results.round is not None
-            results.round = results.round.clone()  # where it lies a prefill's graph may write
             self._prefill(plan.prefill, results, fills_drafts=fills_drafts)
             return
         outcome, results.is_replayed = mixed
@@ -238,7 +242,9 @@ class Runner:
         return Round(num_rows, depth, self.adjustments.is_used, keeps_logits)
 
     def _take_outcome(self, outcome: Outcome, num_rows: int, results: DeviceResults) -> None:
-        results.round = outcome.packed[: NUM_STAMPS + num_rows * (outcome.depth + 2)]
+        """Once for each round that is launched for a plan."""
+        size = NUM_STAMPS + num_rows * (outcome.depth + 2)
+        results.round = outcome.packed[:size] if self._ring is None else self._ring.take(size)
         if outcome.logits is not None:
             scored = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
             results.emitted_logprobs = (scored, self._score_round(outcome, list(scored)))
@@ -274,6 +280,7 @@ class Runner:
             self._synthetic,
             keeps_logits=wanted.keeps_logits,
             prompts=prompts,
+            ring=self._ring,
         )
 
     def _release(self, rows: Sequence[int]) -> None:

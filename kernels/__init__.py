@@ -29,6 +29,7 @@ from headway.kernels.open_round import open_round
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.prepare import prepare_next_forward_pass
+from headway.kernels.publish import publish
 from headway.kernels.qkv_rope_append import qkv_rope_append
 from headway.kernels.quantized_linear import quantized_linear
 from headway.kernels.rewind import rewind_kv_cache
@@ -79,6 +80,7 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "publish",
     "qkv_rope_append",
     "quantized_linear",
     "reserve_workspace",

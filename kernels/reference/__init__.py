@@ -16,6 +16,7 @@ from headway.kernels.reference.open_round import open_round
 from headway.kernels.reference.paged_attention import paged_attention
 from headway.kernels.reference.prefill_attention import prefill_attention
 from headway.kernels.reference.prepare import prepare_next_forward_pass
+from headway.kernels.reference.publish import publish
 from headway.kernels.reference.qkv_rope_append import qkv_rope_append
 from headway.kernels.reference.quantized_linear import quantized_linear
 from headway.kernels.reference.rewind import rewind_kv_cache
@@ -53,6 +54,7 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "publish",
     "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",

@@ -620,6 +620,12 @@ CASES = [
         divisible=("size",),
     ),
 ]
+    Case(
+        "publish",
+        "_publish_kernel",
+        {"packed_ptr": VECTOR, "places_ptr": VECTOR, "count_ptr": VECTOR},
+        {"TIME_INDEX": 3, "HAS_CLOCK": True, "BLOCK": 512, "OVERLAPS": True},
+    ),
 
 
 def compiled(case: Case, capability: int, **changes: Any) -> tuple[Any, str]:

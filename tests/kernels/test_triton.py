@@ -27,6 +27,7 @@ GROUPS = {
         "force_acceptance",
         "keep_states",
         "start_rows",
+        "publish",
     ),
     "sampling": ("sample",),
     "windows": ("paged_attention_pieces",),
