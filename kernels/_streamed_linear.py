@@ -38,6 +38,8 @@ def _streamed_linear_kernel(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
+    NEIGHBOURS: gl.constexpr,
     SPLIT: gl.constexpr,
     STAGES: gl.constexpr,
     LAG: gl.constexpr,
@@ -45,30 +47,36 @@ def _streamed_linear_kernel(
     HAS_BIAS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
 ) -> None:
-    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
-    tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
+    """One program TILES x OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    first_tile, part = gl.program_id(0) // SPLIT * TILES, gl.program_id(0) % SPLIT
     begin, end = num_copies * part // SPLIT, num_copies * (part + 1) // SPLIT
-    first = tile * OUTPUTS
-    stream = open_stream(x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES, LAG)
-    (sums,) = sum_stream(
-        x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, 1, 0, STAGES
+    first = first_tile * OUTPUTS
+    stream = open_stream(
+        x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, 0, STAGES, LAG
     )
-    sums, is_last = add_up_parts(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
-    if is_last:
-        layout: gl.constexpr = sums.type.layout
-        row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
-        output = first + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
-        is_output = output < num_outputs
-        if IS_SCALED:
-            sums *= gl.load(step_ptr) * gl.load(scale_ptr)
-        if HAS_BIAS:
-            sums += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
-        is_cell = is_row[None, :] & is_output[:, None]
-        if HAS_RESIDUAL:
-            residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
-            sums += gl.load(residual_cell, mask=is_cell, other=0).to(gl.float32)
-        out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
-        gl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
+    all_sums = sum_stream(
+        x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, TILES, 0, STAGES
+    )
+    for place in gl.static_range(TILES):
+        tile = first_tile + place
+        sums, is_last = add_up_parts(
+            all_sums[place], partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT
+        )
+        if is_last:
+            layout: gl.constexpr = sums.type.layout
+            row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
+            output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+            is_output = output < num_outputs
+            if IS_SCALED:
+                sums *= gl.load(step_ptr) * gl.load(scale_ptr)
+            if HAS_BIAS:
+                sums += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
+            is_cell = is_row[None, :] & is_output[:, None]
+            if HAS_RESIDUAL:
+                residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
+                sums += gl.load(residual_cell, mask=is_cell, other=0).to(gl.float32)
+            out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
+            gl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
 
 
 def streamed_linear(
@@ -89,7 +97,7 @@ def streamed_linear(
         described_rows(x, streams), described_weight(weight, streams), out if step is None else step,
         out if scale is None else scale, out if bias is None else bias, out if residual is None else residual,
         out, *workspace_of(streams.split, out), rows, weight.shape[0], num_inputs // inputs_of(weight, streams),
-        0 if residual is None else residual.stride(0), out.stride(0), SPLIT=streams.split,
+        0 if residual is None else residual.stride(0), out.stride(0), TILES=streams.tiles, SPLIT=streams.split,
         IS_SCALED=step is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         **stream_constants_of(x, streams),
     )  # fmt: skip

@@ -153,6 +153,7 @@ def _streamed_qkv_kernel(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
+    NEIGHBOURS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
     LAG: gl.constexpr,
@@ -164,7 +165,20 @@ def _streamed_qkv_kernel(
     first_dim = gl.program_id(0) % (half // pairs) * pairs
     run = first_dim // PAIRED
     stream = open_stream(
-        x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES, LAG
+        x_desc,
+        weight_desc,
+        head,
+        run,
+        0,
+        num_copies,
+        ROWS,
+        OUTPUTS,
+        INPUTS,
+        1,
+        NEIGHBOURS,
+        PAIRED,
+        STAGES,
+        LAG,
     )
     halved: gl.constexpr = split_paired(stream[-1], ROWS, OUTPUTS, PAIRED)[0].type.layout
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
@@ -230,7 +244,7 @@ def qkv_rope_append(
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0
-    streams = streams_of(x, weight, pairs=True) if norm is None and has_pairs else None
+    streams = streams_of(x, weight, pairs=True, by_the_tile=True) if norm is None and has_pairs else None
     if streams is None and not (is_skinny(x, weight) and has_pairs):
         return qkv_rope_append_twin(
             x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping

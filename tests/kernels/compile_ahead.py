@@ -93,7 +93,8 @@ def linear(kind: str) -> dict[str, str]:
 
 def streamed_by_copies(kind: str, inputs: int) -> dict[str, int]:
     """Programs lag by five copies of 512 bytes, or as many inputs in smaller ones."""
-    return {"OUTPUTS": 64, "INPUTS": inputs, "LAG": 5 * 512 // (inputs * bytes_of(kind))}
+    lag = 5 * 512 // (inputs * bytes_of(kind))
+    return {"OUTPUTS": 64, "INPUTS": inputs, "TILES": 1, "NEIGHBOURS": 1, "LAG": lag}
 
 
 def streamed_linear(kind: str, rows: int, inputs: int, stages: int, split: int, **added: bool) -> Case:
@@ -241,7 +242,7 @@ CASES = [
                     "x_desc": descriptor(kind, 2, rows // 2, inputs),
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
-                streamed_by_copies(kind, inputs) | {"ROWS": rows, "STAGES": stages, "TILES": 1, "PAIRED": 8},
+                streamed_by_copies(kind, inputs) | {"ROWS": rows, "STAGES": stages, "PAIRED": 8},
                 divisible=STRIDES,
                 least_capability=90,
                 most_capability=90,
@@ -273,17 +274,32 @@ CASES = [
         )
     ),
     *(
+        streamed_linear(
+            kind, 64, inputs, 3, 1, TILES=3, NEIGHBOURS=3, IS_SCALED=is_scaled, HAS_RESIDUAL=not is_scaled
+        )
+        for kind, inputs, is_scaled in (("bf16", 128, False), ("fp8e4nv", 256, True))
+    ),
+    *(
         Case(
             "gated_linear",
             "_streamed_gated_kernel",
             linear(kind)
-            | {"x_desc": descriptor(kind, 2, 64, 128), "weight_desc": descriptor(kind, 1, 4, 2, 8, 128)},
-            streamed_by_copies(kind, 128) | {"ROWS": 128, "STAGES": stages, "TILES": tiles, "PAIRED": 8},
+            | {
+                "x_desc": descriptor(kind, 2, rows // 2, 128),
+                "weight_desc": descriptor(kind, 1, 4, 2, 8, 128),
+            },
+            streamed_by_copies(kind, 128)
+            | {"ROWS": rows, "STAGES": stages, "TILES": tiles, "NEIGHBOURS": neighbours, "PAIRED": 8},
             divisible=STRIDES,
             least_capability=90,
             most_capability=90,
         )
-        for kind, tiles, stages in (("bf16", 2, 3), ("bf16", 3, 2), ("fp16", 3, 2))
+        for kind, rows, tiles, neighbours, stages in (
+            ("bf16", 64, 3, 3, 3),
+            ("bf16", 128, 2, 1, 3),
+            ("bf16", 128, 3, 1, 2),
+            ("fp16", 128, 3, 1, 2),
+        )
     ),
     *(
         Case(
@@ -605,6 +621,12 @@ CASES = [
         for number in (1, 2)
     ),
     Case(
+        "publish",
+        "_publish_kernel",
+        {"packed_ptr": VECTOR, "places_ptr": VECTOR, "count_ptr": VECTOR},
+        {"TIME_INDEX": 3, "HAS_CLOCK": True, "BLOCK": 512, "OVERLAPS": True},
+    ),
+    Case(
         "start_rows",
         "_start_kernel",
         pointers("index token new_length last_token length offset count last_id pending_count")
@@ -620,12 +642,6 @@ CASES = [
         divisible=("size",),
     ),
 ]
-    Case(
-        "publish",
-        "_publish_kernel",
-        {"packed_ptr": VECTOR, "places_ptr": VECTOR, "count_ptr": VECTOR},
-        {"TIME_INDEX": 3, "HAS_CLOCK": True, "BLOCK": 512, "OVERLAPS": True},
-    ),
 
 
 def compiled(case: Case, capability: int, **changes: Any) -> tuple[Any, str]:

@@ -19,6 +19,8 @@ SHAPES = {
     "odd": (6004, 2048),
     "odd split": (4040, 4096),
     "many": (40000, 2048),
+    "wide": (22000, 2048),
+    "waves": (104_000, 2048),
 }
 ROWS = {
     "one": 1,
@@ -50,11 +52,19 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         (33, 6144, 4096, Streams(96, 1, copy_bytes=256)),
         (64, 4096, 4096, Streams(128, 2, copy_bytes=256)),
         (64, 4096, 11008, Streams(128, 2)),
-        (64, 22016, 4096, Streams(344)),
+        (4, 22016, 4096, Streams(344, neighbours=3)),
+        (32, 22016, 4096, Streams(344, neighbours=3)),
+        (33, 22016, 4096, Streams(115, tiles=3, copy_bytes=256, neighbours=3)),
+        (64, 25344, 4096, Streams(132, tiles=3, copy_bytes=256, neighbours=3)),
+        (64, 25345, 4096, Streams(397)),
+        (64, 18817, 4096, Streams(99, tiles=3, copy_bytes=256, neighbours=3)),
+        (64, 18816, 4096, Streams(294)),
         (4, 4096, 11008, Streams(128, 2)),
         (4, 2048, 11008, Streams(128, 4)),
         (4, 1000, 11008, None),
-        (4, 151_680, 4096, Streams(2370, 1)),
+        (4, 151_680, 4096, Streams(2370, neighbours=3)),
+        (64, 151_680, 4096, Streams(790, tiles=3, copy_bytes=256, neighbours=3)),
+        (64, 101_120, 4096, Streams(1580)),
         (4, 5120, 5120, None),
         (4, 4096, 2048, None),
         (65, 6144, 4096, None),
@@ -69,6 +79,9 @@ def test_the_weight_decides_how_a_launch_is_cut_and_rows_how_large_copies_are(
 ) -> None:
     x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
     assert streams_of(x, weight) == expected
+    if expected is not None and expected.neighbours > 1:
+        by_the_tile = streams_of(x, weight, by_the_tile=True)
+        assert by_the_tile == Streams(-(-outputs // 64)), "for what takes no more"
 
 
 @pytest.mark.usefixtures("pretended_hopper")
@@ -79,7 +92,7 @@ def test_the_weight_decides_how_a_launch_is_cut_and_rows_how_large_copies_are(
         (32, 4096, 8192, Streams(128, 2)),
         (33, 6144, 4096, Streams(96, copy_bytes=256)),
         (64, 4096, 8192, Streams(128, 2, copy_bytes=256)),
-        (64, 22016, 4096, Streams(344)),
+        (64, 22016, 4096, Streams(115, tiles=3, copy_bytes=256, neighbours=3)),
         (4, 4096, 4096, None),
         (4, 6144, 2048, None),
     ],
@@ -140,22 +153,27 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (4096, 8192), (4096, 11264), (2048, 16384)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(6144, 4096), (4096, 8192), (4096, 11264), (2048, 16384), (22016, 4096)]
+)
 def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    """A program's first input, and its part's, are the same with copies of either size."""
-    orders, sizes = [], set()
+    """A tile's first input, and its part's, are the same with copies of either size, beside any tiles."""
+    orders, sizes, tiles = [], set(), -(-outputs // 64)
     for rows in (1, 32, 33, 64):
         x, weight = (torch.zeros(n, inputs).to(dtype) for n in (rows, outputs))
         streams = streams_of(x, weight)
         assert streams is not None
         constants = stream_constants_of(x, streams)
         copy, copies = constants["INPUTS"], inputs // constants["INPUTS"]
-        firsts = []
+        firsts = {}
         for program in range(streams.programs):
             part = program % streams.split
             begin, end = copies * part // streams.split, copies * (part + 1) // streams.split
-            own = begin + program * constants["LAG"] % (end - begin)
-            firsts.append((begin * copy, own * copy, end * copy))
+            own = begin + program * streams.tiles // streams.neighbours * constants["LAG"] % (end - begin)
+            for place in range(streams.tiles):
+                tile = program // streams.split * streams.tiles + place
+                firsts[min(tile, tiles), part] = begin * copy, own * copy, end * copy
+        firsts.pop((tiles, 0), None)  # behind the last
         orders.append(firsts)
         sizes.add(copy)
     assert all(order == orders[0] for order in orders)
