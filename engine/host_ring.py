@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from headway.kernels import publish
+from headway.kernels import deliver
 
 # Of a round that runs, of one behind it that is launched, and of one whose results are being read.
 _NUM_PLACES = 3
+_NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one round leaves; there once it is done, until the third round behind it is launched."""
+
+    number: int
+    memory: torch.Tensor  # [1 + n] int64, on the host: the round's number, then its results
+
+    def read(self) -> torch.Tensor:
+        """[n] int64, not a copy."""
+        assert self.memory[0] == self.number, f"round {self.number} was to be here, not {self.memory[0]}"
+        return self.memory[1:]
 
 
 class HostRing:
@@ -16,25 +32,26 @@ class HostRing:
     def __init__(self, size: int, device: torch.device) -> None:
         """size: of the largest result."""
         is_gpu = device.type == "cuda"
-        self._places = torch.zeros(_NUM_PLACES, size, dtype=torch.int64, pin_memory=is_gpu)
+        self._places = torch.zeros(_NUM_PLACES, 1 + size, dtype=torch.int64, pin_memory=is_gpu)
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
         self._num_taken = 0
 
-    def publish(
+    def deliver(
         self,
         packed: torch.Tensor,  # [n] int64
         *,
         time_index: int,
     ) -> None:
-        """Launched at the end of a round; see the kernel."""
-        publish(packed, self._places, self._count, time_index=time_index)
+        """Launched behind a round; see the kernel."""
+        deliver(packed, self._places, self._count, time_index=time_index)
 
-    def take(self, size: int) -> torch.Tensor:
-        """[size] int64 on the host: the first numbers of what the round launched last leaves. To be read when that is done,
-        and before the third round behind it is launched."""
-        place = self._places[self._num_taken % _NUM_PLACES, :size]
+    def take(self, size: int) -> Place:
+        """Before a round is launched: where it will leave its results, of which so many numbers are wanted."""
+        number = self._num_taken
         self._num_taken += 1
-        return place
+        memory = self._places[number % _NUM_PLACES, : 1 + size]
+        memory[0] = _NOBODY
+        return Place(number, memory)
 
     def restart(self) -> None:
         """What rounds have left without being taken is forgotten. Only while none is under way."""

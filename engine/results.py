@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from headway.engine.batch import StageSeconds, StepResult
+from headway.engine.host_ring import Place
 from headway.engine.logprobs import TokenLogprobs, unpack
 from headway.engine.round import NUM_STAMPS, emitted_of
 
@@ -25,8 +26,7 @@ class DeviceResults:
     depth: int
     faults: tuple[tuple[int, str], ...] = ()
     first_tokens: torch.Tensor | None = None  # [last chunks] int64
-    # [NUM_STAMPS + rows * (depth + 2)] int64, as Outcome packs it; of a GPU on the host, once the round is done
-    round: torch.Tensor | None = None
+    round: Place | None = None  # of [NUM_STAMPS + rows * (depth + 2)], as Outcome packs it
     prefill_stamps: torch.Tensor | None = None  # [2] int64: nanoseconds at begin and end
     is_replayed: bool = False
     first_logprobs: Scores | None = None  # lines are last chunks, window 1
@@ -46,7 +46,7 @@ class RoundHandle:
         self._depth = results.depth
         self._is_replayed = results.is_replayed
         self._first_tokens = _to_host(results.first_tokens)
-        self._round = _to_host(results.round)
+        self._round = results.round
         self._prefill_stamps = _to_host(results.prefill_stamps)
         self._first_logprobs = _scores_to_host(results.first_logprobs)
         self._emitted_logprobs = _scores_to_host(results.emitted_logprobs)
@@ -67,7 +67,8 @@ class RoundHandle:
         """All that `first` does not give. The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        lines = [] if self._round is None else emitted_of(self._round, self._depth).tolist()
+        packed = None if self._round is None else self._round.read()
+        lines = [] if packed is None else emitted_of(packed, self._depth).tolist()
         first_tokens = () if self._first_tokens is None else tuple(self._first_tokens.tolist())
         return StepResult(
             first_token_ids=first_tokens,
@@ -79,12 +80,15 @@ class RoundHandle:
                 for scored in self._prompt_logprobs
             ),
             faults=self._faults,
-            seconds=self._seconds(),
+            seconds=self._seconds(packed),
             num_graph_replays=int(self._is_replayed),
         )
 
-    def _seconds(self) -> StageSeconds:
-        draft, target, bookkeeping = _differences(self._round, NUM_STAMPS)
+    def _seconds(
+        self,
+        packed: torch.Tensor | None,  # of the round, if there was one
+    ) -> StageSeconds:
+        draft, target, bookkeeping = _differences(packed, NUM_STAMPS)
         (prefill,) = _differences(self._prefill_stamps, 2)
         return StageSeconds(draft=draft, target=target, bookkeeping=bookkeeping, prefill=prefill)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.cache.pool import KVPool
-from headway.engine.host_ring import HostRing
 from headway.engine.models.inputs import ForwardInputs, beside, inputs_of
 from headway.engine.models.registry import CausalLM
 from headway.engine.sampler import pick_tokens
@@ -21,7 +20,7 @@ from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.kernels import commit_round, count_tokens, keep_states, open_round, stamp
 
-NUM_STAMPS = 4
+NUM_STAMPS, END_STAMP = 4, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,7 @@ class Outcome:
 
     packed: times in nanoseconds (begin, drafts done, target done, end), then row by row how many picked
     tokens stay (0: padding) and all depth + 1 of them. The first one of a row with a prompt follows the prompt.
+    The end is written by what delivers the rest.
     """
 
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
@@ -81,9 +81,8 @@ def decode_round(
     *,
     keeps_logits: bool = False,
     prompts: Prompts | None = None,
-    ring: HostRing | None = None,
 ) -> Outcome:
-    """Runs one round over all given rows and moves their state on. ring: where the packed outcome goes, too."""
+    """Runs one round over all given rows and moves their state on."""
     size = pool.block_size
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     # Where nothing drafts, both times are one.
@@ -122,8 +121,4 @@ def decode_round(
         )
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
-    if ring is None:
-        stamp(packed[3:4])
-    else:
-        ring.publish(packed, time_index=3)
     return Outcome(packed, depth, logits if keeps_logits else None, prompt_hidden)

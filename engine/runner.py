@@ -24,14 +24,14 @@ from headway.engine.graphs import (
     RoundGraphs,
     token_counts,
 )
-from headway.engine.host_ring import HostRing
+from headway.engine.host_ring import HostRing, Place
 from headway.engine.memory import available_bytes, bytes_taken_by, is_out_of_memory
 from headway.engine.models.inputs import cut_to_windows
 from headway.engine.models.registry import CausalLM
 from headway.engine.padded_prefill import HEADER, Prefill, fill_padded_drafts, padded_chunks, padded_prefill
 from headway.engine.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
-from headway.engine.round import NUM_STAMPS, Outcome, Prompts, decode_round
+from headway.engine.round import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
 from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
@@ -93,10 +93,9 @@ class Runner:
         self._prefill_graphs: PrefillGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._graph_memory: GraphMemory | None = None
-        self._ring: HostRing | None = None
+        num_rows, width = slots.pending_tokens.shape
+        self._ring = HostRing(NUM_STAMPS + num_rows * (width + 1), self.device)
         if self.device.type == "cuda":
-            num_rows, width = slots.pending_tokens.shape
-            self._ring = HostRing(NUM_STAMPS + num_rows * (width + 1), self.device)
             memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
@@ -129,7 +128,6 @@ class Runner:
             if available_bytes(self.device) < for_prompts:
                 self._warm_up_prefill()  # graphs may have left it too little
             self._graph_memory.reserve(max(for_prompts, for_round))
-            assert self._ring is not None
             self._ring.restart()
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -213,25 +211,22 @@ class Runner:
     def _decode(self, num_rows: int, depth: int, results: DeviceResults) -> None:
         if num_rows == 0:
             return
-        wanted = self._round_of(num_rows, depth)
-        if self._graphs is None:
-            outcome = self._launch_round(wanted)
-        else:
-            outcome, results.is_replayed = self._graphs.run(wanted)
-        self._take_outcome(outcome, num_rows, results)
+        results.round = self._take_place(num_rows, depth)
+        self._run_round(self._round_of(num_rows, depth), num_rows, results)
 
     def _mix(self, plan: Plan, results: DeviceResults, *, fills_drafts: bool) -> None:
         """The round, and the chunks in its forward pass or behind it: their rows are padding to it."""
         num_rows = len(plan.decode_request_ids)
         wanted = self._round_of(num_rows, plan.depth)
+        results.round = self._take_place(num_rows, plan.depth)
         graphs = self._mixed_graphs
         mixed = None if graphs is None else graphs.run(wanted, plan.prefill, fills_drafts=fills_drafts)
         if mixed is None:
-            self._decode(num_rows, plan.depth, results)
+            self._run_round(wanted, num_rows, results)
             self._prefill(plan.prefill, results, fills_drafts=fills_drafts)
             return
         outcome, results.is_replayed = mixed
-        self._take_outcome(outcome, num_rows, results)
+        self._score_outcome(outcome, num_rows, results)
         assert outcome.prompt_hidden is not None
         self._finish_chunks(
             plan.prefill, outcome.prompt_hidden, results, has_all=True, picked=outcome.emitted[:, 1]
@@ -241,10 +236,18 @@ class Runner:
         keeps_logits = any(row < num_rows for row in self._num_logprobs)
         return Round(num_rows, depth, self.adjustments.is_used, keeps_logits)
 
-    def _take_outcome(self, outcome: Outcome, num_rows: int, results: DeviceResults) -> None:
-        """Once for each round that is launched for a plan."""
-        size = NUM_STAMPS + num_rows * (outcome.depth + 2)
-        results.round = outcome.packed[:size] if self._ring is None else self._ring.take(size)
+    def _take_place(self, num_rows: int, depth: int) -> Place:
+        """Once for each round that a plan asks for, before it is launched."""
+        return self._ring.take(NUM_STAMPS + num_rows * (depth + 2))
+
+    def _run_round(self, wanted: Round, num_rows: int, results: DeviceResults) -> None:
+        if self._graphs is None:
+            outcome = self._launch_round(wanted)
+        else:
+            outcome, results.is_replayed = self._graphs.run(wanted)
+        self._score_outcome(outcome, num_rows, results)
+
+    def _score_outcome(self, outcome: Outcome, num_rows: int, results: DeviceResults) -> None:
         if outcome.logits is not None:
             scored = {row: num_top for row, num_top in self._num_logprobs.items() if row < num_rows}
             results.emitted_logprobs = (scored, self._score_round(outcome, list(scored)))
@@ -271,7 +274,7 @@ class Runner:
         if key not in self._views:
             adjustments = self.adjustments.first(wanted.num_rows) if wanted.is_adjusted else None
             self._views[key] = self.slots.first(wanted.num_rows, adjustments)
-        return decode_round(
+        outcome = decode_round(
             self.model,
             self.pool,
             self._views[key],
@@ -280,8 +283,9 @@ class Runner:
             self._synthetic,
             keeps_logits=wanted.keeps_logits,
             prompts=prompts,
-            ring=self._ring,
         )
+        self._ring.deliver(outcome.packed, time_index=END_STAMP)
+        return outcome
 
     def _release(self, rows: Sequence[int]) -> None:
         if not rows:

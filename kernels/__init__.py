@@ -17,6 +17,7 @@ from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
 from headway.kernels.causal_attention import causal_attention
 from headway.kernels.commit_round import commit_round
+from headway.kernels.deliver import deliver
 from headway.kernels.fixed_linear import fixed_linear
 from headway.kernels.float8_linear import float8_linear
 from headway.kernels.force_acceptance import force_acceptance
@@ -29,7 +30,6 @@ from headway.kernels.open_round import open_round
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.prefill_attention import prefill_attention
 from headway.kernels.prepare import prepare_next_forward_pass
-from headway.kernels.publish import publish
 from headway.kernels.qkv_rope_append import qkv_rope_append
 from headway.kernels.quantized_linear import quantized_linear
 from headway.kernels.rewind import rewind_kv_cache
@@ -61,6 +61,7 @@ __all__ = [
     "commit_round",
     "compile_aside",
     "count_tokens",
+    "deliver",
     "embed_rms_norm",
     "fixed_linear",
     "float8_linear",
@@ -80,7 +81,6 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
-    "publish",
     "qkv_rope_append",
     "quantized_linear",
     "reserve_workspace",

@@ -5,6 +5,7 @@ from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.reference.advance import advance
 from headway.kernels.reference.causal_attention import causal_attention
 from headway.kernels.reference.commit_round import commit_round
+from headway.kernels.reference.deliver import deliver
 from headway.kernels.reference.fixed_linear import fixed_linear
 from headway.kernels.reference.force_acceptance import force_acceptance
 from headway.kernels.reference.gated_linear import gated_linear
@@ -16,7 +17,6 @@ from headway.kernels.reference.open_round import open_round
 from headway.kernels.reference.paged_attention import paged_attention
 from headway.kernels.reference.prefill_attention import prefill_attention
 from headway.kernels.reference.prepare import prepare_next_forward_pass
-from headway.kernels.reference.publish import publish
 from headway.kernels.reference.qkv_rope_append import qkv_rope_append
 from headway.kernels.reference.quantized_linear import quantized_linear
 from headway.kernels.reference.rewind import rewind_kv_cache
@@ -41,6 +41,7 @@ __all__ = [
     "causal_attention",
     "commit_round",
     "count_tokens",
+    "deliver",
     "embed_rms_norm",
     "fixed_linear",
     "force_acceptance",
@@ -54,7 +55,6 @@ __all__ = [
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
-    "publish",
     "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",

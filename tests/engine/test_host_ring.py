@@ -1,5 +1,6 @@
-"""Rounds and the runner go through the host's places in step; who reads them gets what the rounds left."""
+"""Rounds and the runner go through the host's places in step; who reads them gets what the rounds left, or a fault."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from headway_testing.local import LocalEngine
 
 from headway.engine.config import EngineConfig
 from headway.engine.host_ring import HostRing
-from headway.engine.round import NUM_STAMPS
 
 DEPTH = 3
 
@@ -19,10 +19,10 @@ def ring(request: pytest.FixtureRequest) -> HostRing:
     return HostRing(8, torch.device(request.param))
 
 
-def publish(ring: HostRing, first: int) -> list[int]:
+def deliver(ring: HostRing, first: int) -> list[int]:
     """A result of eight numbers, whose first is the time. Returns the others."""
     device = ring._count.device
-    ring.publish(torch.arange(first, first + 8, device=device), time_index=0)
+    ring.deliver(torch.arange(first, first + 8, device=device), time_index=0)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return list(range(first + 1, first + 8))
@@ -30,37 +30,61 @@ def publish(ring: HostRing, first: int) -> list[int]:
 
 def test_a_result_stays_while_two_more_come(ring: HostRing) -> None:
     for turn in range(5):
-        expected = [publish(ring, 100 * turn + 10 * i) for i in range(3)]
-        taken = [ring.take(8) for _ in expected]
-        assert [place[1:].tolist() for place in taken] == expected
+        taken = [ring.take(8) for _ in range(3)]
+        expected = [deliver(ring, 100 * turn + 10 * i) for i in range(3)]
+        assert [place.read()[1:].tolist() for place in taken] == expected
 
 
-def test_results_may_be_taken_before_they_are_there(ring: HostRing) -> None:
+def test_fewer_numbers_may_be_wanted_than_are_left(ring: HostRing) -> None:
     for first in (0, 50):
         place = ring.take(5)
-        expected = publish(ring, first)
-        assert place[1:].tolist() == expected[:4]
+        expected = deliver(ring, first)
+        assert place.read()[1:].tolist() == expected[:4]
 
 
 def test_what_nobody_took_is_forgotten(ring: HostRing) -> None:
-    for first in (10, 20, 30, 40):
-        publish(ring, first)
+    ring.take(8)
+    for first in (10, 20, 30, 40, 50):
+        deliver(ring, first)
     ring.restart()
-    expected = publish(ring, 50)
-    assert ring.take(8)[1:].tolist() == expected
+    place = ring.take(8)
+    expected = deliver(ring, 60)
+    assert place.read()[1:].tolist() == expected
 
 
-@pytest.mark.parametrize("reads_late", [False, True], ids=["read at once", "read late"])
-def test_an_engine_reads_all_its_rounds_there(tmp_path: Path, reads_late: bool) -> None:
-    """As on a GPU, but on a CPU: rows that come and go, rounds of any number of them."""
-    config = EngineConfig(model_path=str(constructed_mimo(tmp_path, noise=0.08)), depth=DEPTH, max_running=4)
-    engines = [LocalEngine(config, reads_late=reads_late) for _ in range(2)]
-    runner = engines[1].engine.runner
-    runner._ring = HostRing(NUM_STAMPS + config.num_rows * (DEPTH + 2), runner.device)
-    for engine in engines:
-        for i in range(9):
-            engine.submit(range(1, 20 + i), max_tokens=7 + 5 * i)
-            engine.step()
-    texts = [[output.token_ids for output in engine.run().values()] for engine in engines]
-    assert texts[0] == texts[1]
-    assert runner._ring._num_taken == int(runner._ring._count) > 20
+@pytest.mark.parametrize("num_delivered", [1, 5], ids=["too early", "too late"])
+def test_a_place_read_out_of_its_time_is_a_fault(ring: HostRing, num_delivered: int) -> None:
+    """Before its round, the second one, is done; behind the third one after it."""
+    place = [ring.take(8), ring.take(8)][1]
+    for first in range(num_delivered):
+        deliver(ring, first)
+    with pytest.raises(AssertionError, match="round 1 was to be here"):
+        place.read()
+
+
+@pytest.mark.parametrize("num_rounds", range(1, 7))
+def test_rounds_that_nobody_took_are_noticed(ring: HostRing, num_rounds: int) -> None:
+    for first in range(num_rounds):
+        deliver(ring, first)
+    place = ring.take(8)
+    deliver(ring, 90)
+    with pytest.raises(AssertionError, match="round 0 was to be here"):
+        place.read()
+
+
+def test_a_runner_out_of_step_ends_its_engine_rather_than_change_a_text(tmp_path: Path) -> None:
+    engine = LocalEngine(EngineConfig(model_path=str(constructed_mimo(tmp_path)), depth=DEPTH))
+    assert len(engine.generate(range(1, 20), max_tokens=9)) == 9
+    runner = engine.engine.runner
+    runner._ring.deliver(torch.zeros(5, dtype=torch.int64), time_index=0)
+    with pytest.raises(AssertionError, match="was to be here"):
+        engine.generate(range(1, 20), max_tokens=9)
+
+
+def test_the_times_of_a_round_are_in_their_order(tmp_path: Path) -> None:
+    engine = LocalEngine(EngineConfig(model_path=str(constructed_mimo(tmp_path)), depth=DEPTH))
+    started = time.perf_counter()
+    engine.generate(range(1, 20), max_tokens=30)
+    stages = engine.engine.scheduler.snapshot().stage_seconds
+    assert all(seconds > 0 for seconds in stages.values())
+    assert sum(stages.values()) <= time.perf_counter() - started

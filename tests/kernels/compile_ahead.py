@@ -621,10 +621,11 @@ CASES = [
         for number in (1, 2)
     ),
     Case(
-        "publish",
-        "_publish_kernel",
+        "deliver",
+        "_deliver_kernel",
         {"packed_ptr": VECTOR, "places_ptr": VECTOR, "count_ptr": VECTOR},
-        {"TIME_INDEX": 3, "HAS_CLOCK": True, "BLOCK": 512, "OVERLAPS": True},
+        {"TIME_INDEX": 3, "HAS_CLOCK": True, "BLOCK": 2048, "OVERLAPS": True},
+        num_warps=8,
     ),
     Case(
         "start_rows",

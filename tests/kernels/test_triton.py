@@ -27,7 +27,7 @@ GROUPS = {
         "force_acceptance",
         "keep_states",
         "start_rows",
-        "publish",
+        "deliver",
     ),
     "sampling": ("sample",),
     "windows": ("paged_attention_pieces",),

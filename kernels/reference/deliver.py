@@ -1,0 +1,23 @@
+"""What a round leaves, written to where the host reads it (PyTorch twin)."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+def deliver(
+    packed: torch.Tensor,  # [n] int64; the time at time_index is written
+    places: torch.Tensor,  # [m, n + 1 or more] int64, one of them written
+    count: torch.Tensor,  # [1] int64: calls so far; += 1
+    *,
+    time_index: int,
+) -> None:
+    """To the place whose turn it is, count modulo m: count, then packed, with the time: nanoseconds, as `stamp`."""
+    number = int(count)
+    packed[time_index] = time.perf_counter_ns()
+    place = places[number % len(places)]
+    place[0] = number
+    place[1 : 1 + len(packed)] = packed
+    count += 1
