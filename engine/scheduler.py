@@ -31,9 +31,9 @@ from headway.engine.request import FinishReason, Request, Status
 from headway.engine.rows import RowTable
 from headway.engine.stats import EngineStats
 
-# Blocks beyond those that a row needs next, 128 tokens of 16. An H200 starts each kernel of a round 0.3 us later where one
-# was launched by itself just before, as grants are.
-SPARE_BLOCKS = 8
+# For so many tokens beyond its next round a row takes blocks, if there are enough. An H200 starts each kernel of a round
+# 0.3 us later where one was launched by itself just before, as grants are.
+SPARE_TOKENS = 128
 
 P = ParamSpec("P")
 Admitted = tuple[Request, TokenHistory | None]
@@ -200,7 +200,7 @@ class Scheduler:
         )
 
     def _grow_rows(self) -> list[tuple[Request, int]]:
-        """Blocks for the next round of each row, in order: (request, index of its first new block).
+        """Blocks for the next round of each row that lacks some, in order: (request, index of its first new block).
 
         Whoever is preempted on the way comes after all that were served so far.
         """
@@ -219,7 +219,7 @@ class Scheduler:
         """False when the request itself was the last and had to give way."""
         missing = self._num_blocks_needed(request, request.num_computed) - len(request.block_ids)
         while missing > 0:
-            block_ids = self._blocks.allocate(missing + self._num_spare(request, missing))
+            block_ids = self._allocate(missing + self._num_spare(request, missing))
             if block_ids is not None:
                 request.block_ids += block_ids
                 return True
@@ -240,11 +240,33 @@ class Scheduler:
         return -(-num_tokens // self._config.block_size)
 
     def _num_spare(self, request: Request, missing: int) -> int:
-        """How many blocks it takes before it needs them, while half of the cache is left to others: a grant less for each."""
-        num_blocks = len(request.block_ids) + missing
-        num_wanted = -(-request.limit // self._config.block_size) - num_blocks
+        """How many blocks it takes before it needs them, while half of the cache is left, known prefixes that nobody uses
+        among it: so many grants less. Whoever lacks blocks takes them back."""
+        block_size = self._config.block_size
+        num_wanted = -(-request.limit // block_size) - len(request.block_ids) - missing
         num_left = self._blocks.num_free - missing - self._num_blocks // 2
-        return max(min(SPARE_BLOCKS, num_wanted, num_left), 0)
+        return max(min(SPARE_TOKENS // block_size, num_wanted, num_left), 0)
+
+    def _allocate(self, count: int) -> list[int] | None:
+        block_ids = self._blocks.allocate(count)
+        if block_ids is None and self._take_back_spares():
+            block_ids = self._blocks.allocate(count)
+        return block_ids
+
+    def _take_back_spares(self) -> bool:
+        """Whether any row had some. No round in flight comes so far, and a row reaches what its table still says of them only
+        when a later grant has replaced it."""
+        has_freed = False
+        for request in self._running:
+            is_prefilling = request.status is Status.PREFILLING
+            length = request.num_tokens if is_prefilling else request.num_computed
+            num_needed = self._num_blocks_needed(request, length)
+            spare = request.block_ids[num_needed:]
+            if spare:
+                del request.block_ids[num_needed:]
+                self._blocks.free(spare)
+                has_freed = True
+        return has_freed
 
     def _preempt(self, request: Request) -> None:
         """Back to its place in the queue; all its tokens so far are prefilled again."""
@@ -296,7 +318,7 @@ class Scheduler:
             self._stats.num_cached_prompt_tokens += request.num_cached
 
     def _take_blocks(self, request: Request) -> bool:
-        """Blocks for all its tokens and a first round: shared where the prefix cache has them, else new.
+        """Blocks for all its tokens, a first round and perhaps some more: shared where the prefix cache has them, else new.
 
         A prompt that is to be scored is computed from its first token on.
         """
@@ -304,7 +326,7 @@ class Scheduler:
         self._blocks.share(hits)  # before new ones are taken, which may evict
         request.block_ids = hits
         missing = self._num_blocks_needed(request, request.num_tokens) - len(hits)
-        own = self._blocks.allocate(missing + self._num_spare(request, missing))
+        own = self._allocate(missing + self._num_spare(request, missing))
         if own is None:
             self._free_blocks(request)
             return False

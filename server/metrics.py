@@ -209,7 +209,7 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "headway_kv_cache_usage_ratio",
-        "Blocks owned by requests, over all blocks.",
+        "Blocks owned by requests, some before they need them, over all blocks.",
         stats.num_kv_blocks_used / max(1, stats.num_kv_blocks),
     )
     blocks = GaugeMetricFamily(

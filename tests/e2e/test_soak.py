@@ -50,7 +50,7 @@ def test_requests_of_every_kind_leave_nothing_behind(server: Server) -> None:
     missed = [check for check in checks_of(stretches) if not check.is_met]
     assert not missed, missed
     total, cached = (server.metric("headway_kv_cache_blocks", state=state) for state in ("total", "cached"))
-    assert cached > 0.85 * total
+    assert cached > 0.7 * total  # what was granted to spare, and not reached, holds nothing
     assert len({stretch.probe for stretch in stretches}) == 1  # on a CPU rounding is always the same
 
 

@@ -16,7 +16,6 @@ from headway_testing.local import LocalEngine, Output
 from headway_testing.one_by_one import Answer, Ask, answer, assert_scores, prompt_logits
 from hypothesis import HealthCheck, assume, given, settings
 
-from headway.engine import scheduler
 from headway.engine.checkpoint import load_model
 from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
@@ -228,11 +227,8 @@ def test_a_preempted_request_counts_what_it_had_said(model_path: str) -> None:
     assert all(e.engine.scheduler.snapshot().num_preemptions > 0 for e in bench.engines.values())
 
 
-def test_a_prompt_whose_prefill_is_preempted_is_scored_once(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_whose_prefill_is_preempted_is_scored_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """An older row grows by four tokens a round while the prompt is computed 16 tokens at a time."""
-    monkeypatch.setattr(scheduler, "SPARE_BLOCKS", 0)
     path = str(constructed_mimo(tmp_path_factory.mktemp("model") / "mimo", max_position_embeddings=CONTEXT))
     config = EngineConfig(
         model_path=path, dtype="float64", depth=3, prefill_chunk=16, kv_cache_memory_bytes=8 * BLOCK_BYTES

@@ -9,7 +9,6 @@ from headway.engine import scheduler as scheduler_module
 from headway.engine.batch import Plan, RowMove
 from headway.engine.errors import QueueFullError, RequestError
 from headway.engine.request import FinishReason, Status
-from headway.engine.scheduler import SPARE_BLOCKS
 
 # --- queue -----------------------------------------------------------------------------------------------
 
@@ -274,48 +273,110 @@ def test_blocks_cover_the_next_round_if_all_unread_drafts_stay(
     assert counts == grants
 
 
+@pytest.mark.parametrize("num_taken", [0, 29, 32])
 @pytest.mark.parametrize("accepted", [0, 4], ids=["none-accepted", "all-accepted"])
-def test_a_request_never_holds_more_than_its_limit_needs(accepted: int) -> None:
-    for num_taken, first_indices in ((32, [0, 2, 3]), (29, [0, 3]), (0, [0])):
-        device = ScheduledDevice(depth=4, accept=lambda num_valid: min(accepted, num_valid))
-        device.blocks.allocate(num_taken)
-        device.add(20, max_tokens=45)
-        grants = [grant for plan in device.drain() for grant in plan.grants]
-        assert sum(len(grant.block_ids) for grant in grants) == 4  # limit 64
-        assert [grant.first_index for grant in grants] == first_indices
+def test_a_request_never_holds_more_than_its_limit_needs(accepted: int, num_taken: int) -> None:
+    device = ScheduledDevice(depth=4, accept=lambda num_valid: min(accepted, num_valid))
+    device.blocks.allocate(num_taken)
+    device.add(20, max_tokens=45)
+    grants = [grant for plan in device.drain() for grant in plan.grants]
+    assert sum(len(grant.block_ids) for grant in grants) == 4  # limit 64
 
 
 @pytest.mark.parametrize(
-    ("num_taken", "counts"),
+    ("num_taken", "num_idle", "counts"),
     [
-        (0, [10, 4]),  # 20 tokens and a round of 5 take 2 blocks, a limit of 219 14; 8 of the 12 are spare
-        (20, [10, 2, 1, 1]),
-        (24, [8, 1, 1, 1, 1, 1, 1]),  # 40 are free: 8 more than half of all
-        (32, [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        (0, 0, [10, 4]),  # 20 tokens and a round of 5 take 2 blocks, a limit of 219 14; 8 of the 12 are spare
+        (20, 0, [10, 2, 1, 1]),
+        (20, 9, [10, 2, 1, 1]),  # known prefixes that nobody uses are as good
+        (24, 0, [8, 1, 1, 1, 1, 1, 1]),  # 40 are free: 8 more than half of all
+        (32, 0, [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
     ],
     ids=str,
 )
-def test_spare_blocks_save_grants_while_half_of_the_cache_is_left(num_taken: int, counts: list[int]) -> None:
+def test_spare_blocks_save_grants_while_half_of_the_cache_is_left(
+    num_taken: int, num_idle: int, counts: list[int]
+) -> None:
     device = ScheduledDevice(depth=4)
     device.blocks.allocate(num_taken)
+    idle = device.blocks.allocate(num_idle)
+    assert idle is not None
+    for block_id in idle:
+        device.blocks.publish(block_id, bytes([block_id]))
+    device.blocks.free(idle)
     device.add(20, max_tokens=200)
     grants = [grant for plan in device.drain() for grant in plan.grants]
     assert [len(grant.block_ids) for grant in grants] == counts
     assert device.blocks.num_used == num_taken
 
 
-def test_who_waits_is_admitted_before_anyone_gets_spare_blocks() -> None:
-    """Half of the cache is for those who come: one takes spare blocks of the other half alone."""
-    device = ScheduledDevice(num_blocks=32, depth=0, prefix_caching=False)
-    greedy = device.add(20, max_tokens=230)
+def test_half_of_an_odd_number_of_blocks_is_the_lesser_half() -> None:
+    """20 tokens and a round of 5 take 2 of 21 blocks, 10 are left, 9 are spare, of which it takes 8."""
+    for num_blocks, num_spare in ((21, 8), (20, 8), (19, 8), (18, 7), (17, 7), (16, 6)):
+        device = ScheduledDevice(depth=4, num_blocks=num_blocks)
+        request = device.add(20, max_tokens=200)
+        device.step()
+        assert len(request.block_ids) == 2 + num_spare
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128, 256])
+def test_spare_blocks_are_for_as_many_tokens_whatever_their_size(block_size: int) -> None:
+    device = ScheduledDevice(depth=0, max_model_len=4096, num_blocks=512, block_size=block_size)
+    request = device.add(20, max_tokens=2000)
     device.step()
-    assert len(greedy.block_ids) == 2 + SPARE_BLOCKS
-    late = [device.add(20, max_tokens=12) for _ in range(11)]
+    assert len(request.block_ids) == -(-21 // block_size) + 128 // block_size
+
+
+@pytest.mark.parametrize("waits_first", [False, True])
+def test_spare_blocks_hold_up_nobody_who_waits(waits_first: bool) -> None:
+    """Its prompt takes all blocks but those that the other needs."""
+    device = ScheduledDevice(num_blocks=32, max_model_len=512, depth=0, prefill_chunk=4096)
+    device.add(20, max_tokens=230)
+    if not waits_first:
+        device.step()
+    large = device.add(440)
     device.step()
-    assert all(request.status is Status.RUNNING for request in late)
-    assert device.blocks.num_free == 0
+    assert large.status is Status.RUNNING
     device.drain()
-    assert greedy.num_preemptions == 0
+
+
+def test_nobody_gives_way_while_others_have_spare_blocks() -> None:
+    device = ScheduledDevice(num_blocks=32, max_model_len=512, depth=0, prefix_caching=False)
+    first = device.add(20, max_tokens=120)
+    device.step()
+    assert len(first.block_ids) == 9, "as many as it may come to need"
+    others = [device.add(n, max_tokens=8) for n in (230, 150)]
+    device.step()
+    assert [r.status for r in others] == [Status.RUNNING, Status.RUNNING]
+    assert len(first.block_ids) == 2
+    device.drain()
+    assert [r.num_preemptions for r in (first, *others)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_blocks_are_taken_back_behind_what_a_round_may_reach(num_steps: int) -> None:
+    """Rows in flight and a prompt that is computed in parts keep what they were granted for."""
+    device = ScheduledDevice(
+        num_blocks=64, depth=3, prefill_chunk=32, accept=lambda num_valid: min(1, num_valid)
+    )
+    rows = [device.add(20, max_tokens=150), device.add(100, max_tokens=100)]
+    for _ in range(num_steps):
+        device.launch()
+    reached = [
+        min(
+            r.limit,
+            (r.num_tokens if r.status is Status.PREFILLING else r.num_computed + 4 * r.num_rounds_in_flight)
+            + 4,
+        )
+        for r in rows
+    ]
+    assert device.scheduler._take_back_spares()
+    assert [len(r.block_ids) for r in rows] == [-(-n // 16) for n in reached]
+    assert not device.scheduler._take_back_spares()
+    while device._in_flight:
+        device.read()
+    device.drain()
+    assert [r.output_token_ids for r in rows] == [oracle(r) for r in rows]
 
 
 def test_the_head_of_the_queue_is_not_overtaken_by_what_would_fit() -> None:

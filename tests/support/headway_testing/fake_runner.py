@@ -7,7 +7,6 @@ The text is a function of the tokens alone: `oracle_output` says what any reques
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -120,12 +119,12 @@ class FakeRunner:
         self._ready = ready
         self._blocks = [self._empty_block() for _ in range(num_blocks)]
         self._rows: dict[int, _Row] = {}
-        self._users: Counter[int] = Counter()
+        self._owners: dict[int, _Row] = {}  # of blocks: the rows that got them last, empty
 
     def launch(self, plan: Plan) -> FakeHandle:
         self.plans.append(plan)
         for number in plan.released_rows:
-            self._users.subtract(self._take_away(number).block_ids)
+            self._take_away(number)
         for move in plan.moves:
             require(move.target not in self._rows, f"row {move.target} is not free")
             self._rows[move.target] = self._take_away(move.source)
@@ -165,12 +164,14 @@ class FakeRunner:
         return self._rows.pop(number)
 
     def _grant(self, grant: BlockGrant) -> None:
+        """Blocks behind the row's, or in place of some that it has not reached: these may be others' by now."""
         row = self._rows[grant.row]
-        require(grant.first_index == len(row.block_ids), f"{grant} does not continue {row.block_ids}")
+        is_behind = -(-row.length // self._size) <= grant.first_index <= len(row.block_ids)
+        require(is_behind, f"{grant} does not continue {row.block_ids}, length {row.length}")
         if grant.first_index > 0:
             self._wipe(grant.block_ids)
-        row.block_ids += grant.block_ids
-        self._users.update(grant.block_ids)
+        row.block_ids[grant.first_index :] = grant.block_ids
+        self._owners |= {b: row for b in grant.block_ids if not self._is_published(b)}
 
     def _wipe(self, block_ids: tuple[int, ...] | list[int]) -> None:
         """New blocks hold nothing that may be read; nobody else has them."""
@@ -346,8 +347,7 @@ class FakeRunner:
     def _writable(self, row: _Row, position: int) -> tuple[_Block, int]:
         block_id, offset = self._place(row, position)
         require(position < row.setup.limit, f"request {row.request_id} writes at its limit, {position}")
-        require(
-            self._users[block_id] == 1, f"block {block_id} is written, {self._users[block_id]} rows use it"
-        )
+        owner = self._owners.get(block_id)
+        require(owner is row, f"request {row.request_id} writes block {block_id} of {owner}")
         require(not self._is_published(block_id), f"block {block_id} is written, but published")
         return self._blocks[block_id], offset
