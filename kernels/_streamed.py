@@ -52,10 +52,10 @@ _SWIZZLE_BYTES, _WARPS = 128, 4
 
 
 class Streams(NamedTuple):
-    """How a launch is cut. Of up to MAX_ROWS rows only copy_bytes depends on their number, and that leaves the order of sums as
-    it is, so that a row's result is the same beside any of so many: parts begin at the same inputs, and so do tiles. Of
-    4096 inputs of 16 bits program 3 begins with large copy 15 of 16, or with small copy 30 of 32: with input 3840.
-    Tiles that some numbers of rows have in one program begin alike for all: tiles 9, 10 and 11 then do as program 3."""
+    """How a launch is cut. Of up to MAX_ROWS rows their number changes how many tiles a program takes and how large copies are,
+    but not the order of sums, so that a row's result is the same beside any of so many: parts begin at the same inputs, and
+    so do tiles. Of 4096 inputs of 16 bits program 3 begins with large copy 15 of 16, or with small copy 30 of 32: with input
+    3840. Tiles that some numbers of rows have in one program begin alike for all: tiles 9, 10 and 11 as that program 3."""
 
     programs: int
     split: int = 1  # parts of a sum
@@ -270,11 +270,18 @@ def has_bulk_copies(x: torch.Tensor) -> bool:
     return takes_gluon(x) and is_hopper(x.device)
 
 
-def streams_of(
-    x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False, by_the_tile: bool = False
-) -> Streams | None:
+def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) -> Streams | None:
     """For up to MAX_ROWS rows. None: the device, the type or the weight's shape is not for it. pairs: of a gate and its `up`,
-    whose sums are never split. by_the_tile: a program takes one."""
+    whose sums are never split."""
+    return _streams_of(x, weight, pairs, _WIDE_TILES)
+
+
+def tile_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
+    """As streams_of with pairs, a tile a program."""
+    return _streams_of(x, weight, True, 1)
+
+
+def _streams_of(x: torch.Tensor, weight: torch.Tensor, pairs: bool, most_tiles: int) -> Streams | None:
     if not _can_stream(x, weight, pairs=pairs) or x.shape[0] > MAX_ROWS:
         return None
     copies = x.shape[1] * x.element_size() // _COPY_BYTES
@@ -284,7 +291,7 @@ def streams_of(
     programs = tiles * split
     if programs < _MIN_SHARE_OF_PROGRAMS * num_multiprocessors:
         return None
-    neighbours = _WIDE_TILES if not by_the_tile and _is_wide(tiles, num_multiprocessors) else 1
+    neighbours = most_tiles if _is_wide(tiles, num_multiprocessors) else 1
     is_tall = _padded(x.shape[0]) == MAX_ROWS
     if is_tall and neighbours > 1:
         programs = blocks_of(tiles, neighbours)
@@ -330,7 +337,7 @@ def is_copied(tensor: torch.Tensor) -> bool:
 
 def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the weight of `qkv_rope_append` without a late norm streams; the heads' size is for the caller to look at."""
-    return streams_of(x, weight, pairs=True, by_the_tile=True) is not None
+    return tile_streams_of(x, weight) is not None
 
 
 def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:

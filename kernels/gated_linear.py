@@ -110,21 +110,8 @@ def _streamed_gated_kernel(
     first_tile = gl.program_id(0) * TILES
     first = first_tile * (OUTPUTS // (2 * PAIRED))
     stream = open_stream(
-        x_desc,
-        weight_desc,
-        0,
-        first,
-        0,
-        num_copies,
-        ROWS,
-        OUTPUTS,
-        INPUTS,
-        TILES,
-        NEIGHBOURS,
-        PAIRED,
-        STAGES,
-        LAG,
-    )
+        x_desc, weight_desc, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, PAIRED, STAGES, LAG,
+    )  # fmt: skip
     sums = sum_stream(
         x_desc, weight_desc, stream, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, TILES, PAIRED, STAGES
     )

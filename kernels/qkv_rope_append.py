@@ -28,8 +28,8 @@ from headway.kernels._streamed import (
     rows_of,
     split_paired,
     stream_constants_of,
-    streams_of,
     sum_stream,
+    tile_streams_of,
 )
 from headway.kernels._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
 from headway.kernels.reference.qkv_rope_append import qkv_rope_append as qkv_rope_append_twin
@@ -165,21 +165,8 @@ def _streamed_qkv_kernel(
     first_dim = gl.program_id(0) % (half // pairs) * pairs
     run = first_dim // PAIRED
     stream = open_stream(
-        x_desc,
-        weight_desc,
-        head,
-        run,
-        0,
-        num_copies,
-        ROWS,
-        OUTPUTS,
-        INPUTS,
-        1,
-        NEIGHBOURS,
-        PAIRED,
-        STAGES,
-        LAG,
-    )
+        x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, NEIGHBOURS, PAIRED, STAGES, LAG,
+    )  # fmt: skip
     halved: gl.constexpr = split_paired(stream[-1], ROWS, OUTPUTS, PAIRED)[0].type.layout
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, halved))
@@ -244,7 +231,7 @@ def qkv_rope_append(
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0
-    streams = streams_of(x, weight, pairs=True, by_the_tile=True) if norm is None and has_pairs else None
+    streams = tile_streams_of(x, weight) if norm is None and has_pairs else None
     if streams is None and not (is_skinny(x, weight) and has_pairs):
         return qkv_rope_append_twin(
             x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping
@@ -254,6 +241,7 @@ def qkv_rope_append(
     q_heads = num_outputs // head_dim - 2 * kv_heads
     query = torch.empty(tokens, q_heads, head_dim, dtype=x.dtype, device=x.device)
     if streams is not None:
+        assert streams.tiles == 1, streams
         _streamed_qkv_kernel[(streams.programs,)](
             described_rows(x, streams), described_pairs(weight, streams, blocks=num_outputs // head_dim), bias, positions,
             cos_sin, slot_mapping, query, key_cache, value_cache, tokens, num_inputs // inputs_of(x, streams), q_heads, kv_heads,

@@ -7,10 +7,18 @@ import torch
 from headway_testing.products import assert_each_near, assert_near, tensors
 
 from headway.kernels import _streamed, gated_linear, rms_norm, skinny_linear
-from headway.kernels._streamed import Streams, is_copied, many_streams_of, stream_constants_of, streams_of
+from headway.kernels._streamed import (
+    Streams,
+    is_copied,
+    is_streamed,
+    many_streams_of,
+    stream_constants_of,
+    streams_of,
+    tile_streams_of,
+)
 
 CPU = torch.device("cpu")
-# Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than fit.
+# Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than fit, some and many of three tiles.
 SHAPES = {
     "whole": (6144, 4096),
     "split": (4096, 4096),
@@ -65,6 +73,7 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         (4, 151_680, 4096, Streams(2370, neighbours=3)),
         (64, 151_680, 4096, Streams(790, tiles=3, copy_bytes=256, neighbours=3)),
         (64, 101_120, 4096, Streams(1580)),
+        (64, 101_185, 4096, Streams(528, tiles=3, copy_bytes=256, neighbours=3)),
         (4, 5120, 5120, None),
         (4, 4096, 2048, None),
         (65, 6144, 4096, None),
@@ -74,14 +83,11 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_the_weight_decides_how_a_launch_is_cut_and_rows_how_large_copies_are(
+def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are_and_how_many_tiles_a_program_takes(
     rows: int, outputs: int, inputs: int, expected: Streams | None
 ) -> None:
     x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
     assert streams_of(x, weight) == expected
-    if expected is not None and expected.neighbours > 1:
-        by_the_tile = streams_of(x, weight, by_the_tile=True)
-        assert by_the_tile == Streams(-(-outputs // 64)), "for what takes no more"
 
 
 @pytest.mark.usefixtures("pretended_hopper")
@@ -152,6 +158,15 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("pretended_hopper")
+@pytest.mark.parametrize("rows", [1, 33, 64])
+def test_queries_keys_and_values_take_a_tile_a_program(rows: int) -> None:
+    """Of 25,344 outputs other products take three where rows are many."""
+    x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16) for n in (rows, 25344))
+    assert streams_of(x, weight, pairs=True) != tile_streams_of(x, weight) == Streams(396)
+    assert is_streamed(x, weight)
+
+
+@pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(6144, 4096), (4096, 8192), (4096, 11264), (2048, 16384), (22016, 4096)]
@@ -169,7 +184,8 @@ def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, 
         for program in range(streams.programs):
             part = program % streams.split
             begin, end = copies * part // streams.split, copies * (part + 1) // streams.split
-            own = begin + program * streams.tiles // streams.neighbours * constants["LAG"] % (end - begin)
+            turn = program * streams.tiles // constants["NEIGHBOURS"]
+            own = begin + turn * constants["LAG"] % (end - begin)
             for place in range(streams.tiles):
                 tile = program // streams.split * streams.tiles + place
                 firsts[min(tile, tiles), part] = begin * copy, own * copy, end * copy
