@@ -34,14 +34,14 @@ def _deliver_kernel(
     count = tl.load(count_ptr)
     place_ptr = places_ptr + count % num_places * stride
     tl.store(place_ptr, count)
-    if HAS_CLOCK:
-        time = tl.extra.cuda.globaltimer()
-        tl.store(packed_ptr + TIME_INDEX, time)
+    # Each thread reads a clock of its own: who writes one of them to the place writes it to packed, too.
+    time = tl.extra.cuda.globaltimer() if HAS_CLOCK else 0
     for first in range(0, size, BLOCK):
         index = first + tl.arange(0, BLOCK)
         values = tl.load(packed_ptr + index, mask=index < size, other=0)
         if HAS_CLOCK:
             values = tl.where(index == TIME_INDEX, time, values)
+            tl.store(packed_ptr + index, values, mask=index == TIME_INDEX)
         tl.store(place_ptr + 1 + index, values, mask=index < size)
     # One thread writes what all have read.
     tl.debug_barrier()
