@@ -18,12 +18,14 @@ class Place:
     """What one round leaves; there once it is done, until the third round behind it is launched."""
 
     number: int
-    memory: torch.Tensor  # [1 + n] int64, on the host: the round's number, then its results
+    size: int  # of the results that are wanted
+    memory: torch.Tensor  # [1 + size or more] int64, on the host: the round's number, then its results
 
-    def read(self) -> torch.Tensor:
-        """[n] int64, not a copy."""
-        assert self.memory[0] == self.number, f"round {self.number} was to be here, not {self.memory[0]}"
-        return self.memory[1:]
+    def read(self) -> list[int]:
+        """[size]."""
+        number, *results = self.memory[: 1 + self.size].tolist()
+        assert number == self.number, f"round {self.number} was to be here, not {number}"
+        return results
 
 
 class HostRing:
@@ -33,6 +35,9 @@ class HostRing:
         """size: of the largest result."""
         is_gpu = device.type == "cuda"
         self._places = torch.zeros(_NUM_PLACES, 1 + size, dtype=torch.int64, pin_memory=is_gpu)
+        # Made once: each look at a part of a tensor costs the host microseconds, in every round.
+        self._memory = self._places.unbind()
+        self._numbers = self._places[:, 0].unbind()
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
         self._num_taken = 0
 
@@ -49,9 +54,9 @@ class HostRing:
         """Before a round is launched: where it will leave its results, of which so many numbers are wanted."""
         number = self._num_taken
         self._num_taken += 1
-        memory = self._places[number % _NUM_PLACES, : 1 + size]
-        memory[0] = _NOBODY
-        return Place(number, memory)
+        place = number % _NUM_PLACES
+        self._numbers[place].fill_(_NOBODY)
+        return Place(number, size, self._memory[place])
 
     def restart(self) -> None:
         """What rounds have left without being taken is forgotten. Only while none is under way."""

@@ -11,7 +11,7 @@ import torch
 from headway.engine.batch import StageSeconds, StepResult
 from headway.engine.host_ring import Place
 from headway.engine.logprobs import TokenLogprobs, unpack
-from headway.engine.round import NUM_STAMPS, emitted_of
+from headway.engine.round import NUM_STAMPS
 
 Wanted = TypeVar("Wanted")
 # {index of the line: top tokens wanted} and, line for line, [lines, window, 2 + 2 * top] float32
@@ -67,8 +67,9 @@ class RoundHandle:
         """All that `first` does not give. The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        packed = None if self._round is None else self._round.read()
-        lines = [] if packed is None else emitted_of(packed, self._depth).tolist()
+        packed = [] if self._round is None else self._round.read()
+        # As emitted_of has them.
+        lines = [packed[at : at + self._depth + 2] for at in range(NUM_STAMPS, len(packed), self._depth + 2)]
         first_tokens = () if self._first_tokens is None else tuple(self._first_tokens.tolist())
         return StepResult(
             first_token_ids=first_tokens,
@@ -84,12 +85,9 @@ class RoundHandle:
             num_graph_replays=int(self._is_replayed),
         )
 
-    def _seconds(
-        self,
-        packed: torch.Tensor | None,  # of the round, if there was one
-    ) -> StageSeconds:
-        draft, target, bookkeeping = _differences(packed, NUM_STAMPS)
-        (prefill,) = _differences(self._prefill_stamps, 2)
+    def _seconds(self, packed: list[int]) -> StageSeconds:
+        draft, target, bookkeeping = _differences(packed[:NUM_STAMPS] or [0] * NUM_STAMPS)
+        (prefill,) = _differences([0, 0] if self._prefill_stamps is None else self._prefill_stamps.tolist())
         return StageSeconds(draft=draft, target=target, bookkeeping=bookkeeping, prefill=prefill)
 
 
@@ -101,9 +99,8 @@ def _scores_to_host(scores: tuple[Wanted, torch.Tensor] | None) -> tuple[Wanted,
     return None if scores is None else (scores[0], scores[1].to("cpu", non_blocking=True))
 
 
-def _differences(stamps: torch.Tensor | None, count: int) -> list[float]:
-    """Seconds between the first `count` times of a tensor of nanoseconds; 0 where nothing was measured."""
-    times = [0] * count if stamps is None else stamps[:count].tolist()
+def _differences(times: list[int]) -> list[float]:
+    """Seconds between times in nanoseconds."""
     return [(after - before) / 1e9 for before, after in pairwise(times)]
 
 
