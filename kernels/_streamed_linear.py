@@ -8,6 +8,7 @@ from headway.kernels._skinny import workspace_of
 from headway.kernels._streamed import (
     Streams,
     add_up_parts,
+    by_rows,
     described_rows,
     described_weight,
     inputs_of,
@@ -19,7 +20,7 @@ from headway.kernels._streamed import (
 from headway.kernels._triton import gl, gluon_jit_once_for
 
 
-@gluon_jit_once_for("num_rows", "num_outputs", "num_copies")
+@gluon_jit_once_for("num_rows", "num_copies")
 def _streamed_linear_kernel(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -54,6 +55,14 @@ def _streamed_linear_kernel(
     stream = open_stream(
         x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, 0, STAGES, LAG
     )
+    residuals: gl.tuple = ()
+    if HAS_RESIDUAL:
+        # Asked for now, needed after the sums.
+        for place in gl.static_range(TILES):
+            cell, is_cell = _cells_of(
+                stream[-1], first_tile + place, num_rows, num_outputs, residual_stride, ROWS, OUTPUTS
+            )
+            residuals += (gl.load(residual_ptr + cell, mask=is_cell, other=0),)
     all_sums = sum_stream(
         x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, TILES, 0, STAGES
     )
@@ -63,20 +72,37 @@ def _streamed_linear_kernel(
             all_sums[place], partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT
         )
         if is_last:
-            layout: gl.constexpr = sums.type.layout
-            row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
-            output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
-            is_output = output < num_outputs
             if IS_SCALED:
                 sums *= gl.load(step_ptr) * gl.load(scale_ptr)
             if HAS_BIAS:
-                sums += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
-            is_cell = is_row[None, :] & is_output[:, None]
+                output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, sums.type.layout))
+                bias = gl.load(bias_ptr + output, mask=output < num_outputs, other=0)
+                sums += bias.to(gl.float32)[:, None]
             if HAS_RESIDUAL:
-                residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
-                sums += gl.load(residual_cell, mask=is_cell, other=0).to(gl.float32)
-            out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
-            gl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
+                result = by_rows(sums, ROWS, OUTPUTS) + residuals[place].to(gl.float32)
+            else:
+                # Rounded first: half as much to hand on.
+                result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
+            cell, is_cell = _cells_of(sums, tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS)
+            gl.store(out_ptr + cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
+
+
+@gluon_jit_once_for()
+def _cells_of(
+    sums: gl.tensor,  # [OUTPUTS, ROWS]
+    tile: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+) -> gl.tuple:
+    """(offset, whether it is one) of each cell of a tile as `by_rows` has them, [OUTPUTS, ROWS] each, in memory where rows
+    are `stride` apart."""
+    layout: gl.constexpr = by_rows(sums, ROWS, OUTPUTS).type.layout
+    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
+    output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+    return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
 
 
 def streamed_linear(

@@ -26,6 +26,7 @@ from headway.kernels._skinny import (
 from headway.kernels._streamed import (
     PAIRED,
     Streams,
+    by_rows,
     described_pairs,
     described_rows,
     inputs_of,
@@ -88,7 +89,7 @@ def _gated_kernel(
     tl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
 
 
-@gluon_jit_once_for("num_rows", "num_outputs", "num_copies")
+@gluon_jit_once_for("num_rows", "num_copies")
 def _streamed_gated_kernel(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -134,13 +135,14 @@ def _store_gated(
     PAIRED: gl.constexpr,
 ) -> None:
     gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
-    result = gate / (1.0 + gl.exp(-gate)) * up
+    result = (gate / (1.0 + gl.exp(-gate)) * up).to(out_ptr.dtype.element_ty)
+    result = by_rows(result, ROWS, OUTPUTS // 2)
     halved: gl.constexpr = result.type.layout
     output = tile * (OUTPUTS // 2) + gl.arange(0, OUTPUTS // 2, layout=gl.SliceLayout(1, halved))
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, halved))
     is_cell = is_row[None, :] & (output < num_outputs)[:, None]
     out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
-    gl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
+    gl.store(out_cell, result, mask=is_cell)
 
 
 def _launch_streams(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: Streams) -> None:

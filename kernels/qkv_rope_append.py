@@ -21,6 +21,7 @@ from headway.kernels._skinny import (
 )
 from headway.kernels._streamed import (
     PAIRED,
+    by_rows,
     described_pairs,
     described_rows,
     inputs_of,
@@ -167,12 +168,17 @@ def _streamed_qkv_kernel(
     stream = open_stream(
         x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, NEIGHBOURS, PAIRED, STAGES, LAG,
     )  # fmt: skip
-    halved: gl.constexpr = split_paired(stream[-1], ROWS, OUTPUTS, PAIRED)[0].type.layout
-    dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
-    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, halved))
+    first, second = split_paired(stream[-1], ROWS, OUTPUTS, PAIRED)
+    halved: gl.constexpr = first.type.layout
+    layout: gl.constexpr = by_rows(first, ROWS, pairs).type.layout
+    dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, layout))
+    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
     # Asked for now, needed after the sums.
-    first_bias = gl.load(bias_ptr + head * HEAD_DIM + dim).to(gl.float32)
-    second_bias = gl.load(bias_ptr + head * HEAD_DIM + half + dim).to(gl.float32)
+    bias_of_first = (
+        bias_ptr + head * HEAD_DIM + first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
+    )
+    first_bias = gl.load(bias_of_first).to(gl.float32)
+    second_bias = gl.load(bias_of_first + half).to(gl.float32)
     position = gl.load(position_ptr + row, mask=is_row, other=0)
     slot = gl.load(slot_ptr + row, mask=is_row, other=-1)
     turn_ptr = table_ptr + position[None, :] * HEAD_DIM + dim[:, None]
@@ -183,10 +189,13 @@ def _streamed_qkv_kernel(
         x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES
     )
     first, second = split_paired(sums, ROWS, OUTPUTS, PAIRED)
-    first = (first + first_bias[:, None]).to(query_ptr.dtype.element_ty).to(gl.float32)
-    second = (second + second_bias[:, None]).to(query_ptr.dtype.element_ty).to(gl.float32)
-    turned_first = first * cos - second * sin
-    turned_second = second * cos + first * sin
+    first = by_rows((first + first_bias[:, None]).to(query_ptr.dtype.element_ty), ROWS, pairs).to(gl.float32)
+    second = by_rows((second + second_bias[:, None]).to(query_ptr.dtype.element_ty), ROWS, pairs).to(
+        gl.float32
+    )
+    # In one way for any number of rows: which of two products is fused is the compiler's choice else.
+    turned_first = gl.fma(first, cos, -(second * sin))
+    turned_second = gl.fma(second, cos, first * sin)
     if head < q_heads:
         cell = query_ptr + (row * q_heads + head)[None, :] * HEAD_DIM + dim[:, None]
         _store_streamed(cell, turned_first, turned_second, is_row, half)

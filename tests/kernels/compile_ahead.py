@@ -78,6 +78,7 @@ STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
 )
 STRIDES += ("num_inputs",)
+STREAMED_BY_COPIES = (*STRIDES, "num_outputs")
 PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "HAS_ENDS": True}
 
 
@@ -106,7 +107,7 @@ def streamed_linear(kind: str, rows: int, inputs: int, stages: int, split: int, 
         streamed_by_copies(kind, inputs)
         | {"ROWS": rows, "STAGES": stages, "SPLIT": split, "HAS_BIAS": True}
         | added,
-        divisible=STRIDES,
+        divisible=STREAMED_BY_COPIES,
         least_capability=90,
         most_capability=90,
     )
@@ -243,7 +244,7 @@ CASES = [
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
                 streamed_by_copies(kind, inputs) | {"ROWS": rows, "STAGES": stages, "PAIRED": 8},
-                divisible=STRIDES,
+                divisible=STREAMED_BY_COPIES,
                 least_capability=90,
                 most_capability=90,
             ),
@@ -290,7 +291,7 @@ CASES = [
             },
             streamed_by_copies(kind, 128)
             | {"ROWS": rows, "STAGES": stages, "TILES": tiles, "NEIGHBOURS": neighbours, "PAIRED": 8},
-            divisible=STRIDES,
+            divisible=STREAMED_BY_COPIES,
             least_capability=90,
             most_capability=90,
         )
