@@ -11,7 +11,7 @@ from headway.kernels._late_norm import LateNorm
 from headway.kernels._nibbles import pack_nibbles
 from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels._skinny import FEW_ROWS, reserve_workspace
-from headway.kernels._streamed import is_streamed
+from headway.kernels._streamed import adds_on_the_way, is_streamed
 from headway.kernels.add_linear import add_linear
 from headway.kernels.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.advance import advance
@@ -55,6 +55,7 @@ __all__ = [
     "RowState",
     "add_linear",
     "add_rms_norm",
+    "adds_on_the_way",
     "adjust_logits",
     "advance",
     "causal_attention",

@@ -359,6 +359,11 @@ def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return tile_streams_of(x, weight) is not None
 
 
+def adds_on_the_way(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `skinny_linear` streams the weight: a residual then comes in while the weight does, and costs nothing."""
+    return streams_of(x, weight) is not None
+
+
 def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
     rows = _padded(x.shape[0])

@@ -20,6 +20,22 @@ from headway.kernels._streamed import (
 from headway.kernels._triton import gl, gluon_jit_once_for
 
 
+@gluon_jit_once_for()
+def _cells_of(
+    tile: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    layout: gl.constexpr,
+) -> gl.tuple:
+    """(offset, whether it is one) of each cell of a tile, [OUTPUTS, ROWS] each, in memory where rows are `stride` apart."""
+    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
+    output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+    return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
+
+
 @gluon_jit_once_for("num_rows", "num_copies")
 def _streamed_linear_kernel(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -55,13 +71,13 @@ def _streamed_linear_kernel(
     stream = open_stream(
         x_desc, weight_desc, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, 0, STAGES, LAG
     )
+    layout: gl.constexpr = by_rows(stream[-1], ROWS, OUTPUTS).type.layout
     residuals: gl.tuple = ()
     if HAS_RESIDUAL:
         # Asked for now, needed after the sums.
         for place in gl.static_range(TILES):
-            cell, is_cell = _cells_of(
-                stream[-1], first_tile + place, num_rows, num_outputs, residual_stride, ROWS, OUTPUTS
-            )
+            tile = first_tile + place
+            cell, is_cell = _cells_of(tile, num_rows, num_outputs, residual_stride, ROWS, OUTPUTS, layout)
             residuals += (gl.load(residual_ptr + cell, mask=is_cell, other=0),)
     all_sums = sum_stream(
         x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, TILES, 0, STAGES
@@ -83,26 +99,8 @@ def _streamed_linear_kernel(
             else:
                 # Rounded first: half as much to hand on.
                 result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
-            cell, is_cell = _cells_of(sums, tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS)
+            cell, is_cell = _cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, layout)
             gl.store(out_ptr + cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
-
-
-@gluon_jit_once_for()
-def _cells_of(
-    sums: gl.tensor,  # [OUTPUTS, ROWS]
-    tile: gl.tensor,
-    num_rows: gl.tensor,
-    num_outputs: gl.tensor,
-    stride: gl.tensor,
-    ROWS: gl.constexpr,
-    OUTPUTS: gl.constexpr,
-) -> gl.tuple:
-    """(offset, whether it is one) of each cell of a tile as `by_rows` has them, [OUTPUTS, ROWS] each, in memory where rows
-    are `stride` apart."""
-    layout: gl.constexpr = by_rows(sums, ROWS, OUTPUTS).type.layout
-    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
-    output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
-    return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
 
 
 def streamed_linear(

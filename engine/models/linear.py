@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels import (
+    adds_on_the_way,
     fixed_linear,
     float8_linear,
     gated_linear,
@@ -94,7 +95,12 @@ class Linear:
     ) -> torch.Tensor | None:
         """[n, out]: what is still to be added to the residual; None: it was added. Without a bias."""
         assert self.bias is None, "a bias is not added"
-        if not x.is_cuda or self._has_fixed_order or x.shape[0] < MIN_ADDED_ROWS:
+        if not x.is_cuda or self._has_fixed_order or self._float8 is not None:
+            return self(x)
+        if adds_on_the_way(x, self.weight):
+            skinny_linear(x, self.weight, residual=residual, out=residual)
+            return None
+        if x.shape[0] < MIN_ADDED_ROWS:
             return self(x)
         torch.addmm(residual, x, self.weight.t(), out=residual)
         return None

@@ -280,6 +280,10 @@ CASES = [
         )
         for kind, inputs, is_scaled in (("bf16", 128, False), ("fp8e4nv", 256, True))
     ),
+    # Of an odd number of outputs, which cannot be written by many at once.
+    streamed_linear(
+        "bf16", 64, 128, 3, 1, TILES=3, NEIGHBOURS=3, IS_SCALED=False, HAS_RESIDUAL=True
+    )._replace(divisible=STRIDES),
     *(
         Case(
             "gated_linear",

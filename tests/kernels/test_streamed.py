@@ -215,8 +215,30 @@ def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, h
     assert bool((around == 7.0).all())
     bias, residual = torch.randn(outputs).to(x), torch.randn(rows, outputs).to(x)
     expected = product + bias.double() + residual.double()
-    assert skinny_linear(x, weight, bias, residual=residual, out=residual) is residual
-    assert_near(residual, expected)
+    assert_near(skinny_linear(x, weight, bias, residual=residual, out=out), expected)
+    out.copy_(residual)
+    assert skinny_linear(x, weight, bias, residual=out, out=out) is out
+    assert_near(out, expected)
+    around[1:-1, 8:-8] = 7.0
+    assert bool((around == 7.0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (4040, 4096), (22000, 2048)], ids=str)
+def test_all_is_added_before_it_is_rounded(
+    outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
+) -> None:
+    """Sums of small integers are exact."""
+    generator = torch.Generator(hopper).manual_seed(rows)
+    x, weight, bias, residual = (
+        torch.randint(-2, 3, shape, generator=generator, device=hopper).to(dtype)
+        for shape in ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
+    )
+    bias, residual = bias / 16, residual / 64
+    expected = x.double() @ weight.double().T + bias.double() + residual.double()
+    assert torch.equal(skinny_linear(x, weight, bias, residual=residual), expected.to(dtype))
 
 
 @pytest.mark.gpu
@@ -263,13 +285,16 @@ def test_the_gated_product_of_more_rows(
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
 def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper: torch.device) -> None:
     x, weight = tensors(64, outputs, inputs, hopper)
-    together = skinny_linear(x, weight), gated_linear(x, weight)
+    bias, residual = torch.randn(outputs).to(x), torch.randn(64, outputs).to(x)
+    plain, gated = skinny_linear(x, weight), gated_linear(x, weight)
+    added = skinny_linear(x, weight, bias, residual=residual)
     for rows in (1, 2, 5, 8, 9, 15, 16, 17, 32, 33, 59):
-        some = x[5 : 5 + rows]
-        assert torch.equal(skinny_linear(some, weight), together[0][5 : 5 + rows])
+        some = slice(5, 5 + rows)
+        assert torch.equal(skinny_linear(x[some], weight), plain[some])
+        assert torch.equal(skinny_linear(x[some], weight, bias, residual=residual[some]), added[some])
         if streams_of(x, weight, pairs=True) is not None:
-            assert torch.equal(gated_linear(some, weight), together[1][5 : 5 + rows])
-    assert all(torch.equal(skinny_linear(x, weight), together[0]) for _ in range(100))
+            assert torch.equal(gated_linear(x[some], weight), gated[some])
+    assert all(torch.equal(skinny_linear(x, weight), plain) for _ in range(100))
 
 
 @pytest.mark.gpu
@@ -290,18 +315,24 @@ def test_a_layer_waits_for_what_stands_in_front(
     norm = torch.ones(HIDDEN, dtype=torch.bfloat16, device=hopper)
 
     def compute(x: torch.Tensor, between: Callable[[], object] = lambda: None) -> torch.Tensor:
+        residual = x.clone()
         for _ in range(3):
-            normed = rms_norm(x, norm, 1e-5)
+            normed = rms_norm(residual, norm, 1e-5)
             between()
             attended = skinny_linear(normed, weights[0])[:, :HIDDEN]
             between()
-            normed = rms_norm(skinny_linear(attended, weights[1]), norm, 1e-5)
+            skinny_linear(attended, weights[1], residual=residual, out=residual)
+            between()
+            normed = rms_norm(residual, norm, 1e-5)
             between()
             gated = gated_linear(normed, weights[2])
             between()
-            x = skinny_linear(gated, weights[3])
+            residual = skinny_linear(gated, weights[3], residual=residual)
             between()
-        return x
+            # To what the launch in front has just written.
+            skinny_linear(gated, weights[3], residual=residual, out=residual)
+            between()
+        return residual
 
     x, out = random(rows, HIDDEN), torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device=hopper)
     compute(x)
