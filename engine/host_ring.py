@@ -36,8 +36,8 @@ class HostRing:
         is_gpu = device.type == "cuda"
         self._places = torch.zeros(_NUM_PLACES, 1 + size, dtype=torch.int64, pin_memory=is_gpu)
         # Made once: each look at a part of a tensor costs the host microseconds, in every round.
-        self._memory = self._places.unbind()
-        self._numbers = self._places[:, 0].unbind()
+        self._memory_by_place = self._places.unbind()
+        self._number_by_place = self._places[:, 0].unbind()
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
         self._num_taken = 0
 
@@ -55,8 +55,8 @@ class HostRing:
         number = self._num_taken
         self._num_taken += 1
         place = number % _NUM_PLACES
-        self._numbers[place].fill_(_NOBODY)
-        return Place(number, size, self._memory[place])
+        self._number_by_place[place].fill_(_NOBODY)
+        return Place(number, size, self._memory_by_place[place])
 
     def restart(self) -> None:
         """What rounds have left without being taken is forgotten. Only while none is under way."""

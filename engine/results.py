@@ -11,7 +11,7 @@ import torch
 from headway.engine.batch import StageSeconds, StepResult
 from headway.engine.host_ring import Place
 from headway.engine.logprobs import TokenLogprobs, unpack
-from headway.engine.round import NUM_STAMPS
+from headway.engine.round import NUM_STAMPS, lines_of
 
 Wanted = TypeVar("Wanted")
 # {index of the line: top tokens wanted} and, line for line, [lines, window, 2 + 2 * top] float32
@@ -68,8 +68,7 @@ class RoundHandle:
         if self._event is not None:
             self._event.synchronize()
         packed = [] if self._round is None else self._round.read()
-        # As emitted_of has them.
-        lines = [packed[at : at + self._depth + 2] for at in range(NUM_STAMPS, len(packed), self._depth + 2)]
+        lines = lines_of(packed, self._depth)
         first_tokens = () if self._first_tokens is None else tuple(self._first_tokens.tolist())
         return StepResult(
             first_token_ids=first_tokens,

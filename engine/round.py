@@ -71,6 +71,11 @@ def emitted_of(packed: torch.Tensor, depth: int) -> torch.Tensor:
     return packed[NUM_STAMPS:].view(-1, depth + 2)
 
 
+def lines_of(packed: list[int], depth: int) -> list[list[int]]:
+    """The same of a list."""
+    return [packed[at : at + depth + 2] for at in range(NUM_STAMPS, len(packed), depth + 2)]
+
+
 def decode_round(
     model: CausalLM,
     pool: KVPool,

@@ -15,7 +15,7 @@ from headway.kernels.reference.deliver import deliver as deliver_twin
 _BLOCK, _WARPS = 2048, 8
 
 
-@jit_once_for("size", "num_places", "stride")
+@jit_once_for("packed_ptr", "size", "num_places", "stride")
 def _deliver_kernel(
     packed_ptr: tl.tensor,
     places_ptr: tl.tensor,
@@ -34,7 +34,8 @@ def _deliver_kernel(
     count = tl.load(count_ptr)
     place_ptr = places_ptr + count % num_places * stride
     tl.store(place_ptr, count)
-    # Each thread reads a clock of its own: who writes one of them to the place writes it to packed, too.
+    # Each thread reads a clock of its own: who writes one of them to the place writes it to packed, too. So packed is not taken
+    # to be aligned: loaded by two numbers a thread, and stored by one, they would change hands in between.
     time = tl.extra.cuda.globaltimer() if HAS_CLOCK else 0
     for first in range(0, size, BLOCK):
         index = first + tl.arange(0, BLOCK)

@@ -8,8 +8,10 @@ import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LocalEngine
 
+from headway.engine.batch import StageSeconds
 from headway.engine.config import EngineConfig
-from headway.engine.host_ring import HostRing
+from headway.engine.host_ring import HostRing, Place
+from headway.engine.results import DeviceResults, RoundHandle
 
 DEPTH = 3
 
@@ -79,6 +81,23 @@ def test_a_runner_out_of_step_ends_its_engine_rather_than_change_a_text(tmp_path
     runner._ring.deliver(torch.zeros(5, dtype=torch.int64), time_index=0)
     with pytest.raises(AssertionError, match="was to be here"):
         engine.generate(range(1, 20), max_tokens=9)
+
+
+def test_each_stage_takes_what_lies_between_two_times() -> None:
+    times, lines = [5_000_000_000, 6_000_000_000, 8_000_000_000, 11_000_000_000], [2, 40, 41, 1, 50, 51]
+    place = Place(7, len(times + lines), torch.tensor([7, *times, *lines, -1]))
+    results = DeviceResults(torch.device("cpu"), depth=1, round=place)
+    result = RoundHandle(results).result()
+    assert result.seconds == StageSeconds(draft=1.0, target=2.0, bookkeeping=3.0, prefill=0.0)
+    assert result.emitted == ((40, 41), (50,))
+    results.prefill_stamps = torch.tensor([1_000_000_000, 5_000_000_000])
+    assert RoundHandle(results).result().seconds.prefill == 4.0
+
+
+def test_a_step_without_a_round_takes_no_time() -> None:
+    result = RoundHandle(DeviceResults(torch.device("cpu"), depth=3)).result()
+    assert result.seconds == StageSeconds(draft=0.0, target=0.0, bookkeeping=0.0, prefill=0.0)
+    assert result.emitted == ()
 
 
 def test_the_times_of_a_round_are_in_their_order(tmp_path: Path) -> None:

@@ -353,6 +353,18 @@ def test_nobody_gives_way_while_others_have_spare_blocks() -> None:
     assert [r.num_preemptions for r in (first, *others)] == [0, 0, 0]
 
 
+def test_a_row_grows_into_what_others_have_to_spare() -> None:
+    device = ScheduledDevice(num_blocks=32, max_model_len=512, depth=0, prefix_caching=False)
+    first = device.add(20, max_tokens=120)
+    device.step()
+    second = device.add(360, max_tokens=20)
+    device.step()
+    assert (len(first.block_ids), len(second.block_ids)) == (9, 23), "none is left"
+    device.drain()
+    assert [r.num_preemptions for r in (first, second)] == [0, 0]
+    assert [r.output_token_ids for r in (first, second)] == [oracle(r) for r in (first, second)]
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
 def test_blocks_are_taken_back_behind_what_a_round_may_reach(num_steps: int) -> None:
     """Rows in flight and a prompt that is computed in parts keep what they were granted for."""

@@ -29,15 +29,17 @@ def test_each_call_writes_the_next_place(device: torch.device, size: int) -> Non
 
 
 def test_the_time_is_that_of_a_stamp(device: torch.device, is_interpreted: bool) -> None:
+    """Each thread has a clock of its own: many times, that it shows."""
     places, count = memory(device), torch.zeros(1, dtype=torch.int64, device=device)
-    packed, around = (torch.zeros(n, dtype=torch.int64, device=device) for n in (5, 2))
-    stamp(around[:1])
-    deliver(packed, places, count, time_index=2)
-    stamp(around[1:])
-    before, after = around.tolist()
-    time = int(packed[2])
-    assert places[0, :6].tolist() == [0, 0, 0, time, 0, 0]
-    assert before <= time <= after or (is_interpreted and time == 0)
+    for number in range(100 if device.type == "cuda" else 2):
+        packed, around = (torch.zeros(n, dtype=torch.int64, device=device) for n in (5, 2))
+        stamp(around[:1])
+        deliver(packed, places, count, time_index=2)
+        stamp(around[1:])
+        before, after = around.tolist()
+        time = int(packed[2])
+        assert places[number % NUM_PLACES, :6].tolist() == [number, 0, 0, time, 0, 0]
+        assert before <= time <= after or (is_interpreted and time == 0)
 
 
 @pytest.mark.parametrize(("size", "time_index"), [(WIDTH + 1, 0), (4, 4), (4, -1)])
