@@ -144,6 +144,48 @@ def linear_line(name: str, rows: int) -> Line:
     return Line("skinny_linear", f"{name}, {rows} rows", own, size, "read", error, library)
 
 
+def added_line(name: str, rows: int) -> Line:
+    """As a layer takes it: added to the residual stream in place, by PyTorch, too."""
+    outputs, inputs = WEIGHTS[name]
+    size = 2 * outputs * inputs
+    weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
+    x, residual = randn(rows, inputs), randn(rows, outputs)
+    expected = residual.double() + x.double() @ weights[0].double().T
+    kernels.skinny_linear(x, weights[0], residual=residual, out=residual)
+    error = relative_error(residual, expected)
+    residual.zero_()
+    launches = [lambda w=w: kernels.skinny_linear(x, w, residual=residual, out=residual) for w in weights]
+    own = microseconds(launches, size / 4e6)
+    library = microseconds([lambda w=w: residual.addmm_(x, w.T) for w in weights], size / 4e6)
+    return Line("skinny_linear, added", f"{name}, {rows} rows", own, size, "read", error, library)
+
+
+def turned_line(rows: int) -> Line:
+    """As a layer takes queries, keys and values; beside it PyTorch's product and `rope_append`."""
+    outputs, inputs = WEIGHTS["qkv"]
+    size = 2 * outputs * inputs
+    weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
+    x, bias, positions = randn(rows, inputs), randn(outputs), torch.arange(rows, device="cuda")
+    table, caches = torch.rand(rows, HEAD_DIM, device="cuda"), poisoned(2, rows, 1, KV_HEADS, HEAD_DIM)
+    exact, exact_caches = [tensor.double() for tensor in (x, weights[0], bias)], caches.double()
+    query = kernels.qkv_rope_append(x, weights[0], bias, None, positions, table, *caches, positions)
+    expected = reference.qkv_rope_append(*exact, None, positions, table.double(), *exact_caches, positions)
+    found, wanted = torch.cat([query, caches[0, :, 0]], 1), torch.cat([expected, exact_caches[0, :, 0]], 1)
+
+    def own_launch(weight: torch.Tensor) -> None:
+        kernels.qkv_rope_append(x, weight, bias, None, positions, table, *caches, positions)
+
+    def library_launch(weight: torch.Tensor) -> None:
+        heads = F.linear(x, weight, bias).view(rows, -1, HEAD_DIM)
+        parts = heads.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=1)
+        kernels.rope_append(*parts, positions, table, *caches, positions)
+
+    own = microseconds([lambda w=w: own_launch(w) for w in weights], size / 4e6)
+    library = microseconds([lambda w=w: library_launch(w) for w in weights], size / 4e6)
+    error = relative_error(found, wanted)
+    return Line("qkv_rope_append", f"{rows} rows", own, size, "read", error, library)
+
+
 def gate_up_line(rows: int) -> Line:
     """Beside it PyTorch's product and the separate activation."""
     outputs, inputs = WEIGHTS["gate_up"]
@@ -481,6 +523,8 @@ def main() -> int:
     rows = 1, 4, 16, 64
     groups: dict[str, Callable[[], Iterator[Line]]] = {
         "linear": lambda: itertools.starmap(linear_line, itertools.product(WEIGHTS, rows)),
+        "added": lambda: itertools.starmap(added_line, itertools.product(("o", "down"), (1, 8, 16, 33, 64))),
+        "turned": lambda: map(turned_line, (1, 8, 16, 33, 64)),
         "gate_up": lambda: map(gate_up_line, (1, 8, 16, 33, 64, 65, 128, 768, 8192)),
         "window": window_lines,
         "prompt": lambda: itertools.chain(
