@@ -98,6 +98,11 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     arrival_seconds: float = 0.0
     queue_seconds: float = 0.0
+    # Tokens that may ever enter the KV cache: the last one of the output never does.
+    limit: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limit = len(self.prompt_token_ids) + self.max_tokens - 1
 
     @property
     def num_tokens(self) -> int:
@@ -107,11 +112,6 @@ class Request:
     def precedence(self) -> tuple[int, int]:
         """Who has the lower one is admitted first and preempted last."""
         return self.priority, self.arrival
-
-    @property
-    def limit(self) -> int:
-        """Number of tokens that may ever enter the KV cache: the last token of the output never does."""
-        return len(self.prompt_token_ids) + self.max_tokens - 1
 
     @property
     def scores_prompt(self) -> bool:

@@ -211,23 +211,18 @@ class Scheduler:
         return grown
 
     def _grow_row(self, request: Request, grown: list[tuple[Request, int]]) -> None:
+        """Nothing where the request lacks none, or was itself the last and had to give way."""
         first = len(request.block_ids)
-        if self._grow(request) and len(request.block_ids) > first:
-            grown.append((request, first))
-
-    def _grow(self, request: Request) -> bool:
-        """False when the request itself was the last and had to give way."""
-        missing = self._num_blocks_needed(request, request.num_computed) - len(request.block_ids)
-        while missing > 0:
-            block_ids = self._allocate(missing + self._num_spare(request, missing))
-            if block_ids is not None:
-                request.block_ids += block_ids
-                return True
+        missing = self._num_blocks_needed(request, request.num_computed) - first
+        if missing <= 0:
+            return
+        while (block_ids := self._allocate(missing + self._num_spare(request, missing))) is None:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
-                return False
-        return True
+                return
+        request.block_ids += block_ids
+        grown.append((request, first))
 
     def _num_blocks_needed(self, request: Request, length: int) -> int:
         """For one more round, if every round in flight keeps all its drafts.

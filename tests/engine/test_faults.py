@@ -57,7 +57,7 @@ SITES: dict[str, Site] = {
     "its history": Site(headway.engine.scheduler, "history_of", 0),
     "its prefix": Site(PrefixCache, "match", 1),
     "its blocks": Site(Scheduler, "_num_blocks_needed", 1),
-    "its growth": Site(Scheduler, "_grow", 1),
+    "its growth": Site(Scheduler, "_grow_row", 1),
     "its chunk": Site(headway.engine.scheduler, "next_chunk", 0),
     "its row": Site(Runner, "_prepare", 1),
     "its numbers": Site(headway.engine.runner, "_numbers_of", 0),
