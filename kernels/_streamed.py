@@ -237,6 +237,22 @@ def by_rows(
 
 
 @gluon_jit_once_for()
+def cells_of(
+    tile: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    layout: gl.constexpr,
+) -> gl.tuple:
+    """(offset, whether it is one) of each cell of a tile, [OUTPUTS, ROWS] each, where rows are `stride` apart in memory."""
+    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
+    output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+    return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
+
+
+@gluon_jit_once_for()
 def add_up_parts(
     sums: gl.tensor,  # [OUTPUTS, ROWS] float32: the part's
     partial_ptr: gl.tensor,

@@ -9,31 +9,15 @@ from headway.kernels._streamed import (
     Streams,
     add_up_parts,
     by_rows,
+    cells_of,
     described_rows,
     described_weight,
     inputs_of,
     open_stream,
-    rows_of,
     stream_constants_of,
     sum_stream,
 )
 from headway.kernels._triton import gl, gluon_jit_once_for
-
-
-@gluon_jit_once_for()
-def _cells_of(
-    tile: gl.tensor,
-    num_rows: gl.tensor,
-    num_outputs: gl.tensor,
-    stride: gl.tensor,
-    ROWS: gl.constexpr,
-    OUTPUTS: gl.constexpr,
-    layout: gl.constexpr,
-) -> gl.tuple:
-    """(offset, whether it is one) of each cell of a tile, [OUTPUTS, ROWS] each, in memory where rows are `stride` apart."""
-    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
-    output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
-    return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
 
 
 @gluon_jit_once_for("num_rows", "num_copies")
@@ -77,7 +61,7 @@ def _streamed_linear_kernel(
         # Asked for now, needed after the sums.
         for place in gl.static_range(TILES):
             tile = first_tile + place
-            cell, is_cell = _cells_of(tile, num_rows, num_outputs, residual_stride, ROWS, OUTPUTS, layout)
+            cell, is_cell = cells_of(tile, num_rows, num_outputs, residual_stride, ROWS, OUTPUTS, layout)
             residuals += (gl.load(residual_ptr + cell, mask=is_cell, other=0),)
     all_sums = sum_stream(
         x_desc, weight_desc, stream, 0, first, begin, end, ROWS, OUTPUTS, INPUTS, TILES, 0, STAGES
@@ -99,7 +83,7 @@ def _streamed_linear_kernel(
             else:
                 # Rounded first: half as much to hand on.
                 result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
-            cell, is_cell = _cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, layout)
+            cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, layout)
             gl.store(out_ptr + cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
 
 

@@ -27,12 +27,12 @@ from headway.kernels._streamed import (
     PAIRED,
     Streams,
     by_rows,
+    cells_of,
     described_pairs,
     described_rows,
     inputs_of,
     many_streams_of,
     open_stream,
-    rows_of,
     split_paired,
     stream_constants_of,
     streams_of,
@@ -137,12 +137,9 @@ def _store_gated(
     gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
     result = (gate / (1.0 + gl.exp(-gate)) * up).to(out_ptr.dtype.element_ty)
     result = by_rows(result, ROWS, OUTPUTS // 2)
-    halved: gl.constexpr = result.type.layout
-    output = tile * (OUTPUTS // 2) + gl.arange(0, OUTPUTS // 2, layout=gl.SliceLayout(1, halved))
-    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, halved))
-    is_cell = is_row[None, :] & (output < num_outputs)[:, None]
-    out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
-    gl.store(out_cell, result, mask=is_cell)
+    layout: gl.constexpr = result.type.layout
+    cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS // 2, layout)
+    gl.store(out_ptr + cell, result, mask=is_cell)
 
 
 def _launch_streams(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: Streams) -> None:

@@ -174,11 +174,10 @@ def _streamed_qkv_kernel(
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, layout))
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
     # Asked for now, needed after the sums.
-    bias_of_first = (
-        bias_ptr + head * HEAD_DIM + first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
-    )
-    first_bias = gl.load(bias_of_first).to(gl.float32)
-    second_bias = gl.load(bias_of_first + half).to(gl.float32)
+    pair = gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
+    first_bias_ptr = bias_ptr + head * HEAD_DIM + first_dim + pair
+    first_bias = gl.load(first_bias_ptr).to(gl.float32)
+    second_bias = gl.load(first_bias_ptr + half).to(gl.float32)
     position = gl.load(position_ptr + row, mask=is_row, other=0)
     slot = gl.load(slot_ptr + row, mask=is_row, other=-1)
     turn_ptr = table_ptr + position[None, :] * HEAD_DIM + dim[:, None]
@@ -189,10 +188,9 @@ def _streamed_qkv_kernel(
         x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES
     )
     first, second = split_paired(sums, ROWS, OUTPUTS, PAIRED)
-    first = by_rows((first + first_bias[:, None]).to(query_ptr.dtype.element_ty), ROWS, pairs).to(gl.float32)
-    second = by_rows((second + second_bias[:, None]).to(query_ptr.dtype.element_ty), ROWS, pairs).to(
-        gl.float32
-    )
+    dtype: gl.constexpr = query_ptr.dtype.element_ty
+    first = by_rows((first + first_bias[:, None]).to(dtype), ROWS, pairs).to(gl.float32)
+    second = by_rows((second + second_bias[:, None]).to(dtype), ROWS, pairs).to(gl.float32)
     # In one way for any number of rows: which of two products is fused is the compiler's choice else.
     turned_first = gl.fma(first, cos, -(second * sin))
     turned_second = gl.fma(second, cos, first * sin)

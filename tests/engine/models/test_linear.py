@@ -228,9 +228,7 @@ def test_many_rows_are_added_to_the_residual_on_the_way(num_rows: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("num_rows", [1, 8, 9, 64, 65])
 def test_streamed_products_are_added_to_the_residual_on_the_way(num_rows: int, dtype: torch.dtype) -> None:
-    """And rounded once, where no sum is: all are of small integers."""
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no other device streams weights")
+    """And rounded once, where no sum is: all are of small integers. Only Hopper streams weights."""
     generator = torch.Generator("cuda").manual_seed(num_rows)
     x, weight, residual = (
         torch.randint(-2, 3, shape, generator=generator, device="cuda").to(dtype)
@@ -239,8 +237,10 @@ def test_streamed_products_are_added_to_the_residual_on_the_way(num_rows: int, d
     residual /= 64
     wanted = (residual.double() + x.double() @ weight.double().T).to(dtype)
     delta = Linear(weight).added_to(residual, x)
-    assert (delta is None) == (num_rows <= 64)
-    assert delta is not None or torch.equal(residual, wanted)
+    assert (delta is None) == (num_rows <= 64 and torch.cuda.get_device_capability()[0] == 9)
+    total = residual.double() if delta is None else residual.double() + delta.double()
+    bound = 0 if delta is None else 2**-7 * wanted.abs().max()
+    assert (total - wanted).abs().max() <= bound
 
 
 def test_few_rows_leave_the_residual_as_it_is() -> None:
