@@ -41,8 +41,12 @@ MANY_ROWS, _MANY_TILES, _MIN_SHARE_OF_MANY = 128, (2, 3), 0.75
 _WIDE_TILES, _MIN_WAVES_OF_WIDE = 3, 4
 # Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
 PAIRED = 8
-# By so many large copies a program's first is behind that of its neighbour: not all ask for the same inputs at once.
-_LAG = 5
+# Programs begin their sums at so many places: not all ask for the same inputs at once, but some do, which spares the L2
+# cache. Of whole sums, of parts, of more rows than MAX_ROWS.
+_STARTS, _STARTS_OF_PARTS, _STARTS_OF_MANY = 4, 6, 16
+# Of a sum in parts the last has about so many large copies more than the others: these are through when it asks for their
+# sums, AHEAD copies before its own end, and their multiprocessors read on for the next kernel while it is under way.
+_MORE_OF_LAST, AHEAD = 4.5, 3
 # Measured on the H200: a part of fewer copies takes longer to add up than to make, and an lm_head of fewer is no faster;
 # fewer programs than that share of the multiprocessors do not ask for enough at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
@@ -54,11 +58,12 @@ _SWIZZLE_BYTES, _WARPS = 128, 4
 class Streams(NamedTuple):
     """How a launch is cut. Of up to MAX_ROWS rows their number changes how many tiles a program takes and how large copies are,
     but not the order of sums, so that a row's result is the same beside any of so many: parts begin at the same inputs, and
-    so do tiles. Of 4096 inputs of 16 bits program 3 begins with large copy 15 of 16, or with small copy 30 of 32: with input
-    3840. Tiles that some numbers of rows have in one program begin alike for all: tiles 9, 10 and 11 as that program 3."""
+    so do tiles. Of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or with small copy 24 of 32: with input
+    3072. Tiles that some numbers of rows have in one program begin alike for all: tiles 9, 10 and 11 as that tile 3."""
 
     programs: int
     split: int = 1  # parts of a sum
+    part_copies: int = 0  # of each part but the last
     tiles: int = 1  # of a program
     copy_bytes: int = _COPY_BYTES  # of an output
     neighbours: int = 1  # tiles that begin alike
@@ -123,6 +128,7 @@ def open_stream(
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     block: gl.tensor,
     first: gl.tensor,
+    tile: gl.tensor,  # the program's first
     begin: gl.tensor,
     end: gl.tensor,
     ROWS: gl.constexpr,
@@ -132,24 +138,24 @@ def open_stream(
     NEIGHBOURS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
-    LAG: gl.constexpr,
+    STARTS: gl.constexpr,
+    UNIT: gl.constexpr,
 ) -> gl.tuple:
-    """Asks for as many of copies begin .. end - 1 as there is room for. Nothing that a kernel wrote is read before the one
-    in front has ended, which is when this returns and when the next may start. Its last are zeros, [OUTPUTS, ROWS]
-    float32 as the tensor cores hold them, from which the sums start."""
+    """Asks for as many of copies begin .. end - 1 as there is room for, from one of STARTS places on; UNIT copies are a large
+    one. Nothing that a kernel wrote is read before the one in front has ended, which is when this returns and when the next
+    may start. Its last are the tiles' sums, zeros yet, [OUTPUTS, ROWS] float32 each as the tensor cores hold them."""
     bits: gl.constexpr = x_desc.dtype.primitive_bitwidth
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits)
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
     weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES * TILES, OUTPUTS, INPUTS], shared)
     inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], shared)
     arrivals = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        hopper.mbarrier.init(arrivals.index(stage), count=1)
     copies = end - begin
-    own = begin + gl.program_id(0) * TILES // NEIGHBOURS * LAG % copies
+    own = begin + tile // NEIGHBOURS % STARTS * (copies // UNIT) // STARTS * UNIT
     copy = own
     for stage in gl.static_range(STAGES):
         arrival = arrivals.index(stage)
+        hopper.mbarrier.init(arrival, count=1)
         exists = stage < copies
         hopper.mbarrier.expect(arrival, stage_bytes, pred=exists)
         _fetch_weights(
@@ -159,41 +165,43 @@ def open_stream(
     # In this order: attention behind reads starts before its own wait, and a norm in front may not have waited yet.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
+    copy = own
     for stage in gl.static_range(STAGES):
-        _fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, own, stage < copies, ROWS, INPUTS)
-        own = gl.where(own + 1 == end, begin, own + 1)
+        _fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, copy, stage < copies, ROWS, INPUTS)
+        copy = gl.where(copy + 1 == end, begin, copy + 1)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 256 // bits]
     )
-    return weights, inputs, arrivals, copy, gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
+    zeros = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
+    return weights, inputs, arrivals, own, 0, 0, (zeros,) * TILES
 
 
 @gluon_jit_once_for()
 def sum_stream(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    stream: gl.tuple,  # of open_stream, which got the same arguments
+    stream: gl.tuple,  # of open_stream, which got the same arguments, or as this left it
     block: gl.tensor,
     first: gl.tensor,
     begin: gl.tensor,
     end: gl.tensor,
+    done: gl.tensor,
+    until: gl.tensor,
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
     TILES: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
+    UNDER_WAY: gl.constexpr,
 ) -> gl.tuple:
-    """Of each tile [OUTPUTS, ROWS] float32."""
+    """The stream with `until` copies summed up, of which `done` were. The products of UNDER_WAY copies, none or one, are still
+    under way while the next are asked for."""
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
-    weights, inputs, arrivals, copy, zeros = stream
-    sums = (zeros,) * TILES
+    weights, inputs, arrivals, own, stage, parity, sums = stream
     copies = end - begin
-    stage = 0
-    parity = 0
-    for done in range(copies):
-        arrival = arrivals.index(stage)
-        hopper.mbarrier.wait(arrival, parity)
+    for turn in range(done, until):
+        hopper.mbarrier.wait(arrivals.index(stage), parity)
         transposed = inputs.index(stage).permute((1, 0))
         running: gl.tuple = ()
         # Float8 sums stay in the tensor cores, some 13 bits, from the first input to the last, as is Triton's way on Hopper:
@@ -201,23 +209,45 @@ def sum_stream(
         for tile in gl.static_range(TILES):
             place = weights.index(stage * TILES + tile)
             running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
-        if TILES == 1:
-            sums = (hopper.warpgroup_mma_wait(num_outstanding=0, deps=running),)
-        else:
-            sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=running)
-        exists = done + STAGES < copies
+        sums = _waited(running, UNDER_WAY, TILES)
+        # Into the place of what has been multiplied.
+        free = gl.where(stage == 0, STAGES - 1, stage - 1) if UNDER_WAY > 0 else stage
+        summed = turn - UNDER_WAY
+        exists = (summed >= 0) & (summed + STAGES < copies)
+        copy = own + summed + STAGES
+        copy = gl.where(copy >= end, copy - copies, copy)
+        arrival = arrivals.index(free)
         hopper.mbarrier.expect(arrival, stage_bytes, pred=exists)
         _fetch_weights(
-            weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
+            weight_desc, arrival, weights, free, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
-        _fetch_inputs(x_desc, arrival, inputs, stage, copy, exists, ROWS, INPUTS)
-        copy = gl.where(copy + 1 == end, begin, copy + 1)
+        _fetch_inputs(x_desc, arrival, inputs, free, copy, exists, ROWS, INPUTS)
         is_round = stage == STAGES - 1
         stage = gl.where(is_round, 0, stage + 1)
         parity = gl.where(is_round, parity ^ 1, parity)
+    return weights, inputs, arrivals, own, stage, parity, sums
+
+
+@gluon_jit_once_for()
+def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> gl.tuple:
+    """Until the products of no more than so many copies are under way."""
+    if TILES == 1:
+        return (hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY, deps=running),)
+    else:
+        return hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY * TILES, deps=running)
+
+
+@gluon_jit_once_for()
+def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
+    """Of each tile [OUTPUTS, ROWS] float32, once all copies are summed up."""
+    return _waited(stream[-1], 0, TILES)
+
+
+@gluon_jit_once_for()
+def close_stream(stream: gl.tuple, STAGES: gl.constexpr) -> None:
+    """The last that a program does: what it does before has shared memory of its own so, and no wait for this."""
     for stage in gl.static_range(STAGES):
-        hopper.mbarrier.invalidate(arrivals.index(stage))
-    return sums
+        hopper.mbarrier.invalidate(stream[2].index(stage))
 
 
 @gluon_jit_once_for()
@@ -253,7 +283,7 @@ def cells_of(
 
 
 @gluon_jit_once_for()
-def add_up_parts(
+def hand_over(
     sums: gl.tensor,  # [OUTPUTS, ROWS] float32: the part's
     partial_ptr: gl.tensor,
     arrived_ptr: gl.tensor,
@@ -262,30 +292,68 @@ def add_up_parts(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     SPLIT: gl.constexpr,
-) -> gl.tuple:
-    """As _skinny.add_up. Of two parts the own is added as it is: their order changes no bit."""
-    if SPLIT == 1:
-        return sums, True
+) -> None:
+    """To the program that has the tile's last part."""
     layout: gl.constexpr = sums.type.layout
-    place = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))[:, None]
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))[None, :]
-    # What the threads have, one behind the other, so that a warp writes 256 bytes at once: of eight outputs eight rows, of
-    # which a thread has two side by side.
-    warp: gl.constexpr = OUTPUTS // gl.num_warps()
-    piece = (row // 8 * (warp // 8) + place % warp // 8) * gl.num_warps() + place // warp
-    cells = partial_ptr + tile * (SPLIT * OUTPUTS * ROWS) + (piece * 8 + place % 8) * 8 + row % 8
+    cells = _partial_cells(partial_ptr, tile, layout, ROWS, OUTPUTS, SPLIT)
     gl.store(cells + part * (OUTPUTS * ROWS), sums)
     tl.debug_barrier()
-    is_last = gl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
-    if is_last:
-        if SPLIT == 2:
-            sums += gl.load(cells + (1 - part) * (OUTPUTS * ROWS), cache_modifier=".cg")
-        else:
-            sums = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
-            for other in gl.static_range(SPLIT):
-                sums += gl.load(cells + other * (OUTPUTS * ROWS), cache_modifier=".cg")
-        gl.store(arrived_ptr + tile, 0)
-    return sums, is_last
+    gl.atomic_add(arrived_ptr + tile, 1, sem="release")
+
+
+@gluon_jit_once_for()
+def sums_handed_over(
+    partial_ptr: gl.tensor,
+    arrived_ptr: gl.tensor,
+    tile: gl.tensor,
+    layout: gl.constexpr,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    SPLIT: gl.constexpr,
+) -> gl.tuple:
+    """Of each part but the last [OUTPUTS, ROWS] float32, asked for. For the last, which waits here until they are there.
+    Programs start in the order of their numbers, and those of the other parts have lower ones: they run or have run, and
+    wait for nobody."""
+    while _arrived(arrived_ptr + tile) < SPLIT - 1:
+        pass
+    cells = _partial_cells(partial_ptr, tile, layout, ROWS, OUTPUTS, SPLIT)
+    sums: gl.tuple = ()
+    for part in gl.static_range(SPLIT - 1):
+        sums += (gl.load(cells + part * (OUTPUTS * ROWS), cache_modifier=".cg"),)
+    return sums
+
+
+@gluon_jit_once_for()
+def forget_arrivals(arrived_ptr: gl.tensor, tile: gl.tensor) -> None:
+    """Once all threads have seen them, for the next launch. Behind the sums: before them it takes 0.5 us."""
+    tl.debug_barrier()
+    gl.store(arrived_ptr + tile, 0)
+
+
+@gluon_jit_once_for()
+def _arrived(arrived_ptr: gl.tensor) -> gl.tensor:
+    """How many have. What they wrote before is seen by whoever loads behind."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [arrived_ptr], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon_jit_once_for()
+def _partial_cells(
+    partial_ptr: gl.tensor,
+    tile: gl.tensor,
+    layout: gl.constexpr,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    SPLIT: gl.constexpr,
+) -> gl.tensor:
+    """[OUTPUTS, ROWS]: where the tile's first part stands. What the threads have, one behind the other, so that a warp writes
+    256 bytes at once: of eight outputs eight rows, of which a thread has two side by side."""
+    place = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))[:, None]
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))[None, :]
+    warp: gl.constexpr = OUTPUTS // gl.num_warps()
+    piece = (row // 8 * (warp // 8) + place % warp // 8) * gl.num_warps() + place // warp
+    return partial_ptr + tile * (SPLIT * OUTPUTS * ROWS) + (piece * 8 + place % 8) * 8 + row % 8
 
 
 @gluon_jit_once_for()
@@ -331,9 +399,10 @@ def _streams_of(x: torch.Tensor, weight: torch.Tensor, pairs: bool, most_tiles: 
     if is_tall and neighbours > 1:
         programs = blocks_of(tiles, neighbours)
         return Streams(programs, tiles=neighbours, copy_bytes=_SMALL_COPY_BYTES, neighbours=neighbours)
-    is_small = is_tall and programs <= num_multiprocessors and copies % split == 0
+    is_small = is_tall and programs <= num_multiprocessors
     copy_bytes = _SMALL_COPY_BYTES if is_small else _COPY_BYTES
-    return Streams(programs, split, copy_bytes=copy_bytes, neighbours=neighbours)
+    part_copies = round((copies - _MORE_OF_LAST) / split) * (_COPY_BYTES // copy_bytes) if split > 1 else 0
+    return Streams(programs, split, part_copies, copy_bytes=copy_bytes, neighbours=neighbours)
 
 
 def _is_wide(tiles: int, num_multiprocessors: int) -> bool:
@@ -390,10 +459,18 @@ def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bo
         "INPUTS": inputs_of(x, streams),
         "NEIGHBOURS": streams.neighbours,
         "STAGES": shared_memory_bytes(x.device) // stage_bytes,
-        "LAG": _LAG * _COPY_BYTES // streams.copy_bytes,
+        "STARTS": _starts(streams, rows),
+        "UNIT": _COPY_BYTES // streams.copy_bytes,
+        "UNDER_WAY": int(rows == MAX_ROWS or streams.programs > multiprocessors(x.device)),
         "num_warps": _WARPS,
         "launch_pdl": True,
     }
+
+
+def _starts(streams: Streams, rows: int) -> int:
+    if rows > MAX_ROWS:
+        return _STARTS_OF_MANY
+    return _STARTS if streams.split == 1 else _STARTS_OF_PARTS
 
 
 def inputs_of(tensor: torch.Tensor, streams: Streams) -> int:

@@ -28,6 +28,7 @@ from headway.kernels._streamed import (
     Streams,
     by_rows,
     cells_of,
+    close_stream,
     described_pairs,
     described_rows,
     inputs_of,
@@ -37,6 +38,7 @@ from headway.kernels._streamed import (
     stream_constants_of,
     streams_of,
     sum_stream,
+    sums_of,
 )
 from headway.kernels._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, takes_triton, tl
 from headway.kernels.reference.gated_linear import gated_linear as gated_linear_twin
@@ -105,21 +107,27 @@ def _streamed_gated_kernel(
     NEIGHBOURS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
-    LAG: gl.constexpr,
+    STARTS: gl.constexpr,
+    UNIT: gl.constexpr,
+    UNDER_WAY: gl.constexpr,
 ) -> None:
     """One program TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up` that belong to them."""
     first_tile = gl.program_id(0) * TILES
     first = first_tile * (OUTPUTS // (2 * PAIRED))
     stream = open_stream(
-        x_desc, weight_desc, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, PAIRED, STAGES, LAG,
+        x_desc, weight_desc, 0, first, first_tile, 0, num_copies,
+        ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, PAIRED, STAGES, STARTS, UNIT,
     )  # fmt: skip
-    sums = sum_stream(
-        x_desc, weight_desc, stream, 0, first, 0, num_copies, ROWS, OUTPUTS, INPUTS, TILES, PAIRED, STAGES
-    )
+    stream = sum_stream(
+        x_desc, weight_desc, stream, 0, first, 0, num_copies, 0, num_copies,
+        ROWS, OUTPUTS, INPUTS, TILES, PAIRED, STAGES, UNDER_WAY,
+    )  # fmt: skip
+    sums = sums_of(stream, TILES)
     for tile in gl.static_range(TILES):
         _store_gated(
             sums[tile], first_tile + tile, out_ptr, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, PAIRED
         )
+    close_stream(stream, STAGES)
 
 
 @gluon_jit_once_for()

@@ -22,6 +22,7 @@ from headway.kernels._skinny import (
 from headway.kernels._streamed import (
     PAIRED,
     by_rows,
+    close_stream,
     described_pairs,
     described_rows,
     inputs_of,
@@ -30,6 +31,7 @@ from headway.kernels._streamed import (
     split_paired,
     stream_constants_of,
     sum_stream,
+    sums_of,
     tile_streams_of,
 )
 from headway.kernels._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
@@ -157,7 +159,9 @@ def _streamed_qkv_kernel(
     NEIGHBOURS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
-    LAG: gl.constexpr,
+    STARTS: gl.constexpr,
+    UNIT: gl.constexpr,
+    UNDER_WAY: gl.constexpr,
 ) -> None:
     """One program OUTPUTS / 2 pairs of a head."""
     pairs: gl.constexpr = OUTPUTS // 2
@@ -166,9 +170,10 @@ def _streamed_qkv_kernel(
     first_dim = gl.program_id(0) % (half // pairs) * pairs
     run = first_dim // PAIRED
     stream = open_stream(
-        x_desc, weight_desc, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, NEIGHBOURS, PAIRED, STAGES, LAG,
+        x_desc, weight_desc, head, run, gl.program_id(0), 0, num_copies,
+        ROWS, OUTPUTS, INPUTS, 1, NEIGHBOURS, PAIRED, STAGES, STARTS, UNIT,
     )  # fmt: skip
-    first, second = split_paired(stream[-1], ROWS, OUTPUTS, PAIRED)
+    first, second = split_paired(stream[-1][0], ROWS, OUTPUTS, PAIRED)
     halved: gl.constexpr = first.type.layout
     layout: gl.constexpr = by_rows(first, ROWS, pairs).type.layout
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, layout))
@@ -184,9 +189,11 @@ def _streamed_qkv_kernel(
     is_turned = is_row[None, :] & (head < q_heads + kv_heads)
     cos = gl.load(turn_ptr, mask=is_turned, other=1.0)
     sin = gl.load(turn_ptr + half, mask=is_turned, other=0.0)
-    (sums,) = sum_stream(
-        x_desc, weight_desc, stream, head, run, 0, num_copies, ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES
-    )
+    stream = sum_stream(
+        x_desc, weight_desc, stream, head, run, 0, num_copies, 0, num_copies,
+        ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES, UNDER_WAY,
+    )  # fmt: skip
+    (sums,) = sums_of(stream, 1)
     first, second = split_paired(sums, ROWS, OUTPUTS, PAIRED)
     dtype: gl.constexpr = query_ptr.dtype.element_ty
     first = by_rows((first + first_bias[:, None]).to(dtype), ROWS, pairs).to(gl.float32)
@@ -205,6 +212,7 @@ def _streamed_qkv_kernel(
             _store_streamed(key_cache_ptr + offset, turned_first, turned_second, is_row & (slot >= 0), half)
         else:
             _store_streamed(value_cache_ptr + offset, first, second, is_row & (slot >= 0), half)
+    close_stream(stream, STAGES)
 
 
 @gluon_jit_once_for()

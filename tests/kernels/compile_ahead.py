@@ -92,10 +92,12 @@ def linear(kind: str) -> dict[str, str]:
     )
 
 
-def streamed_by_copies(kind: str, inputs: int) -> dict[str, int]:
-    """Programs lag by five copies of 512 bytes, or as many inputs in smaller ones."""
-    lag = 5 * 512 // (inputs * bytes_of(kind))
-    return {"OUTPUTS": 64, "INPUTS": inputs, "TILES": 1, "NEIGHBOURS": 1, "LAG": lag}
+def streamed_by_copies(kind: str, inputs: int, rows: int, split: int = 1) -> dict[str, int]:
+    """As stream_constants_of has them."""
+    copies = {"UNIT": 512 // (inputs * bytes_of(kind)), "STARTS": 4 if split == 1 else 6, "AHEAD": 3}
+    under_way = int(rows == 64 or (rows < 64 and split == 1))
+    tiles = {"ROWS": rows, "OUTPUTS": 64, "INPUTS": inputs, "TILES": 1, "NEIGHBOURS": 1}
+    return tiles | copies | {"UNDER_WAY": under_way}
 
 
 def streamed_linear(kind: str, rows: int, inputs: int, stages: int, split: int, **added: bool) -> Case:
@@ -104,8 +106,8 @@ def streamed_linear(kind: str, rows: int, inputs: int, stages: int, split: int, 
         "_streamed_linear_kernel",
         linear("bf16" if kind == "fp8e4nv" else kind)
         | {"x_desc": descriptor(kind, 2, rows // 2, inputs), "weight_desc": descriptor(kind, 64, inputs)},
-        streamed_by_copies(kind, inputs)
-        | {"ROWS": rows, "STAGES": stages, "SPLIT": split, "HAS_BIAS": True}
+        streamed_by_copies(kind, inputs, rows, split)
+        | {"STAGES": stages, "SPLIT": split, "HAS_BIAS": True}
         | added,
         divisible=STREAMED_BY_COPIES,
         least_capability=90,
@@ -229,9 +231,10 @@ CASES = [
             ("bf16", 8, 256, 6, 4),
             ("bf16", 16, 256, 5, 2),
             ("bf16", 32, 256, 4, 2),
-            ("bf16", 64, 256, 3, 2),
             ("fp16", 64, 256, 3, 1),
             ("bf16", 64, 128, 7, 1),
+            ("bf16", 64, 128, 7, 2),
+            ("bf16", 64, 128, 7, 4),
         )
         for case in (
             streamed_linear(kind, rows, inputs, stages, split, IS_SCALED=False, HAS_RESIDUAL=True),
@@ -243,7 +246,7 @@ CASES = [
                     "x_desc": descriptor(kind, 2, rows // 2, inputs),
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
-                streamed_by_copies(kind, inputs) | {"ROWS": rows, "STAGES": stages, "PAIRED": 8},
+                streamed_by_copies(kind, inputs, rows) | {"STAGES": stages, "PAIRED": 8},
                 divisible=STREAMED_BY_COPIES,
                 least_capability=90,
                 most_capability=90,
@@ -255,8 +258,8 @@ CASES = [
                     linear(kind)
                     | {"x_desc": descriptor(kind, 2, rows // 2, inputs)}
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, inputs)},
-                    streamed_by_copies(kind, inputs)
-                    | {"ROWS": rows, "STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
+                    streamed_by_copies(kind, inputs, rows)
+                    | {"STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
                     least_capability=90,
                     most_capability=90,
                 )
@@ -293,8 +296,8 @@ CASES = [
                 "x_desc": descriptor(kind, 2, rows // 2, 128),
                 "weight_desc": descriptor(kind, 1, 4, 2, 8, 128),
             },
-            streamed_by_copies(kind, 128)
-            | {"ROWS": rows, "STAGES": stages, "TILES": tiles, "NEIGHBOURS": neighbours, "PAIRED": 8},
+            streamed_by_copies(kind, 128, rows)
+            | {"STAGES": stages, "TILES": tiles, "NEIGHBOURS": neighbours, "PAIRED": 8},
             divisible=STREAMED_BY_COPIES,
             least_capability=90,
             most_capability=90,

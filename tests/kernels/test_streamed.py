@@ -58,8 +58,8 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, 6144, 4096, Streams(96, 1)),
         (32, 6144, 4096, Streams(96, 1)),
         (33, 6144, 4096, Streams(96, 1, copy_bytes=256)),
-        (64, 4096, 4096, Streams(128, 2, copy_bytes=256)),
-        (64, 4096, 11008, Streams(128, 2)),
+        (64, 4096, 4096, Streams(128, 2, 12, copy_bytes=256)),
+        (64, 4096, 11008, Streams(128, 2, 38, copy_bytes=256)),
         (4, 22016, 4096, Streams(344, neighbours=3)),
         (32, 22016, 4096, Streams(344, neighbours=3)),
         (33, 22016, 4096, Streams(115, tiles=3, copy_bytes=256, neighbours=3)),
@@ -67,8 +67,8 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         (64, 25345, 4096, Streams(397)),
         (64, 18817, 4096, Streams(99, tiles=3, copy_bytes=256, neighbours=3)),
         (64, 18816, 4096, Streams(294)),
-        (4, 4096, 11008, Streams(128, 2)),
-        (4, 2048, 11008, Streams(128, 4)),
+        (4, 4096, 11008, Streams(128, 2, 19)),
+        (4, 2048, 11008, Streams(128, 4, 10)),
         (4, 1000, 11008, None),
         (4, 151_680, 4096, Streams(2370, neighbours=3)),
         (64, 151_680, 4096, Streams(790, tiles=3, copy_bytes=256, neighbours=3)),
@@ -95,9 +95,9 @@ def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are_and_h
     ("rows", "outputs", "inputs", "expected"),
     [
         (4, 6144, 4096, Streams(96)),
-        (32, 4096, 8192, Streams(128, 2)),
+        (32, 4096, 8192, Streams(128, 2, 6)),
         (33, 6144, 4096, Streams(96, copy_bytes=256)),
-        (64, 4096, 8192, Streams(128, 2, copy_bytes=256)),
+        (64, 4096, 8192, Streams(128, 2, 12, copy_bytes=256)),
         (64, 22016, 4096, Streams(115, tiles=3, copy_bytes=256, neighbours=3)),
         (4, 4096, 4096, None),
         (4, 6144, 2048, None),
@@ -182,13 +182,15 @@ def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, 
         copy, copies = constants["INPUTS"], inputs // constants["INPUTS"]
         firsts = {}
         for program in range(streams.programs):
-            part = program % streams.split
-            begin, end = copies * part // streams.split, copies * (part + 1) // streams.split
-            turn = program * streams.tiles // constants["NEIGHBOURS"]
-            own = begin + turn * constants["LAG"] % (end - begin)
+            first_tile, part = program // streams.split * streams.tiles, program % streams.split
+            begin = part * streams.part_copies
+            end = copies if part == streams.split - 1 else begin + streams.part_copies
+            turn = first_tile // constants["NEIGHBOURS"] % constants["STARTS"]
+            unit = constants["UNIT"]
+            own = begin + turn * ((end - begin) // unit) // constants["STARTS"] * unit
+            assert begin <= own < end
             for place in range(streams.tiles):
-                tile = program // streams.split * streams.tiles + place
-                firsts[min(tile, tiles), part] = begin * copy, own * copy, end * copy
+                firsts[min(first_tile + place, tiles), part] = begin * copy, own * copy, end * copy
         firsts.pop((tiles, 0), None)  # behind the last
         orders.append(firsts)
         sizes.add(copy)
@@ -295,6 +297,24 @@ def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper
         if streams_of(x, weight, pairs=True) is not None:
             assert torch.equal(gated_linear(x[some], weight), gated[some])
     assert all(torch.equal(skinny_linear(x, weight), plain) for _ in range(100))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17, 64])
+@pytest.mark.parametrize("shape", ["split", "long", "quarters"])
+def test_the_last_part_gets_the_others_while_other_work_keeps_multiprocessors_from_them(
+    shape: str, rows: int, hopper: torch.device
+) -> None:
+    outputs, inputs = SHAPES[shape]
+    x, weight = tensors(rows, outputs, inputs, hopper)
+    expected, square = skinny_linear(x, weight), torch.randn(2048, 2048, device=hopper)
+    torch.cuda.synchronize()
+    beside = torch.cuda.Stream(hopper)
+    for _ in range(50):
+        with torch.cuda.stream(beside):
+            square @ square
+        results = [skinny_linear(x, weight) for _ in range(10)]
+        assert all(torch.equal(result, expected) for result in results)
 
 
 @pytest.mark.gpu
