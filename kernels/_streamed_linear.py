@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels._device import multiprocessors
+from headway.kernels._parts import forget_arrivals, hand_over, sums_handed_over
 from headway.kernels._skinny import workspace_of
 from headway.kernels._streamed import (
     AHEAD,
@@ -13,13 +15,10 @@ from headway.kernels._streamed import (
     close_stream,
     described_rows,
     described_weight,
-    forget_arrivals,
-    hand_over,
     inputs_of,
     open_stream,
     stream_constants_of,
     sum_stream,
-    sums_handed_over,
     sums_of,
 )
 from headway.kernels._triton import gl, gluon_jit_once_for
@@ -137,6 +136,8 @@ def streamed_linear(
     """x @ weight.T * step * scale + bias + residual, of what is given."""
     rows, num_inputs = x.shape
     assert (step is None) == (scale is None), "step and scale come together"
+    # Else parts may wait for others that cannot start.
+    assert streams.split == 1 or streams.programs <= multiprocessors(x.device)
     _streamed_linear_kernel[(streams.programs,)](
         described_rows(x, streams), described_weight(weight, streams), out if step is None else step,
         out if scale is None else scale, out if bias is None else bias, out if residual is None else residual,

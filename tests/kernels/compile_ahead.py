@@ -92,21 +92,25 @@ def linear(kind: str) -> dict[str, str]:
     )
 
 
-def streamed_by_copies(kind: str, inputs: int, rows: int, split: int = 1) -> dict[str, int]:
-    """As stream_constants_of has them."""
-    copies = {"UNIT": 512 // (inputs * bytes_of(kind)), "STARTS": 4 if split == 1 else 6, "AHEAD": 3}
-    under_way = int(rows == 64 or (rows < 64 and split == 1))
+def streamed_by_copies(
+    kind: str, inputs: int, rows: int, *, split: int = 1, under_way: int = 1
+) -> dict[str, int]:
+    """As stream_constants_of has them; products of up to 32 rows are under way where programs follow one another."""
+    starts = 16 if rows > 64 else 4 if split == 1 else 6
     tiles = {"ROWS": rows, "OUTPUTS": 64, "INPUTS": inputs, "TILES": 1, "NEIGHBOURS": 1}
+    copies = {"UNIT": 512 // (inputs * bytes_of(kind)), "STARTS": starts, "AHEAD": 3}
     return tiles | copies | {"UNDER_WAY": under_way}
 
 
-def streamed_linear(kind: str, rows: int, inputs: int, stages: int, split: int, **added: bool) -> Case:
+def streamed_linear(
+    kind: str, rows: int, inputs: int, stages: int, split: int, under_way: int = 1, **added: bool
+) -> Case:
     return Case(
         "_streamed_linear",
         "_streamed_linear_kernel",
         linear("bf16" if kind == "fp8e4nv" else kind)
         | {"x_desc": descriptor(kind, 2, rows // 2, inputs), "weight_desc": descriptor(kind, 64, inputs)},
-        streamed_by_copies(kind, inputs, rows, split)
+        streamed_by_copies(kind, inputs, rows, split=split, under_way=under_way)
         | {"STAGES": stages, "SPLIT": split, "HAS_BIAS": True}
         | added,
         divisible=STREAMED_BY_COPIES,
@@ -226,18 +230,30 @@ CASES = [
         for outputs, inputs, squares, num_stages in ((128, 64, 64, 4), (64, 128, 0, 5))
     ),
     *(
+        streamed_linear(kind, rows, inputs, stages, split, under_way, IS_SCALED=False, HAS_RESIDUAL=True)
+        for kind, rows, inputs, stages, split, under_way in (
+            ("bf16", 8, 256, 6, 1, 0),
+            ("bf16", 8, 256, 6, 4, 0),
+            ("bf16", 16, 256, 5, 1, 1),
+            ("bf16", 16, 256, 5, 2, 0),
+            ("bf16", 32, 256, 4, 2, 0),
+            ("fp16", 64, 256, 3, 1, 1),
+            ("bf16", 64, 128, 7, 1, 1),
+            ("bf16", 64, 128, 7, 2, 1),
+            ("bf16", 64, 128, 7, 4, 1),
+        )
+    ),
+    *(
         case
-        for kind, rows, inputs, stages, split in (
-            ("bf16", 8, 256, 6, 4),
-            ("bf16", 16, 256, 5, 2),
-            ("bf16", 32, 256, 4, 2),
+        for kind, rows, inputs, stages, under_way in (
+            ("bf16", 8, 256, 6, 0),
+            ("bf16", 16, 256, 5, 0),
+            ("bf16", 16, 256, 5, 1),
+            ("bf16", 32, 256, 4, 1),
             ("fp16", 64, 256, 3, 1),
             ("bf16", 64, 128, 7, 1),
-            ("bf16", 64, 128, 7, 2),
-            ("bf16", 64, 128, 7, 4),
         )
         for case in (
-            streamed_linear(kind, rows, inputs, stages, split, IS_SCALED=False, HAS_RESIDUAL=True),
             Case(
                 "gated_linear",
                 "_streamed_gated_kernel",
@@ -246,7 +262,7 @@ CASES = [
                     "x_desc": descriptor(kind, 2, rows // 2, inputs),
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
-                streamed_by_copies(kind, inputs, rows) | {"STAGES": stages, "PAIRED": 8},
+                streamed_by_copies(kind, inputs, rows, under_way=under_way) | {"STAGES": stages, "PAIRED": 8},
                 divisible=STREAMED_BY_COPIES,
                 least_capability=90,
                 most_capability=90,
@@ -258,7 +274,7 @@ CASES = [
                     linear(kind)
                     | {"x_desc": descriptor(kind, 2, rows // 2, inputs)}
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, inputs)},
-                    streamed_by_copies(kind, inputs, rows)
+                    streamed_by_copies(kind, inputs, rows, under_way=under_way)
                     | {"STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
                     least_capability=90,
                     most_capability=90,
@@ -268,13 +284,13 @@ CASES = [
         )
     ),
     *(
-        streamed_linear("fp8e4nv", rows, inputs, stages, split, IS_SCALED=True, HAS_RESIDUAL=False)
-        for rows, inputs, stages, split in (
-            (8, 512, 6, 2),
-            (16, 512, 5, 1),
-            (32, 512, 4, 2),
-            (64, 512, 3, 1),
-            (64, 256, 7, 2),
+        streamed_linear("fp8e4nv", rows, inputs, stages, split, under_way, IS_SCALED=True, HAS_RESIDUAL=False)
+        for rows, inputs, stages, split, under_way in (
+            (8, 512, 6, 2, 0),
+            (16, 512, 5, 1, 1),
+            (32, 512, 4, 2, 0),
+            (64, 512, 3, 1, 1),
+            (64, 256, 7, 2, 1),
         )
     ),
     *(
@@ -296,7 +312,7 @@ CASES = [
                 "x_desc": descriptor(kind, 2, rows // 2, 128),
                 "weight_desc": descriptor(kind, 1, 4, 2, 8, 128),
             },
-            streamed_by_copies(kind, 128, rows)
+            streamed_by_copies(kind, 128, rows, under_way=int(rows == 64))
             | {"STAGES": stages, "TILES": tiles, "NEIGHBOURS": neighbours, "PAIRED": 8},
             divisible=STREAMED_BY_COPIES,
             least_capability=90,

@@ -1,5 +1,6 @@
 """Products whose weights flow by bulk copies: which take it, and on Hopper that their results are right and a row's own."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -198,6 +199,25 @@ def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, 
     assert len(sizes) == 2
 
 
+@pytest.mark.usefixtures("pretended_hopper")
+@pytest.mark.parametrize("rows", [1, 64])
+def test_the_last_part_of_a_sum_has_more_than_the_others(rows: int) -> None:
+    """And all parts run at once: the last waits for the others."""
+    splits = set()
+    for outputs, inputs in itertools.product(range(64, 6145, 64), range(4096, 65537, 1280)):
+        x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16, device="meta") for n in (rows, outputs))
+        streams = streams_of(x, weight)
+        if streams is None or streams.split == 1:
+            continue
+        splits.add(streams.split)
+        unit, copies = 512 // streams.copy_bytes, inputs * 2 // streams.copy_bytes
+        more = copies - streams.split * streams.part_copies
+        assert streams.part_copies % unit == 0
+        assert 3 <= more // unit <= 6
+        assert streams.programs <= 132
+    assert splits == {2, 4}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
@@ -301,20 +321,22 @@ def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 17, 64])
-@pytest.mark.parametrize("shape", ["split", "long", "quarters"])
 def test_the_last_part_gets_the_others_while_other_work_keeps_multiprocessors_from_them(
-    shape: str, rows: int, hopper: torch.device
+    rows: int, hopper: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs, inputs = SHAPES[shape]
-    x, weight = tensors(rows, outputs, inputs, hopper)
-    expected, square = skinny_linear(x, weight), torch.randn(2048, 2048, device=hopper)
+    """Sums in two and four parts, which share counters, one behind the other."""
+    monkeypatch.undo()  # poison would be written between launches, and keep them apart
+    cases = []
+    for shape in ("split", "long", "quarters"):
+        x, weight = tensors(rows, *SHAPES[shape], hopper)
+        cases.append((x, weight, skinny_linear(x, weight)))
+    square, beside = torch.randn(2048, 2048, device=hopper), torch.cuda.Stream(hopper)
     torch.cuda.synchronize()
-    beside = torch.cuda.Stream(hopper)
     for _ in range(50):
         with torch.cuda.stream(beside):
             square @ square
-        results = [skinny_linear(x, weight) for _ in range(10)]
-        assert all(torch.equal(result, expected) for result in results)
+        results = [(skinny_linear(x, weight), expected) for x, weight, expected in cases * 4]
+        assert all(torch.equal(result, expected) for result, expected in results)
 
 
 @pytest.mark.gpu
