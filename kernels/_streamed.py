@@ -250,7 +250,7 @@ def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
 
 @gluon_jit_once_for()
 def close_stream(stream: gl.tuple, STAGES: gl.constexpr) -> None:
-    """The last that a program does: until then the barriers keep their memory, so that nothing waits for this to be put there."""
+    """The last that a program does: until then the barriers keep their memory, and nothing has to wait for it."""
     arrivals = stream[2]
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.invalidate(arrivals.index(stage))
@@ -384,8 +384,9 @@ def adds_on_the_way(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
     rows = _padded(x.shape[0])
-    # Where programs follow one another, or rows are many, products hold them up: `gate_up` of 64 rows 45.2 us, without 47.3.
-    # Else what is asked for at once counts more, and where there is room for two copies alone (MANY_ROWS) it is all that counts.
+    # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up: `gate_up` of 64 rows
+    # 45.2 us, and 47.3 with the wait. Else it counts more how much is asked for at once, above all of MANY_ROWS, which leave
+    # room for two or three copies.
     is_under_way = rows == MAX_ROWS or streams.programs > multiprocessors(x.device)
     stage_bytes = (streams.tiles * OUTPUTS + rows) * streams.copy_bytes
     return {

@@ -141,7 +141,8 @@ def streamed_linear(
     _streamed_linear_kernel[(streams.programs,)](
         described_rows(x, streams), described_weight(weight, streams), out if step is None else step,
         out if scale is None else scale, out if bias is None else bias, out if residual is None else residual,
-        out, *workspace_of(streams.split, out), rows, weight.shape[0], num_inputs // inputs_of(weight, streams), streams.part_copies,
+        out, *workspace_of(streams.split, out), rows, weight.shape[0],
+        num_inputs // inputs_of(weight, streams), streams.part_copies,
         0 if residual is None else residual.stride(0), out.stride(0), TILES=streams.tiles, SPLIT=streams.split, AHEAD=AHEAD,
         IS_SCALED=step is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         **stream_constants_of(x, streams),

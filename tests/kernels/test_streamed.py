@@ -170,7 +170,8 @@ def test_queries_keys_and_values_take_a_tile_a_program(rows: int) -> None:
 @pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(6144, 4096), (4096, 8192), (4096, 11264), (2048, 16384), (22016, 4096)]
+    ("outputs", "inputs"),
+    [(6144, 4096), (4096, 8192), (4096, 11264), (4096, 11776), (2048, 16384), (22016, 4096)],
 )
 def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     """A tile's first input, and its part's, are the same with copies of either size, beside any tiles."""
