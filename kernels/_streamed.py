@@ -327,7 +327,7 @@ def _streams_of(x: torch.Tensor, weight: torch.Tensor, pairs: bool, most_tiles: 
     if programs < _MIN_SHARE_OF_PROGRAMS * num_multiprocessors:
         return None
     neighbours = most_tiles if _is_wide(tiles, num_multiprocessors) else 1
-    is_tall = _padded(x.shape[0]) == MAX_ROWS
+    is_tall = padded_rows(x.shape[0]) == MAX_ROWS
     if is_tall and neighbours > 1:
         programs = blocks_of(tiles, neighbours)
         return Streams(programs, tiles=neighbours, copy_bytes=_SMALL_COPY_BYTES, neighbours=neighbours)
@@ -383,7 +383,7 @@ def adds_on_the_way(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
-    rows = _padded(x.shape[0])
+    rows = padded_rows(x.shape[0])
     # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up: `gate_up` of 64 rows
     # 45.2 us, and 47.3 with the wait. Else it counts more how much is asked for at once, above all of MANY_ROWS, which leave
     # room for two or three copies.
@@ -418,13 +418,13 @@ def described_rows(x: torch.Tensor, streams: Streams) -> TensorDescriptor:
     """As two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a tile of 8 are rows 0 .. 3 and
     rows 1 .. 4. A row that a copy finds to be outside takes it longer than one that is there (a tile of 64: `gate_up`
     52 us where 33 of them were there, 47 where all are). Only of 1 to 4 rows some of the 8 are outside."""
-    (rows, num_inputs), half = x.shape, _padded(x.shape[0]) // 2
+    (rows, num_inputs), half = x.shape, padded_rows(x.shape[0]) // 2
     shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
     strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]
     return _described(x, shape, strides, [2, half, inputs_of(x, streams)])
 
 
-def _padded(num_rows: int) -> int:
+def padded_rows(num_rows: int) -> int:
     return max(power_of_two(num_rows), _MIN_TILE_ROWS)
 
 
