@@ -29,11 +29,13 @@ from headway.kernels._streamed import (
 )
 from headway.kernels._triton import blocks_of, gl, gluon_jit_once_for, hopper, tl
 
-# Large copies where there is room for three, else small ones, of which fewer than four ask for too little at once.
+# Large copies where they divide the sum and there is room for three, else small ones, of which fewer than four ask for too
+# little at once.
 _COPY_BYTES, _MIN_STAGES, _MAX_STAGES = (512, 256), (3, 4), 12
 # Longer sums stream as fast a tile a program.
 _MIN_INPUTS, _MANY_INPUTS = 256, 2048
-# Results of others are written 2 bytes at once: 64 rows of 33800 x 512 21 us, by the library 13.
+# More than 8 rows of others are written 2 bytes at once: 64 rows of 33800 x 512 21 us, by the library 13. Fewer rows gain
+# nothing by it, but all take one kernel.
 _OUTPUTS_MULTIPLE = 16
 # Of a program's shared memory what holds neither weights nor rows: barriers, and results on their way to memory.
 _OTHER_BYTES = 2304
@@ -97,6 +99,7 @@ def _resident_linear_kernel(
         _fetch(weight_desc, arrivals, weights, stage, tile, num_tiles, stage % COPIES, OUTPUTS, INPUTS)
     rows_arrival = arrivals.index(STAGES)
     hopper.mbarrier.init(rows_arrival, count=1)
+    # In this order: see open_stream.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     hopper.mbarrier.expect(rows_arrival, COPIES * ROWS * INPUTS * bits // 8)
@@ -157,12 +160,13 @@ def residents_of(x: torch.Tensor, weight: torch.Tensor) -> Residents | None:
 
 
 def resident_linear(
-    x: torch.Tensor,  # [rows, inputs]
-    weight: torch.Tensor,  # [outputs, inputs]
+    x: torch.Tensor,  # [rows, inputs] bfloat16 or float16
+    weight: torch.Tensor,  # [outputs, inputs] of that type
     residents: Residents,  # of them
-    out: torch.Tensor,  # [rows, outputs], written
+    out: torch.Tensor,  # [rows, outputs] of that type, written
 ) -> None:
-    """x @ weight.T."""
+    """x @ weight.T, summed in float32 and rounded once."""
+    assert out.dtype == x.dtype, (out.dtype, x.dtype)
     streams = Streams(residents.programs, copy_bytes=residents.copy_bytes)
     _resident_linear_kernel[(residents.programs,)](
         described_rows(x, streams), described_weight(weight, streams), out,

@@ -82,14 +82,16 @@ def skinny_linear(
     bias: torch.Tensor | None = None,  # [outputs] float
     *,
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
-    out: torch.Tensor | None = None,  # [rows, outputs]; may be the residual
+    out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
 ) -> torch.Tensor:
     """[rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once.
 
     No launch that is still under way may write the weight: it is read before the launch in front has ended.
     """
     streams = streams_of(x, weight)
-    residents = residents_of(x, weight) if streams is None and bias is None and residual is None else None
+    # Wide ones are lm_heads, which add nothing.
+    is_plain = streams is None and bias is None and residual is None
+    residents = residents_of(x, weight) if is_plain else None
     if streams is None and residents is None and not is_skinny(x, weight):
         return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]

@@ -13,7 +13,7 @@ SHAPES = {
     "whole": (16_896, 1024),
     "rest": (8_464, 1024),
     "odd": (40_016, 1024),
-    "small copies": (34_048, 1152),
+    "small copies": (34_048, 896),
     "one copy": (34_048, 256),
 }
 ROWS = (1, 4, 5, 8, 9, 16, 17, 33, 48, 64)
@@ -43,6 +43,9 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         (33, 151_680, 1536, None),
         (1, 151_680, 2048, None),
         (16, 151_680, 1408, Residents(132, 11, 256, 10)),
+        (64, 151_680, 1280, Residents(132, 10, 256, 4)),
+        (33, 151_680, 1408, None),
+        (1, 151_680, 1920, Residents(132, 15, 256, 12)),
         (1, 151_680, 960, None),
         (1, 151_680, 256, Residents(132, 1, 512, 6)),
         (1, 151_680, 128, None),
@@ -69,6 +72,10 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
     assert residents_of(wide[:, :256].half(), weight) is None
     assert residents_of(wide[:, :256].float(), weight.float()) is None
     assert residents_of(wide[:, :256], weight.T.contiguous().T) is None
+    assert (
+        residents_of(wide[:, :256], torch.empty(16_896 * 256 + 1, dtype=torch.bfloat16)[1:].view(16_896, 256))
+        is None
+    )
 
 
 @pytest.mark.gpu
@@ -88,8 +95,31 @@ def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, h
     assert_near(out, product)
     around[1:-1, 8:-8] = 7.0
     assert bool((around == 7.0).all())
-    bias = torch.randn(outputs).to(x)
-    assert_near(skinny_linear(x, weight, bias), product + bias.double())
+    bias, residual = torch.randn(outputs).to(x), torch.randn(rows, outputs).to(x)
+    added = skinny_linear(x, weight, bias, residual=residual)
+    assert_near(added, product + bias.double() + residual.double())
+    assert_near(skinny_linear(x, weight, residual=residual), product + residual.double())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [3, 16, 64])
+def test_rows_of_an_odd_width_are_written_as_they_lie(rows: int, hopper: torch.device) -> None:
+    x, weight = tensors(rows, *SHAPES["whole"], hopper)
+    around = torch.full((rows, 16_896 + 5), 7.0, dtype=x.dtype, device=hopper)
+    out = around[:, 3:-2]
+    assert torch.equal(skinny_linear(x, weight, out=out), skinny_linear(x, weight))
+    out.fill_(7.0)
+    assert bool((around == 7.0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inputs", [1408, 1536, 1920])
+@pytest.mark.parametrize("rows", [1, 8, 13, 32])
+def test_longer_sums_of_fewer_rows(rows: int, inputs: int, hopper: torch.device) -> None:
+    x, weight = tensors(rows, 34_048, inputs, hopper)
+    assert residents_of(x, weight) is not None
+    assert_near(skinny_linear(x, weight), x.double() @ weight.double().T)
+    assert torch.equal(skinny_linear(x[:1], weight)[0], skinny_linear(x, weight)[0])
 
 
 @pytest.mark.gpu
@@ -134,7 +164,7 @@ def test_rows_are_read_behind_the_kernel_in_front(
             wide = skinny_linear(x, widen)
             if waits:
                 torch.cuda.synchronize()
-            x = skinny_linear(wide[:, :4096], narrow)
+            x = skinny_linear(wide[:, -4096:], narrow)
             if waits:
                 torch.cuda.synchronize()
         return x
