@@ -181,13 +181,19 @@ CASES = [
             "varlen_attention",
             "_varlen_kernel",
             ATTENTION | pointers("first length"),
-            {"SHARING": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
-            | {"QUERIES": queries, "TILE": queries},
+            {"SHARING": 4, "PACKED": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
+            | {"QUERIES": rows // 4, "TILE": tile},
             num_warps,
-            3,
+            num_stages,
             (*STRIDES, "query_token_stride", "out_token_stride"),
+            least_capability=90 if rows == 128 else 80,  # whose shared memory it fits
         )
-        for head_dim, queries, num_warps in ((64, 64, 8), (128, 64, 8), (256, 32, 4))
+        for head_dim, rows, tile, num_warps, num_stages in (
+            (64, 64, 64, 4, 3),
+            (128, 64, 64, 4, 3),
+            (128, 128, 64, 8, 5),
+            (256, 32, 32, 4, 3),
+        )
     ),
     *(
         Case(

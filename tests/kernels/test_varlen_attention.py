@@ -73,11 +73,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("chunks", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(("block_size", "heads"), [(16, (4, 2)), (64, (4, 2)), (16, (6, 2)), (16, (4, 1))])
 def test_each_chunk_gets_what_it_gets_alone(
-    chunks: list[tuple[int, int]], block_size: int, device: torch.device
+    chunks: list[tuple[int, int]], block_size: int, heads: tuple[int, int], device: torch.device
 ) -> None:
-    prompts = Prompts(chunks, device, block_size=block_size)
+    prompts = Prompts(chunks, device, heads=heads, block_size=block_size)
     out = torch.full_like(prompts.query, GUARD)
     assert prompts.run(out) is out
     for (length, _), first, expected in zip(
@@ -98,3 +98,24 @@ def test_types_and_head_sizes(head_dim: int, dtype: torch.dtype) -> None:
         chunks, prompts.firsts.tolist(), prompts.one_by_one(), strict=True
     ):
         torch.testing.assert_close(result[first : first + length], expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(32, 8), (6, 2), (5, 1), (16, 1)], ids=str)
+@pytest.mark.parametrize(
+    "chunks", [[(200, 3000)], [(512, 1500)], [(9, 40)] * 40, [(256, 0), (130, 700), (1, 9)]]
+)
+def test_few_and_many_rows_of_heads_that_share_keys(
+    chunks: list[tuple[int, int]], heads: tuple[int, int]
+) -> None:
+    """As many as do go together where they are a power of two."""
+    prompts = Prompts(chunks, torch.device("cuda"), heads=heads, head_dim=128, dtype=torch.bfloat16)
+    out = torch.full_like(prompts.query, GUARD)
+    prompts.run(out)
+    for (length, _), first, expected in zip(
+        chunks, prompts.firsts.tolist(), prompts.one_by_one(), strict=True
+    ):
+        torch.testing.assert_close(
+            out[first : first + length], expected, rtol=0, atol=TOLERANCE[torch.bfloat16]
+        )
+    assert bool((out[sum(length for length, _ in chunks) :] == GUARD).all()), "padding is written"
