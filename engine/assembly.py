@@ -16,6 +16,7 @@ from headway.engine.config import (
     CPU_MAX_RUNNING,
     CUDA_MAX_RUNNING,
     DEFAULT_PREFILL_CHUNK,
+    MAX_MIXED_TOKENS,
     MIN_PREFILL_CHUNK,
     DraftLayers,
     DraftLmHead,
@@ -92,6 +93,7 @@ def assemble(
     prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
+    prefill_chunk = _prefill_chunk(config, model, num_parameters)
     config = msgspec.structs.replace(
         config,
         device=device.type,
@@ -99,7 +101,8 @@ def assemble(
         draft_lm_head=draft_lm_head,
         draft_layers=draft_layers,
         max_running=config.max_running or _max_running(model, depth),
-        prefill_chunk=_prefill_chunk(config, model, num_parameters),
+        prefill_chunk=prefill_chunk,
+        mixed_prefill_chunk=config.prefill_chunk or min(prefill_chunk, MAX_MIXED_TOKENS),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
         mixed_above_tokens=_mixed_above_tokens(config, model),
     )

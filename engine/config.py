@@ -28,8 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the engine process needs to start.
 
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
-    a step beside a decode round; idle_prefill_chunk: while nobody decodes, who would have to wait for it.
-    mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more tokens; None: of
+    a step beside a decode round; mixed_prefill_chunk: where the round's forward pass takes them in; idle_prefill_chunk:
+    while nobody decodes, who would have to wait for it. mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more tokens; None: of
     no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
@@ -51,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     prefill_chunk: int | None = None
+    mixed_prefill_chunk: int | None = None
     idle_prefill_chunk: int | None = None
     mixed_above_tokens: int | None = None
     prefix_caching: bool = True

@@ -67,6 +67,7 @@ class Scheduler:
         self._clock = clock
         self._limits = Limits(max_model_len, vocab_size)
         self._prefill_chunk = config.prefill_chunk or DEFAULT_PREFILL_CHUNK
+        self._mixed_prefill_chunk = config.mixed_prefill_chunk or self._prefill_chunk
         self._idle_prefill_chunk = config.idle_prefill_chunk or self._prefill_chunk
         self._num_blocks = num_blocks
         self._has_mtp = has_mtp
@@ -334,9 +335,14 @@ class Scheduler:
         return self._depth if cap is None else min(self._depth, cap)
 
     def _prefill_budget(self) -> int:
-        """Prompt tokens of one step: more while no stream waits for it."""
-        is_decoding = any(self._can_decode(request) for request in self._running)
-        return self._prefill_chunk if is_decoding else self._idle_prefill_chunk
+        """Prompt tokens of one step: more while no stream waits for it, or where they would not share a round's pass anyway."""
+        decoding = [request for request in self._running if self._can_decode(request)]
+        if not decoding:
+            return self._idle_prefill_chunk
+        is_far = any(r.status is Status.PREFILLING and r.num_computed > FAR for r in self._running)
+        return (
+            self._mixed_prefill_chunk if self._takes_prompts(decoding) and not is_far else self._prefill_chunk
+        )
 
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []
@@ -364,23 +370,24 @@ class Scheduler:
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit and not self._holds_rounds
 
-    def _mixes(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
-        """Whether the round of the others is large and the chunks are few tokens, so that they share its forward pass.
+    def _takes_prompts(self, others: list[Request]) -> bool:
+        """Whether the round of these rows is large, so that prompts may share its forward pass.
 
-        The rows that start then miss a round. Beside a small round they do not: its rows are computed in the same
-        way, to the last bit, whoever else comes. Nor beside rounds of rare kinds, or as many graphs more would be
-        captured of them.
+        Beside a small round they do not: its rows are computed in the same way, to the last bit, whoever else comes. Nor
+        beside rounds of rare kinds, or as many graphs more would be captured of them.
         """
         above = self._config.mixed_above_tokens
-        num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
-        is_few = 0 < num_tokens <= MAX_MIXED_TOKENS
-        if above is None or not is_few or any(chunk.start > FAR for chunk in chunks):
-            return False
         is_deep = any(self._depth_cap(r) == self._depth for r in others)
         is_plain = not any(
             r.sampling.adjusts_logits or r.sampling.num_logprobs is not None for r in self._running
         )
-        return is_deep and is_plain and len(others) * (self._depth + 1) > above
+        return above is not None and is_deep and is_plain and len(others) * (self._depth + 1) > above
+
+    def _mixes(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
+        """Whether the chunks share the forward pass of the round of the others; the rows that start then miss it."""
+        num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
+        is_few = 0 < num_tokens <= MAX_MIXED_TOKENS and all(chunk.start <= FAR for chunk in chunks)
+        return is_few and self._takes_prompts(others)
 
     def _join_round(self, chunks: tuple[PrefillChunk, ...]) -> tuple[int, tuple[int | None, ...], bool]:
         """(depth, request ids by row up to the last row that takes part, whether it is mixed with the chunks and

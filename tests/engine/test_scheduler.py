@@ -115,6 +115,28 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
     assert len(device.step()[0].prefill[0].token_ids) == 16
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "expected"),
+    [
+        (1, [(48, False), (48, False), (48, False), (16, False)]),
+        (2, [(32, True), (32, True), (32, True), (48, False), (16, False)]),
+    ],
+    ids=["few rows", "behind many keys"],
+)
+def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
+    num_rows: int, expected: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "FAR", 90)
+    chunks = {"prefill_chunk": 48, "mixed_prefill_chunk": 32, "idle_prefill_chunk": 64}
+    device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
+    for _ in range(num_rows):
+        device.add(5, max_tokens=100)
+    device.step()
+    device.add(160, max_tokens=9)
+    plans = [device.step()[0] for _ in expected]
+    assert [(len(plan.prefill[0].token_ids), plan.is_mixed) for plan in plans] == expected
+
+
 def test_held_rounds_wait_until_all_prompts_are_computed() -> None:
     """In chunks of the longer kind, since nobody decodes meanwhile."""
     device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=48, depth=1)
