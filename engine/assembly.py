@@ -102,7 +102,9 @@ def assemble(
         draft_layers=draft_layers,
         max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=prefill_chunk,
-        mixed_prefill_chunk=config.prefill_chunk or min(prefill_chunk, MAX_MIXED_TOKENS),
+        mixed_prefill_chunk=config.mixed_prefill_chunk
+        or config.prefill_chunk
+        or min(prefill_chunk, MAX_MIXED_TOKENS),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
         mixed_above_tokens=_mixed_above_tokens(config, model),
     )

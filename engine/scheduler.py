@@ -279,6 +279,8 @@ class Scheduler:
     def _admit_waiting(self) -> list[Admitted]:
         """Takes from the queue's front as long as this step has room for its tokens behind those of who comes before."""
         admitted: list[Admitted] = []
+        if not self._waiting:
+            return admitted
         budget = self._prefill_budget()
         while self._waiting and not self._rows.is_full:
             request = self._waiting[0]
@@ -339,16 +341,18 @@ class Scheduler:
         decoding = [request for request in self._running if self._can_decode(request)]
         if not decoding:
             return self._idle_prefill_chunk
-        is_far = any(r.status is Status.PREFILLING and r.num_computed > FAR for r in self._running)
+        first = next((r for r in self._running if r.status is Status.PREFILLING), None)
+        is_far = first is not None and first.num_computed > FAR
         return (
             self._mixed_prefill_chunk if self._takes_prompts(decoding) and not is_far else self._prefill_chunk
         )
 
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []
-        budget = self._prefill_budget()
-        for request in list(self._running):
-            if request.status is Status.PREFILLING and budget > 0:
+        prefilling = [request for request in self._running if request.status is Status.PREFILLING]
+        budget = self._prefill_budget() if prefilling else 0
+        for request in prefilling:
+            if budget > 0:
                 num_before = len(chunks)
                 self._contain(self._take_chunk, request, budget, chunks)
                 budget -= sum(len(chunk.token_ids) for chunk in chunks[num_before:])
