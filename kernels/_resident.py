@@ -20,11 +20,11 @@ from headway.kernels._streamed import (
     PAIRED_TYPES,
     Streams,
     by_rows,
+    can_copy,
     cells_of,
     described_rows,
     described_weight,
-    has_bulk_copies,
-    is_copied,
+    fetch_inputs,
     padded_rows,
 )
 from headway.kernels._triton import blocks_of, gl, gluon_jit_once_for, hopper, tl
@@ -104,8 +104,7 @@ def _resident_linear_kernel(
     tl.extra.cuda.gdc_launch_dependents()
     hopper.mbarrier.expect(rows_arrival, COPIES * ROWS * INPUTS * bits // 8)
     for copy in gl.static_range(COPIES):
-        halves = inputs.index(copy)._reinterpret(inputs.dtype, [2, ROWS // 2, INPUTS], x_desc.layout)
-        hopper.tma.async_copy_global_to_shared(x_desc, [0, 0, copy * INPUTS], rows_arrival, halves)
+        fetch_inputs(x_desc, rows_arrival, inputs, copy, copy, True, ROWS, INPUTS)
     hopper.mbarrier.wait(rows_arrival, 0)
     core_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 256 // bits]
@@ -137,14 +136,12 @@ def _resident_linear_kernel(
 
 def residents_of(x: torch.Tensor, weight: torch.Tensor) -> Residents | None:
     """None: the device, the type, the weight's shape or the number of rows is not for it."""
-    has_type = x.dtype in PAIRED_TYPES and x.dtype == weight.dtype
-    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS:
+    if not can_copy(x, weight, PAIRED_TYPES) or x.shape[0] > MAX_ROWS:
         return None
-    has_layout = weight.is_contiguous() and is_copied(weight) and is_copied(x)
     programs = multiprocessors(x.device)
     is_wide = blocks_of(weight.shape[0], OUTPUTS) > programs
     has_shape = is_wide and weight.shape[0] % _OUTPUTS_MULTIPLE == 0
-    if not has_layout or not has_shape or not _MIN_INPUTS <= x.shape[1] < _MANY_INPUTS:
+    if not has_shape or not _MIN_INPUTS <= x.shape[1] < _MANY_INPUTS:
         return None
     sum_bytes = x.shape[1] * x.element_size()
     room = shared_memory_bytes(x.device) - padded_rows(x.shape[0]) * sum_bytes - _OTHER_BYTES

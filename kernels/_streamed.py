@@ -10,6 +10,7 @@ product.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -100,7 +101,7 @@ def _fetch_weights(
 
 
 @gluon_jit_once_for()
-def _fetch_inputs(
+def fetch_inputs(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     arrival: gl.shared_memory_descriptor,
     inputs: gl.shared_memory_descriptor,  # [stages, ROWS, INPUTS]
@@ -169,7 +170,7 @@ def open_stream(
     tl.extra.cuda.gdc_launch_dependents()
     copy = own
     for stage in gl.static_range(STAGES):
-        _fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, copy, stage < copies, ROWS, INPUTS)
+        fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, copy, stage < copies, ROWS, INPUTS)
         copy = gl.where(copy + 1 == end, begin, copy + 1)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 256 // bits]
@@ -224,7 +225,7 @@ def sum_stream(
         _fetch_weights(
             weight_desc, arrival, weights, free, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
-        _fetch_inputs(x_desc, arrival, inputs, free, copy, exists, ROWS, INPUTS)
+        fetch_inputs(x_desc, arrival, inputs, free, copy, exists, ROWS, INPUTS)
         is_round = stage == STAGES - 1
         stage = gl.where(is_round, 0, stage + 1)
         parity = gl.where(is_round, parity ^ 1, parity)
@@ -356,13 +357,19 @@ def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
 
 
 def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
-    has_type = x.dtype in (PAIRED_TYPES if pairs else _TYPES) and x.dtype == weight.dtype
-    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
+    if not can_copy(x, weight, PAIRED_TYPES if pairs else _TYPES):
         return False
     copies, rest = divmod(x.shape[1] * x.element_size(), _COPY_BYTES)
-    has_layout = weight.is_contiguous() and is_copied(weight) and is_copied(x)
     has_pairs = not pairs or weight.shape[0] % (2 * PAIRED) == 0
-    return rest == 0 and copies >= _MIN_COPIES and has_layout and has_pairs
+    return rest == 0 and copies >= _MIN_COPIES and has_pairs
+
+
+def can_copy(x: torch.Tensor, weight: torch.Tensor, types: Collection[torch.dtype]) -> bool:
+    """Whether rows, of which there are some, and a whole weight, both of one of these types, can be copied in bulk."""
+    has_type = x.dtype in types and x.dtype == weight.dtype
+    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
+        return False
+    return weight.is_contiguous() and is_copied(weight) and is_copied(x)
 
 
 def is_copied(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from headway_testing.products import assert_each_near, tensors
+from headway_testing.products import Place, assert_each_near, beside_rubbish, tensors
 
 from headway.kernels import _dense, gated_linear, most_dense_rows
 from headway.kernels._dense import is_dense
@@ -87,17 +87,14 @@ def test_the_gated_product(
 ) -> None:
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another; odd ends; two to 42 tiles a program."""
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
-    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
-    wide[1 : rows + 1, 64:] = x
-    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
-    out = around[1:-1, 8:-8]
-    assert is_dense(wide[1 : rows + 1, 64:], weight, out)
-    assert gated_linear(wide[1 : rows + 1, 64:], weight, out=out) is out
+    place = Place(rows, outputs, x)
+    out = place.out
+    assert is_dense(beside_rubbish(x), weight, out)
+    assert gated_linear(beside_rubbish(x), weight, out=out) is out
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     assert_each_near(out, torch.nn.functional.silu(gate) * up)
     assert all(torch.equal(gated_linear(x, weight), out) for _ in range(50))
-    around[1:-1, 8:-8] = 7.0
-    assert bool((around == 7.0).all())
+    place.assert_around_it_nothing_is_written()
 
 
 @pytest.mark.gpu

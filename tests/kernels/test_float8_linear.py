@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from headway_testing.products import assert_each_launch_waits
 
 from headway.kernels import float8_linear, rms_norm, silu_mul
 from headway.kernels._streamed import streams_of
@@ -99,7 +100,7 @@ def test_products_wait_for_what_stands_in_front(
     norm = torch.ones(4096, dtype=torch.bfloat16, device=hopper)
     step, scale = torch.tensor([1 / 64], device=hopper), torch.tensor([1 / 64], device=hopper)
 
-    def compute(x: torch.Tensor, *, waits: bool) -> torch.Tensor:
+    def compute(x: torch.Tensor, waits: bool) -> torch.Tensor:
         def product(x: torch.Tensor, which: int) -> torch.Tensor:
             out = float8_linear(x, weights[which], step, scale, dtype=torch.bfloat16)
             if waits:
@@ -113,12 +114,4 @@ def test_products_wait_for_what_stands_in_front(
         return x
 
     x = torch.randn(rows, 4096, generator=generator, device=hopper).to(torch.bfloat16)
-    out = torch.empty_like(x)
-    compute(x, waits=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out.copy_(compute(x, waits=False))
-    for _ in range(20):
-        x.copy_(torch.randn(rows, 4096, generator=generator, device=hopper))
-        graph.replay()
-        assert torch.equal(out, compute(x, waits=True))
+    assert_each_launch_waits(compute, x, generator)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from headway_testing.products import assert_near, tensors
+from headway_testing.products import Place, assert_each_launch_waits, assert_near, beside_rubbish, tensors
 
-from headway.kernels import _resident, skinny_linear
+from headway.kernels import _resident, _streamed, skinny_linear
 from headway.kernels._resident import Residents, residents_of
 
 # Outputs x inputs: two tiles a program, one tile more than programs, many with an odd end, copies of 128 inputs, whole sums
@@ -21,7 +21,7 @@ ROWS = (1, 4, 5, 8, 9, 16, 17, 33, 48, 64)
 
 @pytest.fixture
 def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_resident, "has_bulk_copies", lambda x: True)
+    monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
     monkeypatch.setattr(_resident, "multiprocessors", lambda device: 132)
 
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
     weight = torch.empty(16_896, 256, dtype=torch.bfloat16)
     wide = torch.zeros(4, 512, dtype=torch.bfloat16)
     assert residents_of(wide[:, :256], weight) is None
-    monkeypatch.setattr(_resident, "has_bulk_copies", lambda x: True)
+    monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
     monkeypatch.setattr(_resident, "multiprocessors", lambda device: 132)
     assert residents_of(wide[:, 8:264], weight) is not None
     assert residents_of(wide[:, 1:257], weight) is None
@@ -86,15 +86,12 @@ def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, h
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
     x, weight = tensors(rows, outputs, inputs, hopper, dtype)
     assert residents_of(x, weight) is not None
-    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
-    wide[1 : rows + 1, 64:] = x
-    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
-    out = around[1:-1, 8:-8]
-    assert skinny_linear(wide[1 : rows + 1, 64:], weight, out=out) is out
+    place = Place(rows, outputs, x)
+    out = place.out
+    assert skinny_linear(beside_rubbish(x), weight, out=out) is out
     product = x.double() @ weight.double().T
     assert_near(out, product)
-    around[1:-1, 8:-8] = 7.0
-    assert bool((around == 7.0).all())
+    place.assert_around_it_nothing_is_written()
     bias, residual = torch.randn(outputs).to(x), torch.randn(rows, outputs).to(x)
     added = skinny_linear(x, weight, bias, residual=residual)
     assert_near(added, product + bias.double() + residual.double())
@@ -159,7 +156,7 @@ def test_rows_are_read_behind_the_kernel_in_front(
         for shape in ((16_896, 1024), (1024, 4096))
     )
 
-    def compute(x: torch.Tensor, *, waits: bool) -> torch.Tensor:
+    def compute(x: torch.Tensor, waits: bool) -> torch.Tensor:
         for _ in range(4):
             wide = skinny_linear(x, widen)
             if waits:
@@ -170,12 +167,4 @@ def test_rows_are_read_behind_the_kernel_in_front(
         return x
 
     x = torch.randn(rows, 1024, generator=generator, device=hopper).bfloat16()
-    out = torch.empty_like(x)
-    compute(x, waits=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out.copy_(compute(x, waits=False))
-    for _ in range(20):
-        x.copy_(torch.randn(rows, 1024, generator=generator, device=hopper))
-        graph.replay()
-        assert torch.equal(out, compute(x, waits=True))
+    assert_each_launch_waits(compute, x, generator)

@@ -5,7 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from headway_testing.products import assert_each_near, assert_near, tensors
+from headway_testing.products import (
+    Place,
+    assert_each_launch_waits,
+    assert_each_near,
+    assert_near,
+    beside_rubbish,
+    tensors,
+)
 
 from headway.kernels import _streamed, gated_linear, rms_norm, skinny_linear
 from headway.kernels._streamed import (
@@ -227,23 +234,19 @@ def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, h
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
     x, weight = tensors(rows, outputs, inputs, hopper, dtype)
     assert streams_of(x, weight) is not None
-    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
-    wide[1 : rows + 1, 64:] = x
-    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
-    out = around[1:-1, 8:-8]
-    assert skinny_linear(wide[1 : rows + 1, 64:], weight, out=out) is out
+    place = Place(rows, outputs, x)
+    out = place.out
+    assert skinny_linear(beside_rubbish(x), weight, out=out) is out
     product = x.double() @ weight.double().T
     assert_near(out, product)
-    around[1:-1, 8:-8] = 7.0
-    assert bool((around == 7.0).all())
+    place.assert_around_it_nothing_is_written()
     bias, residual = torch.randn(outputs).to(x), torch.randn(rows, outputs).to(x)
     expected = product + bias.double() + residual.double()
     assert_near(skinny_linear(x, weight, bias, residual=residual, out=out), expected)
     out.copy_(residual)
     assert skinny_linear(x, weight, bias, residual=out, out=out) is out
     assert_near(out, expected)
-    around[1:-1, 8:-8] = 7.0
-    assert bool((around == 7.0).all())
+    place.assert_around_it_nothing_is_written()
 
 
 @pytest.mark.gpu
@@ -274,12 +277,11 @@ def test_the_gated_product(
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
     assert streams_of(x, weight, pairs=True) is not None
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
-    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
-    out = around[1:-1, 8:-8]
+    place = Place(rows, outputs, x)
+    out = place.out
     assert gated_linear(x, weight, out=out) is out
     assert_near(out, torch.nn.functional.silu(gate) * up)
-    around[1:-1, 8:-8] = 7.0
-    assert bool((around == 7.0).all())
+    place.assert_around_it_nothing_is_written()
 
 
 @pytest.mark.gpu
@@ -292,16 +294,13 @@ def test_the_gated_product_of_more_rows(
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
     assert many_streams_of(x, weight) is not None
-    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=dtype, device=hopper)
-    wide[1 : rows + 1, 64:] = x
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
-    around = torch.full((rows + 2, outputs + 16), 7.0, dtype=dtype, device=hopper)
-    out = around[1:-1, 8:-8]
-    assert gated_linear(wide[1 : rows + 1, 64:], weight, out=out) is out
+    place = Place(rows, outputs, x)
+    out = place.out
+    assert gated_linear(beside_rubbish(x), weight, out=out) is out
     assert_each_near(out, torch.nn.functional.silu(gate) * up)
     assert all(torch.equal(gated_linear(x, weight), out) for _ in range(50))
-    around[1:-1, 8:-8] = 7.0
-    assert bool((around == 7.0).all())
+    place.assert_around_it_nothing_is_written()
 
 
 @pytest.mark.gpu
@@ -357,7 +356,8 @@ def test_a_layer_waits_for_what_stands_in_front(
     ]
     norm = torch.ones(HIDDEN, dtype=torch.bfloat16, device=hopper)
 
-    def compute(x: torch.Tensor, between: Callable[[], object] = lambda: None) -> torch.Tensor:
+    def compute(x: torch.Tensor, waits: bool) -> torch.Tensor:
+        between: Callable[[], object] = torch.cuda.synchronize if waits else lambda: None
         residual = x.clone()
         for _ in range(3):
             normed = rms_norm(residual, norm, 1e-5)
@@ -377,12 +377,4 @@ def test_a_layer_waits_for_what_stands_in_front(
             between()
         return residual
 
-    x, out = random(rows, HIDDEN), torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device=hopper)
-    compute(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out.copy_(compute(x))
-    for _ in range(20):
-        x.copy_(random(rows, HIDDEN))
-        graph.replay()
-        assert torch.equal(out, compute(x, torch.cuda.synchronize))
+    assert_each_launch_waits(compute, random(rows, HIDDEN), generator)

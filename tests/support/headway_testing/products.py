@@ -1,5 +1,7 @@
 """Inputs and weights of linear layers, and how near a product must come to float64's."""
 
+from collections.abc import Callable
+
 import torch
 
 # Relative to the root mean square of the result; bfloat16 rounds results to 8 bits.
@@ -25,3 +27,40 @@ def assert_each_near(result: torch.Tensor, expected: torch.Tensor) -> None:
     """So that one wrong part of many right ones is seen."""
     scale = expected.abs() + expected.square().mean().sqrt()
     assert float(((result.double() - expected).abs() / scale).max()) <= 2 * TOLERANCE[result.dtype]
+
+
+class Place:
+    """Where a product goes: a part of a wider tensor, around which nothing may be written."""
+
+    def __init__(self, rows: int, outputs: int, like: torch.Tensor) -> None:
+        self._around = torch.full((rows + 2, outputs + 16), 7.0, dtype=like.dtype, device=like.device)
+        self.out = self._around[1:-1, 8:-8]
+
+    def assert_around_it_nothing_is_written(self) -> None:
+        """Forgets the product."""
+        self.out.fill_(7.0)
+        assert bool((self._around == 7.0).all())
+
+
+def beside_rubbish(x: torch.Tensor) -> torch.Tensor:
+    """The same as rows of a wider tensor of NaN."""
+    rows, inputs = x.shape
+    wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=x.dtype, device=x.device)
+    wide[1 : rows + 1, 64:] = x
+    return wide[1 : rows + 1, 64:]
+
+
+def assert_each_launch_waits(
+    compute: Callable[[torch.Tensor, bool], torch.Tensor], x: torch.Tensor, generator: torch.Generator
+) -> None:
+    """compute, of a tensor and whether the host waits between launches, in a graph without, with other inputs each time:
+    nothing is read that was there before."""
+    out = torch.empty_like(x)
+    compute(x, True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out.copy_(compute(x, False))
+    for _ in range(20):
+        x.copy_(torch.randn(x.shape, generator=generator, device=x.device))
+        graph.replay()
+        assert torch.equal(out, compute(x, True))
