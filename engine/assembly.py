@@ -102,9 +102,7 @@ def assemble(
         draft_layers=draft_layers,
         max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=prefill_chunk,
-        mixed_prefill_chunk=config.mixed_prefill_chunk
-        or config.prefill_chunk
-        or min(prefill_chunk, MAX_MIXED_TOKENS),
+        mixed_prefill_chunk=_mixed_prefill_chunk(config, prefill_chunk),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
         mixed_above_tokens=_mixed_above_tokens(config, model),
     )
@@ -270,6 +268,11 @@ def _prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -
         return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
     wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, model, num_parameters), MAX_CUDA_PREFILL_CHUNK)
     return _fitting_chunk(wanted, model)
+
+
+def _mixed_prefill_chunk(config: EngineConfig, prefill_chunk: int) -> int:
+    """No more than the round's pass takes in, unless someone has said how many: prefill_chunk is what it has become."""
+    return config.mixed_prefill_chunk or config.prefill_chunk or min(prefill_chunk, MAX_MIXED_TOKENS)
 
 
 def _idle_prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int | None:

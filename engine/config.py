@@ -29,8 +29,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
     a step beside a decode round; mixed_prefill_chunk: where the round's forward pass takes them in; idle_prefill_chunk:
-    while nobody decodes, who would have to wait for it. mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more tokens; None: of
-    no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
+    while nobody decodes, who would have to wait for it. mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share
+    the forward pass of a round of more tokens; None: of no round. load_format: "dummy" draws the weights at random
+    instead of reading them, for measurements.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
     products that follow a norm. The target's are always full. deterministic: no row's text depends, and no result of the

@@ -342,10 +342,9 @@ class Scheduler:
         if not decoding:
             return self._idle_prefill_chunk
         first = next((r for r in self._running if r.status is Status.PREFILLING), None)
-        is_far = first is not None and first.num_computed > FAR
-        return (
-            self._mixed_prefill_chunk if self._takes_prompts(decoding) and not is_far else self._prefill_chunk
-        )
+        is_near = first is None or first.num_computed <= FAR
+        is_mixed = is_near and self._takes_prompts(decoding)
+        return self._mixed_prefill_chunk if is_mixed else self._prefill_chunk
 
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []

@@ -15,6 +15,7 @@ from headway.engine.assembly import (
     _idle_prefill_chunk,
     _make_deterministic,
     _max_running,
+    _mixed_prefill_chunk,
     _prefill_chunk,
 )
 from headway.engine.config import EngineConfig
@@ -187,6 +188,22 @@ def test_chunks_are_as_long_as_while_decoding_on_a_cpu_and_where_a_user_says_how
     assert _idle_prefill_chunk(asked, model(), 1) is None  # type: ignore[arg-type]
     assert _prefill_chunk(asked, model(), 1) == 256  # type: ignore[arg-type]
     assert _prefill_chunk(config, model(device="cpu"), int(7.8e9)) == 16  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "expected"),
+    [
+        ({}, 1024, 512),
+        ({}, 300, 300),
+        ({"prefill_chunk": 2048}, 2048, 2048),
+        ({"mixed_prefill_chunk": 64}, 1024, 64),
+    ],
+    ids=["usual", "slow", "given", "given-for-these"],
+)
+def test_a_large_round_takes_in_512_tokens_of_prompts_unless_a_user_says_how_many(
+    asked: dict[str, int], found: int, expected: int
+) -> None:
+    assert _mixed_prefill_chunk(EngineConfig(model_path="", **asked), found) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
