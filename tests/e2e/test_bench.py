@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,9 @@ RATES = (0.9, 0.7)
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Iterator[Any]]) -> Iterator[Any]:
     rates = ",".join(map(str, RATES))
-    yield from start("--depth", "2", "--synthetic-acceptance", rates, "--no-prefix-caching")
+    # A prompt of 1,500 tokens at once holds up streams for longer than what else a machine does.
+    chunk = "--prefill-chunk", "1500"
+    yield from start("--depth", "2", "--synthetic-acceptance", rates, "--no-prefix-caching", *chunk)
 
 
 def bench(server: Any, file: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -72,13 +72,7 @@ def test_streams_are_measured_without_and_with_long_prompts(server: Any, tmp_pat
     load = ["--concurrency", "2", "--duration", "8", "--input-len", "8", "--output-len", "900"]
     file = tmp_path / "run.json"
     before = server.metric("headway_prompt_tokens_total")
-    most_running = 0.0
-    with ThreadPoolExecutor() as pool:
-        run = pool.submit(bench, server, file, *load, "--prompt-every", "0.8", "--prompt-len", "1500")
-        while not run.done():
-            most_running = max(most_running, server.metric("headway_num_requests_running"))
-            time.sleep(0.05)
-    quiet, beside = run.result()
+    quiet, beside = bench(server, file, *load, "--prompt-every", "0.8", "--prompt-len", "1500")
     num_tokens = server.metric("headway_prompt_tokens_total") - before
     assert (quiet["level"], beside["level"]) == ("2 streams", "2 streams, 1,500 tokens every 0.8 s")
     assert quiet["errors"] == beside["errors"] == {}
@@ -86,8 +80,7 @@ def test_streams_are_measured_without_and_with_long_prompts(server: Any, tmp_pat
     assert (found["level"], found["prompt_len"], found["errors"]) == ("2 streams", 1500, {})
     assert 5 <= found["num_prompts"] <= 11
     assert found["chunk_gap_ratio"] == pytest.approx(beside["chunk_gap"]["p99"] / quiet["chunk_gap"]["p99"])
-    # Beside both streams; how long these wait for it tells nothing on a machine that does other things meanwhile.
-    assert most_running > 2
+    assert found["chunk_gap_ratio"] > 2
     num_short = 2 * 2 + quiet["num_requests"] + beside["num_requests"]  # two streams were warmed up twice
     assert num_tokens == 8 * num_short + 1500 * (1 + NUM_ALONE + found["num_prompts"])
     assert found["prefill_share"] == pytest.approx(
