@@ -7,6 +7,7 @@ round. Only ids and numbers, no tensors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway.engine.logprobs import TokenLogprobs
@@ -78,6 +79,11 @@ class PrefillChunk:
     is_last: bool
     scored_token_ids: tuple[int, ...] = ()
     num_top: int = 0
+
+
+def is_near(chunks: Iterable[PrefillChunk]) -> bool:
+    """Whether few keys stand before each, so that a program may walk through all of them."""
+    return all(chunk.start <= FAR for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True)

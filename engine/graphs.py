@@ -17,13 +17,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from headway.engine.batch import PrefillChunk
+from headway.engine.batch import PrefillChunk, is_near
 from headway.engine.config import MAX_MIXED_TOKENS
 from headway.engine.memory import available_bytes, bytes_taken_by, format_bytes, is_out_of_memory
 from headway.engine.padded_prefill import (
     HEADER,
     Prefill,
-    is_near,
     packed_chunks,
     padded_count,
     prefills_of,

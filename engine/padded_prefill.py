@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from headway.engine.batch import FAR, PrefillChunk
+from headway.engine.batch import PrefillChunk, is_near
 from headway.engine.cache.pool import KVPool
 from headway.engine.models.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
@@ -41,11 +41,6 @@ def padded_count(chunks: Sequence[PrefillChunk], token_counts: Sequence[int]) ->
     if needed > token_counts[-1] or len(chunks) > MAX_CHUNKS:
         return None
     return next(count for count in token_counts if count >= needed)
-
-
-def is_near(chunks: Sequence[PrefillChunk]) -> bool:
-    """Whether few keys stand before each, so that a program may walk through all of them."""
-    return all(chunk.start <= FAR for chunk in chunks)
 
 
 def smallest_prefill(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
-from headway.engine.batch import FAR, Plan, PrefillChunk, StepResult, TokenHistory
+from headway.engine.batch import FAR, Plan, PrefillChunk, StepResult, TokenHistory, is_near
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.config import DEFAULT_PREFILL_CHUNK, MAX_MIXED_TOKENS, EngineConfig
@@ -342,8 +342,8 @@ class Scheduler:
         if not decoding:
             return self._idle_prefill_chunk
         first = next((r for r in self._running if r.status is Status.PREFILLING), None)
-        is_near = first is None or first.num_computed <= FAR
-        is_mixed = is_near and self._takes_prompts(decoding)
+        is_far = first is not None and first.num_computed > FAR
+        is_mixed = not is_far and self._takes_prompts(decoding)
         return self._mixed_prefill_chunk if is_mixed else self._prefill_chunk
 
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
@@ -380,17 +380,19 @@ class Scheduler:
         beside rounds of rare kinds, or as many graphs more would be captured of them.
         """
         above = self._config.mixed_above_tokens
+        if above is None or len(others) * (self._depth + 1) <= above:
+            return False
         is_deep = any(self._depth_cap(r) == self._depth for r in others)
         is_plain = not any(
             r.sampling.adjusts_logits or r.sampling.num_logprobs is not None for r in self._running
         )
-        return above is not None and is_deep and is_plain and len(others) * (self._depth + 1) > above
+        return is_deep and is_plain
 
     def _mixes(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
         """Whether the chunks share the forward pass of the round of the others; the rows that start then miss it."""
         num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
-        is_few = 0 < num_tokens <= MAX_MIXED_TOKENS and all(chunk.start <= FAR for chunk in chunks)
-        return is_few and self._takes_prompts(others)
+        is_few = 0 < num_tokens <= MAX_MIXED_TOKENS
+        return is_few and is_near(chunks) and self._takes_prompts(others)
 
     def _join_round(self, chunks: tuple[PrefillChunk, ...]) -> tuple[int, tuple[int | None, ...], bool]:
         """(depth, request ids by row up to the last row that takes part, whether it is mixed with the chunks and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from headway_testing.scheduling import ScheduledDevice, oracle
 
+from headway.engine import batch as batch_module
 from headway.engine import scheduler as scheduler_module
 from headway.engine.batch import Plan, RowMove
 from headway.engine.errors import QueueFullError, RequestError
@@ -115,6 +116,11 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
     assert len(device.step()[0].prefill[0].token_ids) == 16
 
 
+def set_far(num_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (batch_module, scheduler_module):
+        monkeypatch.setattr(module, "FAR", num_keys)
+
+
 @pytest.mark.parametrize(
     ("num_rows", "expected"),
     [
@@ -126,7 +132,7 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
 def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
     num_rows: int, expected: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "FAR", 90)
+    set_far(90, monkeypatch)
     chunks = {"prefill_chunk": 48, "mixed_prefill_chunk": 32, "idle_prefill_chunk": 64}
     device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
     for _ in range(num_rows):
@@ -697,7 +703,7 @@ def test_else_prompts_are_computed_before_the_round(changes: dict[str, object]) 
 
 
 def test_a_chunk_behind_very_many_keys_shares_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "FAR", 19)
+    set_far(19, monkeypatch)
     device = ScheduledDevice(mixed_above_tokens=0, prefill_chunk=16)
     device.add(5, max_tokens=100)
     device.step()
