@@ -191,19 +191,19 @@ def test_chunks_are_as_long_as_while_decoding_on_a_cpu_and_where_a_user_says_how
 
 
 @pytest.mark.parametrize(
-    ("asked", "found", "expected"),
+    ("config", "found", "expected"),
     [
-        ({}, 1024, 512),
-        ({}, 300, 300),
-        ({"prefill_chunk": 2048}, 2048, 2048),
-        ({"mixed_prefill_chunk": 64}, 1024, 64),
+        (EngineConfig(model_path=""), 1024, 512),
+        (EngineConfig(model_path=""), 300, 300),
+        (EngineConfig(model_path="", prefill_chunk=2048), 2048, 2048),
+        (EngineConfig(model_path="", mixed_prefill_chunk=64), 1024, 64),
     ],
     ids=["usual", "slow", "given", "given-for-these"],
 )
 def test_a_large_round_takes_in_512_tokens_of_prompts_unless_a_user_says_how_many(
-    asked: dict[str, int], found: int, expected: int
+    config: EngineConfig, found: int, expected: int
 ) -> None:
-    assert _mixed_prefill_chunk(EngineConfig(model_path="", **asked), found) == expected  # type: ignore[arg-type]
+    assert _mixed_prefill_chunk(config, found) == expected
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,17 @@ class Prompts:
         chunks = self.table, self.firsts, self.lengths, self.starts
         return varlen_attention(self.query, self.keys, self.values, *chunks, self.scale, out=out)
 
-    def one_by_one(self) -> list[torch.Tensor]:
-        return [
-            prefill_attention(
+    def assert_each_is_as_alone(self, result: torch.Tensor, tolerance: float) -> None:
+        for row, (first, (length, _)) in enumerate(zip(self.firsts.tolist(), self.chunks, strict=True)):
+            (expected,) = prefill_attention(
                 self.query[None, first : first + length], self.keys, self.values, self.table[row : row + 1],
                 self.starts[row : row + 1], self.scale,
-            )[0]
-            for row, (first, (length, _)) in enumerate(zip(self.firsts.tolist(), self.chunks, strict=True))
-        ]  # fmt: skip
+            )  # fmt: skip
+            torch.testing.assert_close(result[first : first + length], expected, rtol=0, atol=tolerance)
+
+    def assert_padding_is_not_written(self, out: torch.Tensor) -> None:
+        """That was full of GUARD."""
+        assert bool((out[sum(length for length, _ in self.chunks) :] == GUARD).all()), "padding is written"
 
 
 CASES = {
@@ -80,11 +83,8 @@ def test_each_chunk_gets_what_it_gets_alone(
     prompts = Prompts(chunks, device, heads=heads, block_size=block_size)
     out = torch.full_like(prompts.query, GUARD)
     assert prompts.run(out) is out
-    for (length, _), first, expected in zip(
-        chunks, prompts.firsts.tolist(), prompts.one_by_one(), strict=True
-    ):
-        torch.testing.assert_close(out[first : first + length], expected, rtol=0, atol=2e-6)
-    assert bool((out[sum(length for length, _ in chunks) :] == GUARD).all()), "padding is written"
+    prompts.assert_each_is_as_alone(out, 2e-6)
+    prompts.assert_padding_is_not_written(out)
 
 
 @pytest.mark.gpu
@@ -93,11 +93,7 @@ def test_each_chunk_gets_what_it_gets_alone(
 def test_types_and_head_sizes(head_dim: int, dtype: torch.dtype) -> None:
     chunks = [(300, 0), (128, 1000), (1, 77), (0, 0), (64, 64), (130, 2)]
     prompts = Prompts(chunks, torch.device("cuda"), heads=(8, 2), head_dim=head_dim, dtype=dtype, padding=17)
-    result = prompts.run()
-    for (length, _), first, expected in zip(
-        chunks, prompts.firsts.tolist(), prompts.one_by_one(), strict=True
-    ):
-        torch.testing.assert_close(result[first : first + length], expected, rtol=0, atol=TOLERANCE[dtype])
+    prompts.assert_each_is_as_alone(prompts.run(), TOLERANCE[dtype])
 
 
 @pytest.mark.gpu
@@ -112,10 +108,5 @@ def test_few_and_many_rows_of_heads_that_share_keys(
     prompts = Prompts(chunks, torch.device("cuda"), heads=heads, head_dim=128, dtype=torch.bfloat16)
     out = torch.full_like(prompts.query, GUARD)
     prompts.run(out)
-    for (length, _), first, expected in zip(
-        chunks, prompts.firsts.tolist(), prompts.one_by_one(), strict=True
-    ):
-        torch.testing.assert_close(
-            out[first : first + length], expected, rtol=0, atol=TOLERANCE[torch.bfloat16]
-        )
-    assert bool((out[sum(length for length, _ in chunks) :] == GUARD).all()), "padding is written"
+    prompts.assert_each_is_as_alone(out, TOLERANCE[torch.bfloat16])
+    prompts.assert_padding_is_not_written(out)
