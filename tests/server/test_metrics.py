@@ -95,7 +95,7 @@ async def test_a_gap_is_observed_between_two_pieces_of_each_choice(
 def best_seconds(*works: Callable[[], object]) -> list[float]:
     """Of many turns: whatever else the machine does may hold up any one of them."""
     seconds: list[list[float]] = [[] for _ in works]
-    for _ in range(20):
+    for _ in range(100):
         for work, taken in zip(works, seconds, strict=True):
             started = time.perf_counter()
             work()
