@@ -81,9 +81,14 @@ class PrefillChunk:
     num_top: int = 0
 
 
+def is_far(num_keys: int) -> bool:
+    """Whether so many keys are too many for one program to walk through."""
+    return num_keys > FAR
+
+
 def is_near(chunks: Iterable[PrefillChunk]) -> bool:
-    """Whether few keys stand before each, so that a program may walk through all of them."""
-    return all(chunk.start <= FAR for chunk in chunks)
+    """Whether few keys stand before each."""
+    return not any(is_far(chunk.start) for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True)

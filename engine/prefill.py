@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 
 import torch
 
-from headway.engine.batch import FAR, PrefillChunk
+from headway.engine.batch import PrefillChunk, is_far
 from headway.engine.cache.pool import KVPool
 from headway.engine.models.inputs import (
     MAX_WINDOW_QUERIES,
@@ -109,8 +109,8 @@ def _last_tokens(
     indices = [index for index, chunk in enumerate(chunks) if chunk.is_last]
     places, which = to_device([last_places(chunks), indices], positions.device)
     starts = positions.index_select(0, places)
-    is_far = any(chunk.is_last and chunk.start + len(chunk.token_ids) > FAR for chunk in chunks)
-    segment = Segment(0, len(indices), 1, tables.index_select(0, which), starts, is_prompt=not is_far)
+    are_far = any(chunk.is_last and is_far(chunk.start + len(chunk.token_ids)) for chunk in chunks)
+    segment = Segment(0, len(indices), 1, tables.index_select(0, which), starts, is_prompt=not are_far)
     return LastTokens(places, segment)
 
 
@@ -125,8 +125,8 @@ def _pieces(chunks: Sequence[PrefillChunk], *, splits_beginnings: bool) -> Itera
         if beginning > 0:
             yield _Piece(index, 0, beginning, is_beginning=True, is_far=False)
         if beginning < length:
-            is_far = chunk.start + beginning > FAR
-            yield _Piece(index, beginning, length - beginning, is_beginning=False, is_far=is_far)
+            stands_far = is_far(chunk.start + beginning)
+            yield _Piece(index, beginning, length - beginning, is_beginning=False, is_far=stands_far)
 
 
 def _segments(
@@ -136,7 +136,7 @@ def _segments(
 ) -> tuple[Segment, ...]:
     segments: list[Segment] = []
     place = 0
-    for (offset, length, is_beginning, is_far), group in groupby(pieces, key=lambda piece: piece.kind):
+    for (offset, length, is_beginning, stands_far), group in groupby(pieces, key=lambda piece: piece.kind):
         first, *others = (piece.chunk for piece in group)
         rows = 1 + len(others)
         which = slice(first, first + rows)
@@ -150,7 +150,7 @@ def _segments(
                 tables[which],
                 starts_of_rows,
                 is_self_contained=is_self_contained,
-                is_prompt=not is_far,
+                is_prompt=not stands_far,
             )
         )
         place += rows * length

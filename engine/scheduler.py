@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
-from headway.engine.batch import FAR, Plan, PrefillChunk, StepResult, TokenHistory, is_near
+from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory, is_far, is_near
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.config import DEFAULT_PREFILL_CHUNK, MAX_MIXED_TOKENS, EngineConfig
@@ -279,7 +279,7 @@ class Scheduler:
     def _admit_waiting(self) -> list[Admitted]:
         """Takes from the queue's front as long as this step has room for its tokens behind those of who comes before."""
         admitted: list[Admitted] = []
-        if not self._waiting:
+        if not self._waiting or self._rows.is_full:
             return admitted
         budget = self._prefill_budget()
         while self._waiting and not self._rows.is_full:
@@ -342,8 +342,8 @@ class Scheduler:
         if not decoding:
             return self._idle_prefill_chunk
         first = next((r for r in self._running if r.status is Status.PREFILLING), None)
-        is_far = first is not None and first.num_computed > FAR
-        is_mixed = not is_far and self._takes_prompts(decoding)
+        stands_far = first is not None and is_far(first.num_computed)
+        is_mixed = not stands_far and self._takes_prompts(decoding)
         return self._mixed_prefill_chunk if is_mixed else self._prefill_chunk
 
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:

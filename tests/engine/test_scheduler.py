@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from headway_testing.scheduling import ScheduledDevice, oracle
 
-from headway.engine import batch as batch_module
-from headway.engine import scheduler as scheduler_module
-from headway.engine.batch import Plan, RowMove
+from headway.engine import batch
+from headway.engine.batch import Plan, PrefillChunk, RowMove
 from headway.engine.errors import QueueFullError, RequestError
 from headway.engine.request import FinishReason, Status
 
@@ -116,11 +115,6 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
     assert len(device.step()[0].prefill[0].token_ids) == 16
 
 
-def set_far(num_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (batch_module, scheduler_module):
-        monkeypatch.setattr(module, "FAR", num_keys)
-
-
 @pytest.mark.parametrize(
     ("num_rows", "expected"),
     [
@@ -132,7 +126,7 @@ def set_far(num_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
     num_rows: int, expected: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_far(90, monkeypatch)
+    monkeypatch.setattr(batch, "FAR", 90)
     chunks = {"prefill_chunk": 48, "mixed_prefill_chunk": 32, "idle_prefill_chunk": 64}
     device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
     for _ in range(num_rows):
@@ -702,8 +696,27 @@ def test_else_prompts_are_computed_before_the_round(changes: dict[str, object]) 
     assert plan.decode_request_ids[-1] == plan.prefill[0].request_id
 
 
+def test_chunks_are_near_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "FAR", 19)
+    near, far = (PrefillChunk(0, 0, start, (1,), hidden_block_id=None, is_last=False) for start in (19, 20))
+    assert batch.is_near([near, near])
+    assert not batch.is_near([near, far])
+
+
+def test_as_many_prompts_are_admitted_as_a_large_round_takes_in() -> None:
+    chunks = {"prefill_chunk": 96, "mixed_prefill_chunk": 32, "idle_prefill_chunk": 64}
+    device = ScheduledDevice(depth=3, mixed_above_tokens=4, **chunks)
+    for _ in range(2):
+        device.add(5, max_tokens=100)
+    device.step()
+    for _ in range(2):
+        device.add(40, max_tokens=9)
+    lengths = [[len(chunk.token_ids) for chunk in device.step()[0].prefill] for _ in range(3)]
+    assert lengths == [[32], [8, 24], [16]]
+
+
 def test_a_chunk_behind_very_many_keys_shares_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_far(19, monkeypatch)
+    monkeypatch.setattr(batch, "FAR", 19)
     device = ScheduledDevice(mixed_above_tokens=0, prefill_chunk=16)
     device.add(5, max_tokens=100)
     device.step()

@@ -133,6 +133,8 @@ class FakeRunner:
             self._rows[setup.row] = _Row(setup)
         for grant in plan.grants:
             self._grant(grant)
+        require(all(chunk.token_ids for chunk in plan.prefill), "a chunk without tokens")
+        require(not plan.is_mixed or len(plan.prefill) > 0, "a mixed step without chunks")
         if plan.is_mixed:
             emitted = self._decode(plan)
             return FakeHandle(StepResult(self._prefill_all(plan), emitted), self._ready)
