@@ -19,9 +19,10 @@ from headway.kernels.reference.varlen_attention import varlen_attention as varle
 _LOG2_E = 1.4426950408889634
 # Rows, which are queries times heads, and keys of a tile, warps and tiles in flight: while each program has a
 # multiprocessor to itself, and where there are more. fp32 products run outside the tensor cores and want registers; so do
-# wide heads. The large one wants much shared memory.
-_TILE, _LARGE_TILE, _LARGE_TILE_BYTES = (64, 64, 4, 3), (128, 64, 8, 5), 200_000
-_SMALL_TILE = 32, 32, 4, 3
+# wide heads.
+_TILE, _LARGE_TILE, _SMALL_TILE = (64, 64, 4, 3), (128, 64, 8, 5), (32, 32, 4, 3)
+# Where programs of four warps lack registers: on GPUs of less shared memory than Hopper's.
+_OLDER_TILE, _HOPPER_BYTES = (64, 64, 8, 3), 200_000
 # Heads that share keys and are computed together.
 _MAX_PACKED = 8
 # So many chunks may end within a tile before a program has to take two.
@@ -108,9 +109,10 @@ def _cut_of(query: torch.Tensor, sharing: int) -> _Cut:
     packed = min(sharing & -sharing, _MAX_PACKED)
     if query.dtype == torch.float32 or head_dim > 128:
         rows, *rest = _SMALL_TILE
+    elif shared_memory_bytes(query.device) < _HOPPER_BYTES:
+        rows, *rest = _OLDER_TILE
     else:
-        has_memory = shared_memory_bytes(query.device) >= _LARGE_TILE_BYTES
-        is_large = has_memory and num_tokens * q_heads // _TILE[0] > multiprocessors(query.device)
+        is_large = num_tokens * q_heads // _TILE[0] > multiprocessors(query.device)
         rows, *rest = _LARGE_TILE if is_large else _TILE
     return _Cut(packed, rows // packed, *rest)
 

@@ -181,18 +181,22 @@ CASES = [
             "varlen_attention",
             "_varlen_kernel",
             ATTENTION | pointers("first length"),
-            {"SHARING": 4, "PACKED": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
-            | {"QUERIES": rows // 4, "TILE": tile},
+            {"SHARING": packed, "PACKED": packed, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
+            | {"QUERIES": rows // packed, "TILE": tile},
             num_warps,
             num_stages,
             (*STRIDES, "query_token_stride", "out_token_stride"),
-            least_capability=90 if rows == 128 else 80,  # whose shared memory it fits
+            least_capability=least,
+            most_capability=most,
         )
-        for head_dim, rows, tile, num_warps, num_stages in (
-            (64, 64, 64, 4, 3),
-            (128, 64, 64, 4, 3),
-            (128, 128, 64, 8, 5),
-            (256, 32, 32, 4, 3),
+        for packed, head_dim, rows, tile, num_warps, num_stages, least, most in (
+            (4, 64, 64, 64, 8, 3, 80, 89),
+            *((packed, 128, 64, 64, 8, 3, 80, 89) for packed in (1, 4, 8)),
+            (4, 64, 64, 64, 4, 3, 90, 100),
+            *((packed, 128, 64, 64, 4, 3, 90, 100) for packed in (1, 4, 8)),
+            (4, 64, 128, 64, 8, 5, 90, 100),
+            *((packed, 128, 128, 64, 8, 5, 90, 100) for packed in (1, 4, 8)),
+            (4, 256, 32, 32, 4, 3, 80, 100),
         )
     ),
     *(

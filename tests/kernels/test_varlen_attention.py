@@ -1,10 +1,13 @@
 """varlen_attention against prefill_attention, chunk by chunk, and that nothing else is written or read."""
 
+import sys
+
 import pytest
 import torch
 
 from headway.kernels import prefill_attention, varlen_attention
 
+KERNEL = sys.modules["headway.kernels.varlen_attention"]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 GUARD = 1e4
 
@@ -76,7 +79,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("chunks", CASES.values(), ids=CASES)
-@pytest.mark.parametrize(("block_size", "heads"), [(16, (4, 2)), (64, (4, 2)), (16, (6, 2)), (16, (4, 1))])
+@pytest.mark.parametrize(
+    ("block_size", "heads"), [(16, (4, 2)), (64, (4, 2)), (16, (6, 2)), (16, (4, 1)), (16, (16, 1))]
+)
 def test_each_chunk_gets_what_it_gets_alone(
     chunks: list[tuple[int, int]], block_size: int, heads: tuple[int, int], device: torch.device
 ) -> None:
@@ -85,6 +90,33 @@ def test_each_chunk_gets_what_it_gets_alone(
     assert prompts.run(out) is out
     prompts.assert_each_is_as_alone(out, 2e-6)
     prompts.assert_padding_is_not_written(out)
+
+
+@pytest.mark.parametrize(
+    ("heads", "num_tokens", "memory", "expected"),
+    [
+        ((32, 8), 256, 232_448, (4, 16)),
+        ((32, 8), 512, 232_448, (4, 32)),
+        ((32, 8), 512, 166_912, (4, 16)),
+        ((28, 4), 512, 232_448, (1, 128)),
+        ((64, 8), 512, 232_448, (8, 16)),
+        ((64, 4), 512, 232_448, (8, 16)),
+        ((32, 32), 512, 232_448, (1, 128)),
+    ],
+)
+def test_heads_that_share_keys_go_together_by_up_to_eight(
+    heads: tuple[int, int],
+    num_tokens: int,
+    memory: int,
+    expected: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On 132 multiprocessors: (heads, queries) of a program."""
+    monkeypatch.setattr(KERNEL, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(KERNEL, "shared_memory_bytes", lambda device: memory)
+    query = torch.empty(num_tokens, heads[0], 128, dtype=torch.bfloat16)
+    cut = KERNEL._cut_of(query, heads[0] // heads[1])
+    assert (cut.heads, cut.queries) == expected
 
 
 @pytest.mark.gpu
