@@ -12,6 +12,7 @@ import torch
 
 from headway.kernels._attention import check_attention
 from headway.kernels._device import multiprocessors, shared_memory_bytes
+from headway.kernels._streamed_attention import streamed_attention, streams_attention
 from headway.kernels._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.prefill_attention import _attend_keys
 from headway.kernels.reference.varlen_attention import varlen_attention as varlen_attention_twin
@@ -103,10 +104,15 @@ class _Cut(NamedTuple):
     stages: int
 
 
+def _packed_of(sharing: int) -> int:
+    """Of the heads that share keys, so many are computed together."""
+    return min(sharing & -sharing, _MAX_PACKED)
+
+
 def _cut_of(query: torch.Tensor, sharing: int) -> _Cut:
     """Measured on the H200: 512 queries behind 7,680 keys 182 us, where a program of 64 queries of one head took 447."""
     num_tokens, q_heads, head_dim = query.shape
-    packed = min(sharing & -sharing, _MAX_PACKED)
+    packed = _packed_of(sharing)
     if query.dtype == torch.float32 or head_dim > 128:
         rows, *rest = _SMALL_TILE
     elif shared_memory_bytes(query.device) < _HOPPER_BYTES:
@@ -143,8 +149,15 @@ def varlen_attention(
     num_tokens, q_heads, head_dim = query.shape
     num_chunks, max_blocks = block_table.shape
     sharing = q_heads // key_cache.shape[2]
-    cut = _cut_of(query, sharing)
-    if num_tokens > 0 and num_chunks > 0:
+    if num_tokens == 0 or num_chunks == 0:
+        return result
+    if streams_attention(query, key_cache, value_cache):
+        streamed_attention(
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, result,
+            packed=_packed_of(sharing), spare_tiles=_SHORT_CHUNKS,
+        )  # fmt: skip
+    else:
+        cut = _cut_of(query, sharing)
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,

@@ -8,12 +8,12 @@ import torch
 from headway.kernels import prefill_attention, varlen_attention
 
 KERNEL = sys.modules["headway.kernels.varlen_attention"]
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 GUARD = 1e4
 
 
 class Prompts:
-    """Chunks (length, start) in shuffled blocks, unused entries -1; NaN in blocks that no chunk has, GUARD behind a chunk's end."""
+    """Chunks (length, start) in shuffled blocks, unused entries -1; NaN in blocks that no chunk has, `behind` behind a chunk's end."""
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class Prompts:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         padding: int = 7,
+        behind: float = GUARD,
     ) -> None:
         generator = torch.Generator().manual_seed(sum(map(sum, chunks)))
         q_heads, kv_heads = heads
@@ -38,7 +39,7 @@ class Prompts:
                 table[row] = -1
                 continue
             used = -(-(length + start) // block_size)
-            caches[:, table[row, :used]] = GUARD
+            caches[:, table[row, :used]] = behind
             for place in range(length + start):
                 cell = table[row, place // block_size], place % block_size
                 caches[:, *cell] = torch.randn(2, kv_heads, head_dim, generator=generator).to(dtype)
@@ -123,13 +124,15 @@ def test_heads_that_share_keys_go_together_by_up_to_eight(
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_types_and_head_sizes(head_dim: int, dtype: torch.dtype) -> None:
-    chunks = [(300, 0), (128, 1000), (1, 77), (0, 0), (64, 64), (130, 2)]
-    prompts = Prompts(chunks, torch.device("cuda"), heads=(8, 2), head_dim=head_dim, dtype=dtype, padding=17)
+    chunks = [(300, 0), (128, 1000), (1, 77), (0, 0), (64, 64), (530, 2)]
+    prompts = Prompts(chunks, torch.device("cuda"), heads=(16, 4), head_dim=head_dim, dtype=dtype, padding=17)
     prompts.assert_each_is_as_alone(prompts.run(), TOLERANCE[dtype])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(32, 8), (6, 2), (5, 1), (16, 1)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(32, 8), (6, 2), (5, 1), (16, 1), (32, 32), (32, 16), (40, 8), (64, 8), (64, 4)], ids=str
+)
 @pytest.mark.parametrize(
     "chunks", [[(200, 3000)], [(512, 1500)], [(9, 40)] * 40, [(256, 0), (130, 700), (1, 9)]]
 )
@@ -142,3 +145,32 @@ def test_few_and_many_rows_of_heads_that_share_keys(
     prompts.run(out)
     prompts.assert_each_is_as_alone(out, TOLERANCE[torch.bfloat16])
     prompts.assert_padding_is_not_written(out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [16, 32, 64, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [(512, 0)],
+        [(512, 1025)],
+        [(333, 700), (64, 63), (33, 31), (1, 0), (1, 63), (1, 64), (0, 0), (130, 62)],
+        [(7, i) for i in range(60)],
+        [(1000, 2000)],
+    ],
+    ids=["first", "later", "odd", "short", "long"],
+)
+def test_many_rows_see_nothing_behind_a_chunks_end_and_are_the_same_each_time(
+    chunks: list[tuple[int, int]], head_dim: int, block_size: int
+) -> None:
+    prompts = Prompts(
+        chunks, torch.device("cuda"), heads=(32, 8), head_dim=head_dim, block_size=block_size,
+        dtype=torch.bfloat16, behind=torch.nan,
+    )  # fmt: skip
+    out = prompts.run(torch.full_like(prompts.query, GUARD))
+    prompts.assert_each_is_as_alone(out, TOLERANCE[torch.bfloat16])
+    prompts.assert_padding_is_not_written(out)
+    prompts.table = prompts.table.int()
+    for _ in range(50):
+        assert torch.equal(prompts.run(torch.full_like(prompts.query, GUARD)), out)
