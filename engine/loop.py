@@ -1,6 +1,6 @@
 """The engine's loop: takes mail, asks the scheduler, launches, publishes.
 
-One step stays in flight while the one before is read. Knows neither tensors nor sockets.
+One step stays in flight while the one before is read; it is launched as late as will do. Knows neither tensors nor sockets.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,12 +27,15 @@ from headway.engine.mailbox import (
     ToEngine,
     TokenEvent,
 )
+from headway.engine.pace import Pace
 from headway.engine.request import FinishReason, Request
 from headway.engine.scheduler import Scheduler
 
 IDLE_SECONDS = 0.5
 STATS_SECONDS = 0.1
 HEARTBEAT_SECONDS = 0.25
+# Between two looks at a step that may be done sooner than foreseen; and the least that mail can be waited for.
+_LOOK_SECONDS, _LEAST_WAIT_SECONDS = 2e-3, 1e-3
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ class Handle(Protocol):
     """A launched step. first: what its prefills gave, None where `result` gives that too."""
 
     def is_ready(self) -> bool: ...
+    def wait(self) -> None: ...
     def first(self) -> StepResult | None: ...
     def result(self) -> StepResult: ...
 
@@ -60,10 +65,19 @@ class Post(Protocol):
 class EngineLoop:
     """Mutable: owns the steps in flight; the only caller of scheduler and runner."""
 
-    def __init__(self, scheduler: Scheduler, runner: Launcher, post: Post) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Launcher,
+        post: Post,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._post = post
+        self._clock = clock
+        self._pace = Pace(clock)
         self._in_flight: deque[tuple[Plan, Handle]] = deque()
         self._step = 0
         self._is_paused = False
@@ -75,19 +89,36 @@ class EngineLoop:
 
         While paused nothing is launched; what is in flight is read, so that no token is held back.
         """
-        for message in self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS):
-            if isinstance(message, Shutdown):
-                return False
-            self._take(message)
+        since = self._clock()
+        if not self._take_mail():
+            return False
         plan = None if self._is_paused else self._scheduler.plan()
         if plan is not None:
-            self._in_flight.append((plan, self._runner.launch(plan)))
+            handle = self._runner.launch(plan)
+            if self._in_flight:
+                self._pace.learn_launch(since)
+            else:
+                self._pace.expect(plan, self._clock())
+            self._in_flight.append((plan, handle))
             self._step += 1
         while self._in_flight and self._should_read(has_launched=plan is not None):
             self._publish(*self._in_flight.popleft())
         self._report_faults()
         self._report()
         return True
+
+    def _take_mail(self) -> bool:
+        """That of who comes before the next step is due, too. False after a Shutdown."""
+        messages = self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS)
+        while True:
+            for message in messages:
+                if isinstance(message, Shutdown):
+                    return False
+                self._take(message)
+            spare = self._pace.seconds_to_spare()
+            if spare < _LEAST_WAIT_SECONDS or self._in_flight[0][1].is_ready():
+                return True
+            messages = self._post.receive(min(spare, _LOOK_SECONDS))
 
     def _is_busy(self) -> bool:
         return bool(self._in_flight) or (self._scheduler.has_work and not self._is_paused)
@@ -115,12 +146,18 @@ class EngineLoop:
             self._is_paused = isinstance(message, Pause)
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
-        """First tokens go out before the round behind them is read."""
+        """First tokens go out before the round behind them is read. What was launched behind the step begins when it ends."""
         first = handle.first()
         if first is not None:
             self._take_in(replace(plan, decode_request_ids=()), first)
             plan = replace(plan, prefill=())
-        self._take_in(plan, handle.result())
+        was_done = handle.is_ready()
+        handle.wait()
+        end = self._clock()
+        result = handle.result()
+        self._pace.learn_step(plan, result)
+        self._pace.expect(None if was_done or not self._in_flight else self._in_flight[0][0], end)
+        self._take_in(plan, result)
 
     def _take_in(self, plan: Plan, result: StepResult) -> None:
         events = self._scheduler.update(plan, result)
@@ -137,7 +174,7 @@ class EngineLoop:
             self._post.send(RoundOutput(faults))
 
     def _report(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         is_due = now - self._stats_sent >= STATS_SECONDS or not self._is_busy()
         if self._has_news and is_due:
             self._send_stats()
@@ -146,7 +183,7 @@ class EngineLoop:
             self._post.send(Heartbeat("serve", 1.0, self._step))
 
     def _send_stats(self) -> None:
-        self._stats_sent = time.monotonic()
+        self._stats_sent = self._clock()
         self._has_news = False
         self._post.send(StatsSnapshot(self._scheduler.snapshot()))
 

@@ -59,14 +59,18 @@ class RoundHandle:
     def is_ready(self) -> bool:
         return self._event is None or self._event.query()
 
+    def wait(self) -> None:
+        """The one place where the host waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+
     def first(self) -> StepResult | None:
         """What the prefills gave, there before the round is done; None: `result` has all there is."""
         return None if self._prefills is None else self._prefills.result()
 
     def result(self) -> StepResult:
-        """All that `first` does not give. The one place where the host waits for the device."""
-        if self._event is not None:
-            self._event.synchronize()
+        """All that `first` does not give."""
+        self.wait()
         packed = [] if self._round is None else self._round.read()
         lines = lines_of(packed, self._depth)
         first_tokens = () if self._first_tokens is None else tuple(self._first_tokens.tolist())

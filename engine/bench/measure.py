@@ -14,6 +14,7 @@ from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, To
 from headway.engine.request import SamplingParams
 
 NUM_WARM_ROUNDS = 3
+MOST_WAIT_SECONDS = 2e-3
 NUM_SETTLING_ROUNDS = 2  # behind the prompts, before the clock starts
 
 
@@ -34,13 +35,16 @@ class Rounds:
 
 
 class Post:
-    """Stands in for the mailbox: two lists. Mutable: the bench puts in, the loop takes out and answers."""
+    """Stands in for the mailbox: two lists. Mutable: the bench puts in, the loop takes out and answers. Nothing comes while
+    the loop waits, so that it does not wait for long."""
 
     def __init__(self) -> None:
         self.inbox: list[ToEngine] = []
         self.sent: list[FromEngine] = []
 
     def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
+        if not self.inbox:
+            time.sleep(min(timeout_seconds, MOST_WAIT_SECONDS))
         messages, self.inbox = self.inbox, []
         return messages
 

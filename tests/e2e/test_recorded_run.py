@@ -47,6 +47,9 @@ class RecordedHandle:
     def is_ready(self) -> bool:
         return self.handle.is_ready()
 
+    def wait(self) -> None:
+        self.handle.wait()
+
     def first(self) -> StepResult | None:
         return None
 

@@ -136,6 +136,8 @@ class Parted:
     def is_ready(self) -> bool:
         return False
 
+    def wait(self) -> None: ...
+
     def first(self) -> StepResult | None:
         if not self._has_parts:
             return None

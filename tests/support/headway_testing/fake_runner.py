@@ -56,6 +56,8 @@ class FakeHandle:
     def is_ready(self) -> bool:
         return self.ready()
 
+    def wait(self) -> None: ...
+
     def first(self) -> StepResult | None:
         return None
 

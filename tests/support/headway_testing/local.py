@@ -29,6 +29,9 @@ class Late:
     def is_ready(self) -> bool:
         return not self._is_late
 
+    def wait(self) -> None:
+        self._handle.wait()
+
     def first(self) -> StepResult | None:
         return self._handle.first()
 
