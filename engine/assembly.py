@@ -16,6 +16,7 @@ from headway.engine.config import (
     CPU_MAX_RUNNING,
     CUDA_MAX_RUNNING,
     DEFAULT_PREFILL_CHUNK,
+    LATE_MIXED_TOKENS,
     MAX_MIXED_TOKENS,
     MIN_PREFILL_CHUNK,
     DraftLayers,
@@ -103,6 +104,7 @@ def assemble(
         max_running=config.max_running or _max_running(model, depth),
         prefill_chunk=prefill_chunk,
         mixed_prefill_chunk=_mixed_prefill_chunk(config, prefill_chunk),
+        late_prefill_chunk=_late_prefill_chunk(config, prefill_chunk),
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
         mixed_above_tokens=_mixed_above_tokens(config, model),
     )
@@ -139,6 +141,7 @@ def assemble(
         synthetic=synthetic,
         prefill_window=prefill_window,
         max_prefill_tokens=max(config.prefill_chunk or 0, config.idle_prefill_chunk or 0),
+        max_mixed_tokens=config.mixed_prefill_chunk or MAX_MIXED_TOKENS,
         mixed_above_tokens=config.mixed_above_tokens,
     )
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
@@ -271,12 +274,17 @@ def _prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -
 
 
 def _mixed_prefill_chunk(config: EngineConfig, prefill_chunk: int) -> int:
-    """No more than the round's pass takes in, unless someone has said how many: prefill_chunk is what it has become."""
+    """No more than the round's pass takes in, unless someone has said how many. prefill_chunk: what it has become."""
     return config.mixed_prefill_chunk or config.prefill_chunk or min(prefill_chunk, MAX_MIXED_TOKENS)
 
 
+def _late_prefill_chunk(config: EngineConfig, prefill_chunk: int) -> int:
+    said = config.late_prefill_chunk or config.prefill_chunk
+    return said or min(_mixed_prefill_chunk(config, prefill_chunk), LATE_MIXED_TOKENS)
+
+
 def _idle_prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int | None:
-    """A GPU computes long chunks faster. A request that comes meanwhile waits for one, or for two where another is
+    """A GPU computes long chunks faster. A request that comes meanwhile waits for one, for two where another is
     launched already, so that slow GPUs and large models take shorter ones. A power of two, as few shapes are planned
     for."""
     if model.device.type != "cuda" or config.prefill_chunk is not None:

@@ -14,6 +14,7 @@ import torch
 from headway.engine.adjustments import AdjustmentTable
 from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.cache.pool import KVPool
+from headway.engine.config import MAX_MIXED_TOKENS
 from headway.engine.errors import ConfigError, describe_fault
 from headway.engine.graphs import (
     GraphMemory,
@@ -22,7 +23,6 @@ from headway.engine.graphs import (
     PrefillGraphs,
     Round,
     RoundGraphs,
-    token_counts,
 )
 from headway.engine.host_ring import HostRing, Place
 from headway.engine.memory import available_bytes, bytes_taken_by, is_out_of_memory
@@ -68,10 +68,12 @@ class Runner:
         synthetic: SyntheticAcceptance | None = None,
         prefill_window: int | None = None,
         max_prefill_tokens: int = WARM_UP_TOKENS,
+        max_mixed_tokens: int = MAX_MIXED_TOKENS,
         mixed_above_tokens: int | None = None,
     ) -> None:
         """prefill_window: prompts are attended in windows of so many tokens; None: in whole chunks.
-        max_prefill_tokens: of all chunks of a step together. mixed_above_tokens: as in EngineConfig."""
+        max_prefill_tokens: of all chunks of a step together; max_mixed_tokens: where they share a round's pass.
+        mixed_above_tokens: as in EngineConfig."""
         self.model = model
         self.pool = pool
         self.slots = slots
@@ -99,11 +101,12 @@ class Runner:
             memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
-                most = token_counts(min(max_prefill_tokens, self._max_row_tokens))[-1]
+                most = min(max_prefill_tokens, self._max_row_tokens, MAX_MIXED_TOKENS)
                 packed = torch.zeros(HEADER + most, dtype=torch.int64, device=self.device)
                 self._prefill_graphs = PrefillGraphs(self._launch_padded_prefill, memory, packed)
+                mixed = packed[: HEADER + max_mixed_tokens]
                 self._mixed_graphs = MixedGraphs(
-                    self._launch_mixed_round, memory, packed, max_rows=len(slots.limits)
+                    self._launch_mixed_round, memory, mixed, max_rows=len(slots.limits)
                 )
 
     @property

@@ -20,7 +20,7 @@ from typing import Concatenate, ParamSpec
 from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory, is_far, is_near
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
-from headway.engine.config import DEFAULT_PREFILL_CHUNK, MAX_MIXED_TOKENS, EngineConfig
+from headway.engine.config import DEFAULT_PREFILL_CHUNK, LATE_KEYS, MAX_MIXED_TOKENS, EngineConfig
 from headway.engine.errors import QueueFullError, describe_fault
 from headway.engine.limits import Limits
 from headway.engine.logprobs import TokenLogprobs
@@ -68,6 +68,7 @@ class Scheduler:
         self._limits = Limits(max_model_len, vocab_size)
         self._prefill_chunk = config.prefill_chunk or DEFAULT_PREFILL_CHUNK
         self._mixed_prefill_chunk = config.mixed_prefill_chunk or self._prefill_chunk
+        self._late_prefill_chunk = config.late_prefill_chunk or self._mixed_prefill_chunk
         self._idle_prefill_chunk = config.idle_prefill_chunk or self._prefill_chunk
         self._num_blocks = num_blocks
         self._has_mtp = has_mtp
@@ -342,9 +343,10 @@ class Scheduler:
         if not decoding:
             return self._idle_prefill_chunk
         first = next((r for r in self._running if r.status is Status.PREFILLING), None)
-        stands_far = first is not None and is_far(first.num_computed)
-        is_mixed = not stands_far and self._takes_prompts(decoding)
-        return self._mixed_prefill_chunk if is_mixed else self._prefill_chunk
+        num_keys = 0 if first is None else first.num_computed
+        if is_far(num_keys) or not self._takes_prompts(decoding):
+            return self._prefill_chunk
+        return self._late_prefill_chunk if num_keys >= LATE_KEYS else self._mixed_prefill_chunk
 
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []

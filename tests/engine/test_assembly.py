@@ -13,6 +13,7 @@ from headway.engine.assembly import (
     _draft_layers,
     _draft_lm_head,
     _idle_prefill_chunk,
+    _late_prefill_chunk,
     _make_deterministic,
     _max_running,
     _mixed_prefill_chunk,
@@ -193,17 +194,19 @@ def test_chunks_are_as_long_as_while_decoding_on_a_cpu_and_where_a_user_says_how
 @pytest.mark.parametrize(
     ("config", "found", "expected"),
     [
-        (EngineConfig(model_path=""), 1024, 512),
-        (EngineConfig(model_path=""), 300, 300),
-        (EngineConfig(model_path="", prefill_chunk=2048), 2048, 2048),
-        (EngineConfig(model_path="", mixed_prefill_chunk=64), 1024, 64),
+        (EngineConfig(model_path=""), 1024, (640, 512)),
+        (EngineConfig(model_path=""), 600, (600, 512)),
+        (EngineConfig(model_path=""), 300, (300, 300)),
+        (EngineConfig(model_path="", prefill_chunk=2048), 2048, (2048, 2048)),
+        (EngineConfig(model_path="", mixed_prefill_chunk=64), 1024, (64, 64)),
+        (EngineConfig(model_path="", late_prefill_chunk=96), 1024, (640, 96)),
     ],
-    ids=["usual", "slow", "given", "given-for-these"],
+    ids=["usual", "slower", "slow", "given", "given-for-these", "given-for-late-ones"],
 )
-def test_a_large_round_takes_in_512_tokens_of_prompts_unless_a_user_says_how_many(
-    config: EngineConfig, found: int, expected: int
+def test_a_large_round_takes_in_640_tokens_of_prompts_unless_a_user_says_how_many(
+    config: EngineConfig, found: int, expected: tuple[int, int]
 ) -> None:
-    assert _mixed_prefill_chunk(config, found) == expected
+    assert (_mixed_prefill_chunk(config, found), _late_prefill_chunk(config, found)) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from headway_testing.scheduling import ScheduledDevice, oracle
 
-from headway.engine import batch
+from headway.engine import batch, scheduler
 from headway.engine.batch import Plan, PrefillChunk, RowMove
 from headway.engine.errors import QueueFullError, RequestError
 from headway.engine.request import FinishReason, Status
@@ -119,7 +119,7 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
     ("num_rows", "expected"),
     [
         (1, [(48, False), (48, False), (48, False), (16, False)]),
-        (2, [(32, True), (32, True), (32, True), (48, False), (16, False)]),
+        (2, [(32, True), (32, True), (16, True), (16, True), (48, False), (16, False)]),
     ],
     ids=["few rows", "behind many keys"],
 )
@@ -127,7 +127,13 @@ def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
     num_rows: int, expected: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "FAR", 90)
-    chunks = {"prefill_chunk": 48, "mixed_prefill_chunk": 32, "idle_prefill_chunk": 64}
+    monkeypatch.setattr(scheduler, "LATE_KEYS", 64)
+    chunks = {
+        "prefill_chunk": 48,
+        "mixed_prefill_chunk": 32,
+        "late_prefill_chunk": 16,
+        "idle_prefill_chunk": 64,
+    }
     device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
     for _ in range(num_rows):
         device.add(5, max_tokens=100)
@@ -679,14 +685,14 @@ def test_few_tokens_of_prompts_share_a_large_round_which_their_rows_miss() -> No
     plan = mixed_plan()
     assert plan.is_mixed
     assert plan.decode_request_ids == (0, 1, 2, 3)
-    assert mixed_plan(prompt=512).is_mixed
+    assert mixed_plan(prompt=640).is_mixed
     assert mixed_plan(caps=(0, 1, 1, None)).is_mixed, "one may draft as many as the graphs do"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_rows": 3}, {"prompt": 513}, {"above": None}, {"caps": (2,)}, {"frequency_penalty": 0.5}, {"num_logprobs": 0},
+        {"num_rows": 3}, {"prompt": 641}, {"above": None}, {"caps": (2,)}, {"frequency_penalty": 0.5}, {"num_logprobs": 0},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
