@@ -14,8 +14,8 @@ from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, To
 from headway.engine.request import SamplingParams
 
 NUM_WARM_ROUNDS = 3
-MOST_WAIT_SECONDS = 2e-3
 NUM_SETTLING_ROUNDS = 2  # behind the prompts, before the clock starts
+MOST_WAIT_SECONDS = 2e-3
 
 
 def least_new_tokens(depth: int) -> int:
