@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
-    """A launched step. first: what its prefills gave, None where `result` gives that too."""
+    """A launched step. wait: until the device is done. first: what its prefills gave, None where `result` gives that too."""
 
     def is_ready(self) -> bool: ...
     def wait(self) -> None: ...

@@ -1,9 +1,11 @@
-"""What both attention kernels take for granted about their tensors."""
+"""What all attention kernels share: the base of their exponentials, and what they take for granted about their tensors."""
 
 from __future__ import annotations
 
 import torch
 
+# Scores are scaled by it: powers of two are what a GPU computes.
+LOG2_E = 1.4426950408889634
 _MIN_HEAD_DIM, _MAX_HEAD_DIM = 16, 256
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._device import is_hopper
+from headway.kernels._attention import LOG2_E
+from headway.kernels._streamed import has_bulk_copies
 from headway.kernels._triton import (
     TensorDescriptor,
     gl,
     gluon_jit_once_for,
     hopper,
     power_of_two,
-    takes_gluon,
     tl,
 )
 
@@ -31,7 +31,6 @@ _PIECE = 64
 # Of a thread while all have the same; then of the second warpgroup and of the copying warp, whose three companions only take
 # registers: the first warpgroup gets what they leave, as much as the second.
 _OPTIONS, _REGISTERS = {"maxnreg": 168}, (224, 56)
-_LOG2_E = 1.4426950408889634
 
 
 @gluon_jit_once_for()
@@ -386,7 +385,7 @@ def _streamed_attention_kernel(
 
 def streams_attention(query: torch.Tensor, *caches: torch.Tensor) -> bool:
     """Whether `streamed_attention` takes these: the device, types, head's size, and that the caches can be copied in bulk."""
-    if not takes_gluon(query) or not is_hopper(query.device):
+    if not has_bulk_copies(query):
         return False
     block_size = caches[0].shape[1]
     has_shape = query.shape[-1] in _HEAD_DIMS and block_size >= 8 and block_size & (block_size - 1) == 0
@@ -430,7 +429,7 @@ def streamed_attention(
     grid = q_heads // packed, num_tokens * packed // ROWS + min(num_chunks, spare_tiles)
     _streamed_attention_kernel[grid](
         *descriptors, query, block_table, first_tokens, lengths, start_positions, out, num_chunks, max_blocks,
-        scale * _LOG2_E, *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
+        scale * LOG2_E, *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
         SHARING=q_heads // key_cache.shape[2], PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         CHUNKS=power_of_two(num_chunks), QUERIES=ROWS // packed, TILE=TILE, PIECE=_PIECE, STAGES=_STAGES,
         REGISTERS=_REGISTERS, num_warps=4, **_OPTIONS,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from headway.kernels._attention import check_attention
+from headway.kernels._attention import LOG2_E, check_attention
 from headway.kernels._device import multiprocessors, overlap
 from headway.kernels._triton import blocks_of, jit, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.prefill_attention import prefill_attention
@@ -35,7 +35,6 @@ _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
 _TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES = 1.0, 0.4, 0.3, 0.5, 4
 # Where the compiler may fuse products and sums, equal sums round by the piece of code that makes them.
 _OPTIONS = {"enable_fp_fusion": False}
-_LOG2_E = 1.4426950408889634
 # Numbers of rows to compile for. A number for each thread of a warp is added up by one instruction: with 16 instead of 32 a
 # layer of a model 1,024 wide takes one row 22 us instead of 20.5.
 _SCANNED_ROWS = 32, 64, 256, 1024, 4096
@@ -653,7 +652,7 @@ def _attend(
     programs = _PROGRAMS_OF_NARROW_HEADS if is_narrow else _PROGRAMS_PER_MULTIPROCESSOR
     _window_kernel[(num_multiprocessors * programs,)](
         query, key_cache, value_cache, block_table, start_positions, ends, out, mixed, tops, totals,
-        *extent, scale * _LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
+        *extent, scale * LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], SHARING=sharing, KV_HEADS=kv_heads, QUERIES=queries, PARTS=parts,
         IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=warps, num_stages=_STAGES,
         **_OPTIONS, **launch,

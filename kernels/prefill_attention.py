@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._attention import check_attention
+from headway.kernels._attention import LOG2_E, check_attention
 from headway.kernels._device import shared_memory_bytes
 from headway.kernels._triton import blocks_of, jit, jit_once_for, takes_triton, tl
 from headway.kernels.reference.prefill_attention import prefill_attention as prefill_attention_twin
@@ -17,7 +17,6 @@ _QUERIES = 128
 _TILE = 64
 # Tiles in flight, and the shared memory that five of them need.
 _STAGES, _FEW_STAGES, _STAGES_BYTES = 5, 3, 140_000
-_LOG2_E = 1.4426950408889634
 
 
 @jit
@@ -214,7 +213,7 @@ def prefill_attention(
         _prefill_kernel[(q_heads, blocks_of(window, queries), rows)](
             query, key_cache, value_cache, block_table, start_positions,
             start_positions if end_positions is None else end_positions, result,
-            window, block_table.shape[1], scale * _LOG2_E, first_position,
+            window, block_table.shape[1], scale * LOG2_E, first_position,
             *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
             SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
             QUERIES=queries, TILE=tile, SKIPS_FIRST=first_position > 0, HAS_ENDS=end_positions is not None,

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from headway.kernels._attention import check_attention
+from headway.kernels._attention import LOG2_E, check_attention
 from headway.kernels._device import multiprocessors, shared_memory_bytes
 from headway.kernels._streamed_attention import streamed_attention, streams_attention
 from headway.kernels._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.prefill_attention import _attend_keys
 from headway.kernels.reference.varlen_attention import varlen_attention as varlen_attention_twin
 
-_LOG2_E = 1.4426950408889634
 # Rows, which are queries times heads, and keys of a tile, warps and tiles in flight: while each program has a
 # multiprocessor to itself, and where there are more. fp32 products run outside the tensor cores and want registers; so do
 # wide heads.
@@ -161,7 +160,7 @@ def varlen_attention(
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
-            num_chunks, max_blocks, scale * _LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
+            num_chunks, max_blocks, scale * LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
             block_table.stride(0), *result.stride()[:2], SHARING=sharing, PACKED=cut.heads, HEAD_DIM=head_dim,
             BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries, TILE=cut.tile,
             num_warps=cut.num_warps, num_stages=cut.stages,
