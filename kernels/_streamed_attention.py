@@ -232,6 +232,7 @@ def _step(
 def _attend(
     cells: gl.shared_memory_descriptor,  # [ROWS, HEAD_DIM], the warpgroup's own
     ring: gl.tuple,
+    cleared: gl.shared_memory_descriptor,  # a barrier of both warpgroups
     query: gl.tuple,  # (pointer, strides of tokens and heads)
     out: gl.tuple,  # likewise
     chunks: gl.tuple,
@@ -260,6 +261,9 @@ def _attend(
     own = PART * (ROWS // PACKED)
     k_turn = gl.to_tensor(0), gl.to_tensor(0)
     v_turn = gl.to_tensor(0), gl.to_tensor(0)
+    HALF: gl.constexpr = PART * (TILE // 2)
+    key = HALF + gl.arange(0, TILE // 2, layout=gl.SliceLayout(1, by_rows))
+    cleared_parity = gl.to_tensor(0)
     index = gl.program_id(1)
     num_indices = index + 1
     while index < num_indices:
@@ -297,10 +301,13 @@ def _attend(
             hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
             last = values.index(v_stage)
             if end % TILE > 0:
-                # Behind the last key there may be anything, no number even. The other warpgroup writes the same.
-                key = (num_tiles - 1) * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(1, by_rows))
-                last.store(gl.where(gl.expand_dims(key < end, 1), last.load(by_rows), 0.0))
+                # Behind the last key there may be anything, no number even. Each warpgroup clears what it finds in its half.
+                own_half = last.slice(HALF, TILE // 2)
+                own_half.store(gl.where(gl.expand_dims(key < end % TILE, 1), own_half.load(by_rows), 0.0))
                 hopper.fence_async_shared()
+                hopper.mbarrier.arrive(cleared.index(0), count=1)
+                hopper.mbarrier.wait(cleared.index(0), cleared_parity)
+                cleared_parity ^= 1
             mixed = hopper.warpgroup_mma(weights, last, mixed)
             hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
             v_turn = _next(v_turn, STAGES)
@@ -351,6 +358,8 @@ def _streamed_attention_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    cleared = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
+    hopper.mbarrier.init(cleared.index(0), count=2)
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.init(k_full.index(stage), count=1)
         hopper.mbarrier.init(v_full.index(stage), count=1)
@@ -366,8 +375,14 @@ def _streamed_attention_kernel(
     limit = max_blocks * BLOCK_SIZE
     gl.warp_specialize(
         [
-            (_attend, (cells.index(0), ring, query, out, chunks, limit, scale, head, 0, PACKED, CHUNKS, QUERIES, TILE, STAGES)),
-            (_attend, (cells.index(1), ring, query, out, chunks, limit, scale, head, 1, PACKED, CHUNKS, QUERIES, TILE, STAGES)),
+            (_attend, (
+                cells.index(0), ring, cleared, query, out, chunks, limit, scale, head,
+                0, PACKED, CHUNKS, QUERIES, TILE, STAGES,
+            )),
+            (_attend, (
+                cells.index(1), ring, cleared, query, out, chunks, limit, scale, head,
+                1, PACKED, CHUNKS, QUERIES, TILE, STAGES,
+            )),
             (_copy, (
                 k_desc, v_desc, ring, table_ptr, table_stride, max_blocks, chunks, head // SHARING,
                 BLOCK_SIZE, PIECE, CHUNKS, QUERIES, TILE, STAGES,
@@ -376,6 +391,7 @@ def _streamed_attention_kernel(
         [4, 1],
         REGISTERS,
     )  # fmt: skip
+    hopper.mbarrier.invalidate(cleared.index(0))
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.invalidate(k_full.index(stage))
         hopper.mbarrier.invalidate(v_full.index(stage))
