@@ -93,8 +93,8 @@ def _units_of_rows(
     two quads, unless rows with an odd number make those too many.
     """
     row = tl.arange(0, ROWS)
-    # Read before the kernel in front has ended: older than that, which lets this one start only after its own wait, but
-    # perhaps only in the L2 cache.
+    # Read before the kernel in front has ended, as the first blocks are: older than that, which lets this one start only after
+    # its own wait, but perhaps only in the L2 cache.
     start = tl.load(start_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg").to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
     if HAS_ENDS:
@@ -125,10 +125,11 @@ def _entries(
     first_position: tl.tensor,
     end: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
+    CACHE: tl.constexpr,
 ) -> tl.tensor:
     """Blocks of the tokens from first_position on and before the end, -1 elsewhere."""
     is_wanted = (token >= first_position) & (token < end)
-    return tl.load(entries_ptr + token // BLOCK_SIZE, mask=is_wanted, other=-1)
+    return tl.load(entries_ptr + token // BLOCK_SIZE, mask=is_wanted, other=-1, cache_modifier=CACHE)
 
 
 @jit
@@ -233,8 +234,6 @@ def _window_kernel(
     column = tl.arange(0, HEAD_DIM)
     num_items = tl.sum(units, 0) * KV_HEADS * PARTS
     lines = window * (KV_HEADS * SHARING)
-    if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         unit = item // (KV_HEADS * PARTS)
         kv_head = (item // PARTS) % KV_HEADS
@@ -255,6 +254,13 @@ def _window_kernel(
         end = tl.minimum(row_end, begin + piece_keys * at_once)
         row64 = row.to(tl.int64)
 
+        entries_ptr = table_ptr + row64 * table_stride
+        # A tile ahead of its keys, whose addresses would wait for it.
+        next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE, ".cg")
+        if OVERLAPS:
+            # Within the loop, for the assembler puts what stands in front of it behind the wait.
+            tl.extra.cuda.gdc_wait()
+
         # Queries of a tile: places of the window, for each the heads that share the keys.
         query = (item % PARTS) * QUERIES + tl.arange(0, QUERIES)
         is_query = query < window * SHARING
@@ -268,13 +274,10 @@ def _window_kernel(
         total = tl.zeros((QUERIES,), tl.float32)
         mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
         group_top, group_total, group_mixed = top, total, mixed
-        entries_ptr = table_ptr + row64 * table_stride
-        # A tile ahead of its keys, whose addresses would wait for it.
-        next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE)
         for tile in range(begin, end, TILE):
             token = tile + tl.arange(0, TILE)
             block = next_block.to(tl.int64 if IS_WIDE else tl.int32)
-            next_block = _entries(entries_ptr, token + TILE, first_position, end, BLOCK_SIZE)
+            next_block = _entries(entries_ptr, token + TILE, first_position, end, BLOCK_SIZE, "")
             exists = block >= 0
             cell = block * block_stride + (token % BLOCK_SIZE) * token_stride + kv_head * head_stride
             cells = cell[:, None] + column[None, :]
@@ -320,6 +323,9 @@ def _window_kernel(
             out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
             result = result.to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + out_offset[:, None] + column[None, :], result, mask=is_query[:, None])
+    if OVERLAPS:
+        # Who had no item, too: the kernel behind relies on all in front of this one.
+        tl.extra.cuda.gdc_wait()
 
 
 @jit

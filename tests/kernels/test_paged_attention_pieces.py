@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from headway_testing.late import LateCopy
 
-from headway.kernels import paged_attention
+from headway.kernels import kv_append, paged_attention, rms_norm
 from headway.kernels._triton import jit, tl
 from headway.kernels.reference.paged_attention import paged_attention as twin
 
@@ -346,3 +347,43 @@ def test_a_captured_graph_follows_the_lengths() -> None:
         graph.replay()
         assert torch.equal(out, paged_attention(query, *caches, table, positions, 0.1))
         assert not bool(out.isnan().any())
+
+
+@pytest.mark.gpu
+def test_block_tables_are_read_when_they_are_there() -> None:
+    """As in a model's first layer: what writes them, a norm that lets others start before it waits, the keys' kernel, this."""
+    copy_late = LateCopy()
+    rows, blocks = 2, 8
+    caches = torch.randn(2, rows * blocks, BLOCK_SIZE, 8, 128, device="cuda", dtype=torch.bfloat16)
+    wanted = torch.randperm(rows * blocks, device="cuda", dtype=torch.int32).view(rows, blocks)
+    starts = torch.tensor([90, 124], device="cuda")
+    query = torch.randn(rows, 4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    table, out, gain = torch.empty_like(wanted), torch.empty_like(query), torch.ones_like(query[0, 0, 0])
+    expected = paged_attention(query, *caches, wanted, starts, 0.1)
+    keys = torch.randn(rows, 2, 8, 128, device="cuda", dtype=torch.bfloat16)
+    nowhere = torch.full((rows,), -1, device="cuda")
+    for _ in range(5):
+        table.zero_()
+        copy_late(wanted, table)
+        rms_norm(query.flatten(0, 2), gain, 1e-6)
+        kv_append(*keys.unbind(1), *caches, nowhere)
+        assert torch.equal(paged_attention(query, *caches, table, starts, 0.1, out=out), expected)
+
+
+@pytest.mark.gpu
+def test_windows_without_keys_end_after_what_stands_in_front() -> None:
+    """The kernel behind starts early as well, and waits for this one alone."""
+    copy_late = LateCopy()
+    caches = torch.randn(2, 4, BLOCK_SIZE, 8, 128, device="cuda", dtype=torch.bfloat16)
+    table = torch.zeros(2, 4, dtype=torch.int32, device="cuda")
+    ends = torch.zeros(2, dtype=torch.int64, device="cuda")
+    query = torch.randn(2, 4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    wanted, gain = torch.randn(8, 64, device="cuda"), torch.ones(64, device="cuda")
+    x, out = torch.empty_like(wanted), torch.empty_like(query)
+    expected = rms_norm(wanted, gain, 1e-6)
+    for _ in range(5):
+        x.zero_()
+        copy_late(wanted, x)
+        paged_attention(query, *caches, table, ends, 0.1, end_positions=ends, out=out)
+        assert torch.equal(rms_norm(x, gain, 1e-6), expected)
+        assert not bool(out.any())

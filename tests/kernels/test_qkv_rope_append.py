@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from headway_testing.late import LateCopy
 from headway_testing.products import assert_near, tensors
 
 from headway.kernels import (
@@ -14,8 +15,7 @@ from headway.kernels import (
     rms_norm,
     rope,
 )
-from headway.kernels._device import is_hopper, overlap
-from headway.kernels._triton import jit, tl
+from headway.kernels._device import is_hopper
 
 MAX_POSITION, BLOCK_SIZE, BLOCKS, EPSILON = 50, 4, 6, 1e-3
 SLOTS = {
@@ -211,19 +211,6 @@ def test_a_row_of_a_wide_product_gets_the_same_beside_any_others(hopper: torch.d
         assert torch.equal(found, caches.flatten(1, 2)[:, written])
 
 
-@jit
-def _late_kernel(from_ptr: tl.tensor, to_ptr: tl.tensor, zero_ptr: tl.tensor, SIZE: tl.constexpr) -> None:
-    """Lets the next kernel start, and writes a good while later."""
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
-    place = tl.arange(0, SIZE)
-    value = tl.load(from_ptr + place)
-    waited = tl.load(zero_ptr)
-    for _ in range(2000):
-        waited = tl.load(zero_ptr + waited, volatile=True)
-    tl.store(to_ptr + place, value + waited)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [SHAPES["64"], *WIDE_SHAPES], ids=str)
 def test_positions_and_slots_are_read_when_they_are_there(
@@ -231,12 +218,10 @@ def test_positions_and_slots_are_read_when_they_are_there(
 ) -> None:
     """As in a model's first layer: what writes them, a norm that lets others start before it waits, this."""
     monkeypatch.undo()  # poison would be written between launches, and keep them apart
-    device = torch.device("cuda")
-    if not overlap(device)[0]:
-        pytest.skip("launches do not overlap")
-    case = Case(list(range(16)), shape, device)
+    copy_late = LateCopy()
+    case = Case(list(range(16)), shape, torch.device("cuda"))
     wanted = torch.stack([case.positions, case.slots])
-    places, zero = torch.empty_like(wanted), torch.zeros(1, dtype=torch.int64, device=device)
+    places = torch.empty_like(wanted)
     case.positions, case.slots = places.unbind(0)
     gain = torch.ones(shape[3]).to(case.x)
 
@@ -249,7 +234,7 @@ def test_positions_and_slots_are_read_when_they_are_there(
     for _ in range(5):
         places.zero_()
         case.caches.zero_()
-        _late_kernel[(1,)](wanted, places, zero, SIZE=32, num_warps=1, launch_pdl=True)
+        copy_late(wanted, places)
         query = case.run(rms_norm(case.x, gain, EPSILON), None)
         assert torch.equal(query, expected[0])
         assert torch.equal(case.caches, expected[1])
