@@ -40,6 +40,8 @@ WEIGHTS = {
     "lm_head, hidden 1024": (VOCABULARY, 1024),
 }
 WINDOW, BLOCK_SIZE = 4, 16
+# Of the 120 GB that 141 leave to a cache of 37 layers.
+LAYER_CACHE_BYTES = 3_200_000_000
 CONTEXTS = [(rows, context) for rows in (1, 8, 64) for context in (1024, 8192, 65536)]
 PROMPTS = [(1, 128, 0), (1, 1024, 0), (1, 8192, 0), (1, 2048, 6144), (4, 2048, 0)]
 CHUNKS = [(128, [0]), (128, [0] * 4), (512, [0]), (128, [3000]), (512, [8000])]
@@ -203,11 +205,13 @@ def gate_up_line(rows: int) -> Line:
 
 
 def window_lines() -> Iterator[Line]:
-    """One pool for all cases, its blocks shuffled."""
-    num_blocks = max(rows * context for rows, context in CONTEXTS) // BLOCK_SIZE + 4 * 64
-    caches = randn(2, num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    shuffled = torch.randperm(num_blocks, device="cuda").int()
-    yield from (window_line(rows, context, *caches, shuffled) for rows, context in CONTEXTS)
+    """Shuffled blocks of one pool: of as much of it as one layer of the model may have, or more where a case takes more."""
+    largest = max(rows * context for rows, context in CONTEXTS) // BLOCK_SIZE + 4 * 64
+    caches = randn(2, largest, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    of_a_layer = LAYER_CACHE_BYTES // (4 * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
+    for rows, context in CONTEXTS:
+        num_blocks = max(of_a_layer, rows * (context // BLOCK_SIZE + 2))
+        yield window_line(rows, context, *caches, torch.randperm(num_blocks, device="cuda").int())
 
 
 def window_line(
