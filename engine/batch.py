@@ -127,6 +127,10 @@ class StageSeconds:
     bookkeeping: float = 0.0
     prefill: float = 0.0
 
+    @property
+    def total(self) -> float:
+        return self.draft + self.target + self.bookkeeping + self.prefill
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import astuple
 
 from headway.engine.batch import Plan, StepResult
 
@@ -50,7 +49,7 @@ class Pace:
         if kind not in self._known and len(self._known) >= _NUM_KINDS:
             self._known.clear()
         known = self._known.setdefault(kind, deque(maxlen=_NUM_KNOWN))
-        known.append(sum(astuple(result.seconds)))
+        known.append(result.seconds.total)
 
     def expect(self, plan: Plan | None, begin: float) -> None:
         """It is on the device since then. None: nothing is, or nobody knows since when; a step is due at once."""

@@ -63,6 +63,7 @@ class RoundHandle:
         """The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
+            self._event = None
 
     def first(self) -> StepResult | None:
         """What the prefills gave, there before the round is done; None: `result` has all there is."""
