@@ -35,7 +35,7 @@ class DeviceResults:
 
 
 class RoundHandle:
-    """The result of a launched step, perhaps still on its way.
+    """The result of a launched step, perhaps still on its way. Mutable: forgets the event once that was waited for.
 
     prefills: that of the step's prefills, where a round was launched behind them.
     """

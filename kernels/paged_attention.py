@@ -93,8 +93,8 @@ def _units_of_rows(
     two quads, unless rows with an odd number make those too many.
     """
     row = tl.arange(0, ROWS)
-    # Read before the kernel in front has ended, as the first blocks are: older than that, which lets this one start only after
-    # its own wait, but perhaps only in the L2 cache.
+    # Read before the kernel in front has ended: older than the last one that waits before it lets others start, but perhaps
+    # only in the L2 cache.
     start = tl.load(start_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg").to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
     if HAS_ENDS:
@@ -255,7 +255,7 @@ def _window_kernel(
         row64 = row.to(tl.int64)
 
         entries_ptr = table_ptr + row64 * table_stride
-        # A tile ahead of its keys, whose addresses would wait for it.
+        # A tile ahead of its keys, whose addresses would wait for it; the first ones before the kernel in front has ended, as starts.
         next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE, ".cg")
         if OVERLAPS:
             # Within the loop, for the assembler puts what stands in front of it behind the wait.
@@ -529,7 +529,8 @@ def paged_attention(
     """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
 
     A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
-    there changes no query before it.
+    there changes no query before it. The block table, start and end positions are older than the launch in front of this one:
+    they are read before that has ended.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return paged_attention_twin(

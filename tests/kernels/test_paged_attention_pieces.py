@@ -7,7 +7,7 @@ import pytest
 import torch
 from headway_testing.late import LateCopy
 
-from headway.kernels import kv_append, paged_attention, rms_norm
+from headway.kernels import paged_attention, qkv_rope_append, rms_norm, rope_append
 from headway.kernels._triton import jit, tl
 from headway.kernels.reference.paged_attention import paged_attention as twin
 
@@ -15,6 +15,8 @@ KERNEL = sys.modules["headway.kernels.paged_attention"]
 BLOCK_SIZE = 16
 TOLERANCE = 3e-6
 UNITS = "group", "two-quads", "quad", "tile"
+# What stores the keys in front of attention: query heads, heads of keys, head_dim, hidden.
+FRONTS = {"streamed": (32, 8, 128, 4096), "skinny": (4, 2, 64, 256), "apart": (4, 2, 64, 256)}
 
 
 def hand_out(monkeypatch: pytest.MonkeyPatch, unit: str, num_pairs: int = 8) -> None:
@@ -350,30 +352,52 @@ def test_a_captured_graph_follows_the_lengths() -> None:
 
 
 @pytest.mark.gpu
-def test_block_tables_are_read_when_they_are_there() -> None:
-    """As in a model's first layer: what writes them, a norm that lets others start before it waits, the keys' kernel, this."""
-    copy_late = LateCopy()
-    rows, blocks = 2, 8
-    caches = torch.randn(2, rows * blocks, BLOCK_SIZE, 8, 128, device="cuda", dtype=torch.bfloat16)
-    wanted = torch.randperm(rows * blocks, device="cuda", dtype=torch.int32).view(rows, blocks)
-    starts = torch.tensor([90, 124], device="cuda")
-    query = torch.randn(rows, 4, 32, 128, device="cuda", dtype=torch.bfloat16)
-    table, out, gain = torch.empty_like(wanted), torch.empty_like(query), torch.ones_like(query[0, 0, 0])
-    expected = paged_attention(query, *caches, wanted, starts, 0.1)
-    keys = torch.randn(rows, 2, 8, 128, device="cuda", dtype=torch.bfloat16)
-    nowhere = torch.full((rows,), -1, device="cuda")
+@pytest.mark.parametrize("front", FRONTS)
+def test_where_keys_are_is_read_when_it_is_there(front: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a model's first layer: what writes block tables and positions, a norm that lets others start before it waits, what
+    stores the keys, this."""
+    copy_late = LateCopy(monkeypatch)
+    heads, kv_heads, head_dim, hidden = FRONTS[front]
+    rows, window, blocks = 2, 4, 8
+    wanted = torch.zeros(32, dtype=torch.int64, device="cuda")
+    wanted[: rows * blocks] = torch.randperm(rows * blocks)
+    wanted[-rows:] = torch.tensor([90, 124])
+    places = torch.empty_like(wanted)
+    table, starts = places[: rows * blocks].view(rows, blocks), places[-rows:]
+    caches = torch.randn(2, rows * blocks, BLOCK_SIZE, kv_heads, head_dim).to("cuda", torch.bfloat16)
+    all_heads = [heads, kv_heads, kv_heads]
+    weight = torch.randn(sum(all_heads) * head_dim, hidden).to(caches) * hidden**-0.5
+    gain, bias = torch.ones(hidden).to(caches), torch.zeros_like(weight[:, 0])
+    x = torch.randn(rows * window, hidden).to(caches)
+    projected = torch.randn(rows * window, sum(all_heads), head_dim).to(caches)
+    query, key, value = projected.split(all_heads, dim=1)
+    # Turned by no angle, stored nowhere.
+    angles = torch.tensor([[1.0, 0.0]], device="cuda").repeat_interleave(head_dim // 2, dim=1)
+    positions = torch.zeros(rows * window, dtype=torch.int64, device="cuda")
+    at = positions, angles, *caches, torch.full_like(positions, -1)
+
+    def attend() -> torch.Tensor:
+        normed = rms_norm(x, gain, 1e-6)
+        if front == "apart":
+            rope_append(query, key, value, *at)
+        turned = query if front == "apart" else qkv_rope_append(normed, weight, bias, None, *at)
+        return paged_attention(turned.view(rows, window, heads, head_dim), *caches, table, starts, 0.1)
+
+    places.zero_()
+    elsewhere = attend()
+    places.copy_(wanted)
+    expected = attend()
+    assert not torch.equal(elsewhere, expected)
     for _ in range(5):
-        table.zero_()
-        copy_late(wanted, table)
-        rms_norm(query.flatten(0, 2), gain, 1e-6)
-        kv_append(*keys.unbind(1), *caches, nowhere)
-        assert torch.equal(paged_attention(query, *caches, table, starts, 0.1, out=out), expected)
+        places.zero_()
+        copy_late(wanted, places)
+        assert torch.equal(attend(), expected)
 
 
 @pytest.mark.gpu
-def test_windows_without_keys_end_after_what_stands_in_front() -> None:
+def test_windows_without_keys_end_after_what_stands_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel behind starts early as well, and waits for this one alone."""
-    copy_late = LateCopy()
+    copy_late = LateCopy(monkeypatch)
     caches = torch.randn(2, 4, BLOCK_SIZE, 8, 128, device="cuda", dtype=torch.bfloat16)
     table = torch.zeros(2, 4, dtype=torch.int32, device="cuda")
     ends = torch.zeros(2, dtype=torch.int64, device="cuda")

@@ -217,8 +217,7 @@ def test_positions_and_slots_are_read_when_they_are_there(
     shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a model's first layer: what writes them, a norm that lets others start before it waits, this."""
-    monkeypatch.undo()  # poison would be written between launches, and keep them apart
-    copy_late = LateCopy()
+    copy_late = LateCopy(monkeypatch)
     case = Case(list(range(16)), shape, torch.device("cuda"))
     wanted = torch.stack([case.positions, case.slots])
     places = torch.empty_like(wanted)
