@@ -119,14 +119,14 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
     ("num_rows", "expected"),
     [
         (1, [(48, False), (48, False), (48, False), (16, False)]),
-        (2, [(32, True), (32, True), (16, True), (16, True), (48, False), (16, False)]),
+        (2, [(32, True), (32, True), (16, True), (16, True), (16, True), (48, False)]),
     ],
     ids=["few rows", "behind many keys"],
 )
 def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
     num_rows: int, expected: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "FAR", 90)
+    monkeypatch.setattr(batch, "FAR", 96)
     monkeypatch.setattr(scheduler, "LATE_KEYS", 64)
     chunks = {
         "prefill_chunk": 48,
@@ -141,6 +141,41 @@ def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
     device.add(160, max_tokens=9)
     plans = [device.step()[0] for _ in expected]
     assert [(len(plan.prefill[0].token_ids), plan.is_mixed) for plan in plans] == expected
+
+
+def test_a_round_takes_in_as_many_prompt_tokens_as_shorter_steps_do_unless_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "LATE_KEYS", 32)
+    for chunks, expected in (
+        ({"prefill_chunk": 16, "idle_prefill_chunk": 48}, [16, 16, 16]),
+        ({"prefill_chunk": 48, "mixed_prefill_chunk": 16, "idle_prefill_chunk": 64}, [16, 16, 16]),
+    ):
+        device = ScheduledDevice(depth=3, mixed_above_tokens=4, **chunks)
+        for _ in range(2):
+            device.add(5, max_tokens=100)
+        device.step()
+        device.add(70, max_tokens=9)
+        plans = [device.step()[0] for _ in expected]
+        assert all(plan.is_mixed for plan in plans)
+        assert [len(plan.prefill[0].token_ids) for plan in plans] == expected
+
+
+def test_the_first_prompt_decides_how_many_tokens_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "LATE_KEYS", 64)
+    chunks = {"prefill_chunk": 48, "mixed_prefill_chunk": 32, "late_prefill_chunk": 16}
+    device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
+    known = list(range(90))
+    device.add(known, max_tokens=1)
+    device.drain()
+    for _ in range(2):
+        device.add(5, max_tokens=100)
+    device.step()
+    device.add(20, max_tokens=9)
+    device.add([*known, *known], max_tokens=9)
+    plan = device.step()[0]
+    assert plan.is_mixed
+    assert [(chunk.start, len(chunk.token_ids)) for chunk in plan.prefill] == [(0, 20), (80, 12)]
 
 
 def test_held_rounds_wait_until_all_prompts_are_computed() -> None:
