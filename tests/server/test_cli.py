@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -242,6 +243,15 @@ def test_a_prompt_that_is_not_utf8_is_one_line_and_status_1(
     assert capsys.readouterr().err.startswith("headway: PROMPT has bytes that are not UTF-8; ")
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """In what is started from here, too: a shell's jobs in the background ignore them, and so does all that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize("is_terminal", [True, False], ids=["both", "parent"])
 def test_an_interrupt_ends_a_benchmark_quietly(is_terminal: bool) -> None:
     """Of the whole process group, as a terminal does it, or of the command alone. The server never answers."""
