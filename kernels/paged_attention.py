@@ -255,7 +255,7 @@ def _window_kernel(
         row64 = row.to(tl.int64)
 
         entries_ptr = table_ptr + row64 * table_stride
-        # A tile ahead of its keys, whose addresses would wait for it; the first ones before the kernel in front has ended, as starts.
+        # A tile ahead of its keys, whose addresses would wait for it; the first before the kernel in front ends.
         next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE, ".cg")
         if OVERLAPS:
             # Within the loop, for the assembler puts what stands in front of it behind the wait.

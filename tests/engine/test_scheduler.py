@@ -107,6 +107,13 @@ def test_a_request_takes_no_row_or_blocks_before_a_step_has_room_for_its_tokens(
     assert late.status is Status.RUNNING
 
 
+def let_rows_decode(device: ScheduledDevice, num_rows: int) -> None:
+    """Their prompts are computed, and their texts end late."""
+    for _ in range(num_rows):
+        device.add(5, max_tokens=100)
+    device.step()
+
+
 def test_chunks_are_longer_while_nobody_decodes() -> None:
     device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=48)
     device.add(90, max_tokens=20)
@@ -135,30 +142,29 @@ def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
         "idle_prefill_chunk": 64,
     }
     device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
-    for _ in range(num_rows):
-        device.add(5, max_tokens=100)
-    device.step()
+    let_rows_decode(device, num_rows)
     device.add(160, max_tokens=9)
     plans = [device.step()[0] for _ in expected]
     assert [(len(plan.prefill[0].token_ids), plan.is_mixed) for plan in plans] == expected
 
 
-def test_a_round_takes_in_as_many_prompt_tokens_as_shorter_steps_do_unless_said(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        {"prefill_chunk": 16, "idle_prefill_chunk": 48},
+        {"prefill_chunk": 48, "mixed_prefill_chunk": 16, "idle_prefill_chunk": 64},
+    ],
+    ids=["as a step beside it", "behind many keys as behind few"],
+)
+def test_what_a_round_takes_in_where_nobody_has_said_so(
+    chunks: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "LATE_KEYS", 32)
-    for chunks, expected in (
-        ({"prefill_chunk": 16, "idle_prefill_chunk": 48}, [16, 16, 16]),
-        ({"prefill_chunk": 48, "mixed_prefill_chunk": 16, "idle_prefill_chunk": 64}, [16, 16, 16]),
-    ):
-        device = ScheduledDevice(depth=3, mixed_above_tokens=4, **chunks)
-        for _ in range(2):
-            device.add(5, max_tokens=100)
-        device.step()
-        device.add(70, max_tokens=9)
-        plans = [device.step()[0] for _ in expected]
-        assert all(plan.is_mixed for plan in plans)
-        assert [len(plan.prefill[0].token_ids) for plan in plans] == expected
+    device = ScheduledDevice(depth=3, mixed_above_tokens=4, **chunks)
+    let_rows_decode(device, 2)
+    device.add(70, max_tokens=9)
+    plans = [device.step()[0] for _ in range(3)]
+    assert [(len(plan.prefill[0].token_ids), plan.is_mixed) for plan in plans] == [(16, True)] * 3
 
 
 def test_the_first_prompt_decides_how_many_tokens_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +174,7 @@ def test_the_first_prompt_decides_how_many_tokens_a_step_takes(monkeypatch: pyte
     known = list(range(90))
     device.add(known, max_tokens=1)
     device.drain()
-    for _ in range(2):
-        device.add(5, max_tokens=100)
-    device.step()
+    let_rows_decode(device, 2)
     device.add(20, max_tokens=9)
     device.add([*known, *known], max_tokens=9)
     plan = device.step()[0]
@@ -747,9 +751,7 @@ def test_chunks_are_near_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_many_prompts_are_admitted_as_a_large_round_takes_in() -> None:
     chunks = {"prefill_chunk": 96, "mixed_prefill_chunk": 32, "idle_prefill_chunk": 64}
     device = ScheduledDevice(depth=3, mixed_above_tokens=4, **chunks)
-    for _ in range(2):
-        device.add(5, max_tokens=100)
-    device.step()
+    let_rows_decode(device, 2)
     for _ in range(2):
         device.add(40, max_tokens=9)
     lengths = [[len(chunk.token_ids) for chunk in device.step()[0].prefill] for _ in range(3)]
