@@ -392,22 +392,3 @@ def test_where_keys_are_is_read_when_it_is_there(front: str, monkeypatch: pytest
         places.zero_()
         copy_late(wanted, places)
         assert torch.equal(attend(), expected)
-
-
-@pytest.mark.gpu
-def test_windows_without_keys_end_after_what_stands_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel behind starts early as well, and waits for this one alone."""
-    copy_late = LateCopy(monkeypatch)
-    caches = torch.randn(2, 4, BLOCK_SIZE, 8, 128, device="cuda", dtype=torch.bfloat16)
-    table = torch.zeros(2, 4, dtype=torch.int32, device="cuda")
-    ends = torch.zeros(2, dtype=torch.int64, device="cuda")
-    query = torch.randn(2, 4, 32, 128, device="cuda", dtype=torch.bfloat16)
-    wanted, gain = torch.randn(8, 64, device="cuda"), torch.ones(64, device="cuda")
-    x, out = torch.empty_like(wanted), torch.empty_like(query)
-    expected = rms_norm(wanted, gain, 1e-6)
-    for _ in range(5):
-        x.zero_()
-        copy_late(wanted, x)
-        paged_attention(query, *caches, table, ends, 0.1, end_positions=ends, out=out)
-        assert torch.equal(rms_norm(x, gain, 1e-6), expected)
-        assert not bool(out.any())
