@@ -14,7 +14,7 @@ import torch
 
 from headway.engine.batch import PrefillChunk, is_near
 from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import Chunks, ForwardInputs, Segment
+from headway.engine.models.inputs import Chunks, ForwardInputs, LastTokens, Segment
 from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 
@@ -28,11 +28,13 @@ _WINDOW_TOKENS = 32
 
 
 class Prefill(NamedTuple):
-    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too. is_window: of one short chunk."""
+    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too. is_window: of one short chunk. wants_last:
+    of the states only those of chunks' last tokens."""
 
     num_tokens: int
     fills_drafts: bool
     is_window: bool
+    wants_last: bool
 
 
 def padded_count(chunks: Sequence[PrefillChunk], token_counts: Sequence[int]) -> int | None:
@@ -44,20 +46,23 @@ def padded_count(chunks: Sequence[PrefillChunk], token_counts: Sequence[int]) ->
 
 
 def smallest_prefill(
-    chunks: Sequence[PrefillChunk], token_counts: Sequence[int], *, fills_drafts: bool
+    chunks: Sequence[PrefillChunk], token_counts: Sequence[int], *, fills_drafts: bool, wants_last: bool
 ) -> Prefill | None:
     """That of one of the token counts, ascending, which holds the chunks; None: they are better off without."""
     num_tokens = padded_count(chunks, token_counts)
     if num_tokens is None:
         return None
     is_window = len(chunks) == 1 and num_tokens <= _WINDOW_TOKENS
-    return Prefill(num_tokens, fills_drafts, is_window) if is_window or is_near(chunks) else None
+    if not is_window and not is_near(chunks):
+        return None
+    return Prefill(num_tokens, fills_drafts, is_window, wants_last)
 
 
 def prefills_of(token_counts: Sequence[int], *, fills_drafts: bool) -> list[Prefill]:
-    """All that `smallest_prefill` may choose."""
-    windows = [Prefill(count, fills_drafts, True) for count in token_counts if count <= _WINDOW_TOKENS]
-    return windows + [Prefill(count, fills_drafts, False) for count in token_counts]
+    """All that `smallest_prefill` may choose of prompts that nobody scores."""
+    windows = [(count, True) for count in token_counts if count <= _WINDOW_TOKENS]
+    chunks = [(count, False) for count in token_counts]
+    return [Prefill(n, fills_drafts, is_window, not fills_drafts) for n, is_window in windows + chunks]
 
 
 def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
@@ -97,6 +102,7 @@ def padded_chunks(
     block_size: int,
     *,
     is_window: bool,
+    wants_last: bool = False,
 ) -> PaddedChunks:
     token_ids = packed[HEADER:]
     rows, starts, lengths, hits = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
@@ -109,12 +115,20 @@ def padded_chunks(
     tables = slots.granted_block_ids.index_select(0, rows)
     blocks = tables[chunk_of_token, positions // block_size]
     slot_mapping = torch.where(is_token, blocks * block_size + positions % block_size, -1)
+    segments: tuple[Segment, ...] = ()
+    chunks = None
     if is_window:
-        window = Segment(0, 1, len(token_ids), tables[:1], starts[:1], starts[:1] + lengths[:1])
-        inputs = ForwardInputs(token_ids, positions, slot_mapping, (window,))
+        segments = (Segment(0, 1, len(token_ids), tables[:1], starts[:1], starts[:1] + lengths[:1]),)
     else:
         chunks = Chunks(tables, firsts, lengths, starts)
-        inputs = ForwardInputs(token_ids, positions, slot_mapping, segments=(), chunks=chunks)
+    last = None
+    if wants_last:
+        # Chunks that do not exist see no keys: before position 0 there are none.
+        count = 1 if is_window else MAX_CHUNKS
+        stands_at = torch.where(lengths > 0, starts + lengths, 0)[:count] - 1
+        of_last = Segment(0, count, 1, tables[:count], stands_at, is_prompt=not is_window)
+        last = LastTokens(ends[:count] - 1, of_last)
+    inputs = ForwardInputs(token_ids, positions, slot_mapping, segments, chunks, last)
     is_first = places == firsts[chunk_of_token]
     return PaddedChunks(inputs, rows, lengths, ends, hits, chunk_of_token, is_first)
 
@@ -125,12 +139,15 @@ def padded_prefill(
     slots: SlotTable,
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
     wanted: Prefill,
-) -> torch.Tensor:  # [tokens, hidden]
+) -> torch.Tensor:  # [tokens, hidden]; with wants_last [chunks, hidden]
     """The trunk's hidden states; keys, values and, with fills_drafts, what the MTP layer keeps are written.
 
     `prefill_inputs` and `fill_draft_cache` do the same for chunks that the host knows.
     """
-    chunks = padded_chunks(packed, slots, pool.block_size, is_window=wanted.is_window)
+    assert not (wanted.fills_drafts and wanted.wants_last), "drafts see all states"
+    chunks = padded_chunks(
+        packed, slots, pool.block_size, is_window=wanted.is_window, wants_last=wanted.wants_last
+    )
     hidden = model.forward(chunks.inputs, pool)
     if wanted.fills_drafts:
         fill_padded_drafts(model, pool, slots, chunks, hidden)

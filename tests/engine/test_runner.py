@@ -289,8 +289,8 @@ def check_equal(*engines: LocalEngine, sampling: SamplingParams = GREEDY) -> Non
 def test_prefills_among_padding_give_the_same_text(
     tmp_path: Path, depth: int, *, prefix_caching: bool
 ) -> None:
-    """Several chunks at once, prompts over several steps, prefixes found in the cache, and a single short chunk: keys,
-    values and the states that are kept equal those of prefills without padding."""
+    """Several chunks at once, prompts over several steps, prefixes found in the cache, a single short chunk, and prompts that are
+    scored: keys, values and the states that are kept equal those of prefills without padding."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     config = EngineConfig(
         model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
@@ -300,13 +300,24 @@ def test_prefills_among_padding_give_the_same_text(
     padded = PaddedPrefills(runner, (16, 32, 48))
     runner._prefill_graphs = padded  # type: ignore[assignment]
     prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16)]
-    for some in (prompts, prompts, [[*prompts[4], 3, 4]]):
-        ids = [[engine.submit(prompt, max_tokens=30) for prompt in some] for engine in engines]
+    scored = SamplingParams(temperature=0.0, num_prompt_logprobs=1)
+    for some, sampling in (
+        (prompts, GREEDY),
+        (prompts, GREEDY),
+        ([[*prompts[4], 3, 4]], GREEDY),
+        (prompts, scored),
+    ):
+        ids = [
+            [engine.submit(prompt, max_tokens=30, sampling=sampling) for prompt in some] for engine in engines
+        ]
         outputs = [engine.run() for engine in engines]
         assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
+        for i in ids[0]:
+            check_scores(outputs[0][i].prompt_logprobs, outputs[1][i].prompt_logprobs)
     assert len({wanted.num_tokens for wanted in padded.launched}) > 1
     assert {wanted.is_window for wanted in padded.launched} == {False, True}
     assert {wanted.fills_drafts for wanted in padded.launched} == {depth > 0}
+    assert {wanted.wants_last for wanted in padded.launched} == {False, depth == 0}
     pools = [engine.engine.runner.pool for engine in engines]
     torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=0, atol=1e-12)
     torch.testing.assert_close(pools[1].values, pools[0].values, rtol=0, atol=1e-12)
