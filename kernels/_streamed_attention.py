@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels._attention import LOG2_E
+from headway.kernels._attention import LOG2_E, packed_of
 from headway.kernels._streamed import has_bulk_copies
 from headway.kernels._triton import (
     TensorDescriptor,
+    blocks_of,
     gl,
     gluon_jit_once_for,
     hopper,
@@ -41,28 +42,39 @@ def _add(a: gl.tensor, b: gl.tensor) -> gl.tensor:
 @gluon_jit_once_for()
 def _find(
     index: gl.tensor,
-    chunks: gl.tuple,  # (first tokens, lengths, start positions, how many)
+    chunks: gl.tuple,  # (first tokens, lengths, start positions, how many, the windows' width)
     limit: gl.tensor,
     CHUNKS: gl.constexpr,
     QUERIES: gl.constexpr,
     TILE: gl.constexpr,
 ) -> gl.tuple:
     """Of the index-th tile of queries, from the last one on: (how many there are, chunk, its first token, length and start, the
-    tile's first place in it, end of the keys it sees, tiles of those, and how many of these every query sees)."""
-    first_ptr, length_ptr, start_ptr, num_chunks = chunks
-    # Every warp has all chunks, so that none waits for another.
-    layout: gl.constexpr = gl.BlockedLayout([max(CHUNKS // 32, 1)], [32], [gl.num_warps()], [0])
-    each = gl.arange(0, CHUNKS, layout=layout)
-    lengths = gl.load(length_ptr + each, mask=each < num_chunks, other=0).to(gl.int32)
-    tiles = (lengths + QUERIES - 1) // QUERIES
-    tiles_through = gl.associative_scan(tiles, 0, _add)
-    num_tiles = gl.sum(tiles, 0)
-    tile = num_tiles - 1 - index
-    exists = tile >= 0
-    chunk = gl.sum((tiles_through <= tile).to(gl.int32), 0)
-    place = (tile - gl.sum(gl.where(each == chunk, tiles_through - tiles, 0), 0)) * QUERIES
-    first = gl.load(first_ptr + chunk, mask=exists, other=0)
-    length = gl.load(length_ptr + chunk, mask=exists, other=0).to(gl.int32)
+    tile's first place in it, end of the keys it sees, tiles of those, and how many of these every query sees). CHUNKS: 0 where
+    they are windows of one width."""
+    first_ptr, length_ptr, start_ptr, num_chunks, window = chunks
+    if CHUNKS == 0:
+        tiles_of_each = (window + QUERIES - 1) // QUERIES
+        num_tiles = num_chunks * tiles_of_each
+        tile = num_tiles - 1 - index
+        exists = tile >= 0
+        chunk = tile // tiles_of_each
+        place = (tile - chunk * tiles_of_each) * QUERIES
+        first = chunk.to(gl.int64) * window
+        length = window
+    else:
+        # Every warp has all chunks, so that none waits for another.
+        layout: gl.constexpr = gl.BlockedLayout([max(CHUNKS // 32, 1)], [32], [gl.num_warps()], [0])
+        each = gl.arange(0, CHUNKS, layout=layout)
+        lengths = gl.load(length_ptr + each, mask=each < num_chunks, other=0).to(gl.int32)
+        tiles = (lengths + QUERIES - 1) // QUERIES
+        tiles_through = gl.associative_scan(tiles, 0, _add)
+        num_tiles = gl.sum(tiles, 0)
+        tile = num_tiles - 1 - index
+        exists = tile >= 0
+        chunk = gl.sum((tiles_through <= tile).to(gl.int32), 0)
+        place = (tile - gl.sum(gl.where(each == chunk, tiles_through - tiles, 0), 0)) * QUERIES
+        first = gl.load(first_ptr + chunk, mask=exists, other=0)
+        length = gl.load(length_ptr + chunk, mask=exists, other=0).to(gl.int32)
     start = gl.load(start_ptr + chunk, mask=exists, other=0).to(gl.int32)
     end = gl.where(exists, gl.minimum(start + gl.minimum(length, place + QUERIES), limit), 0)
     whole = gl.minimum(start + place + 1, end) // TILE
@@ -270,11 +282,12 @@ def _attend(
         num_indices, _chunk, first, length, start, place, end, num_tiles, whole = _find(
             index, chunks, limit, CHUNKS, QUERIES, TILE
         )
+        place += own
+        token = first + place + row // PACKED
+        head = first_head + row % PACKED
+        is_query = gl.expand_dims(place + row // PACKED < length, 1)
+        out_offsets = gl.expand_dims(token * out_token_stride + head * out_head_stride, 1)
         if num_tiles > 0:
-            place += own
-            token = first + place + row // PACKED
-            head = first_head + row % PACKED
-            is_query = gl.expand_dims(place + row // PACKED < length, 1)
             offsets = gl.expand_dims(token * query_token_stride + head * query_head_stride, 1)
             cells.store(gl.load(query_ptr + offsets + gl.expand_dims(column, 0), mask=is_query, other=0.0))
             hopper.fence_async_shared()
@@ -313,12 +326,15 @@ def _attend(
             v_turn = _next(v_turn, STAGES)
             whole_weight = gl.convert_layout(gl.where(total == 0.0, 1.0, total), gl.SliceLayout(1, by_values))
             cells.store((mixed / gl.expand_dims(whole_weight, 1)).to(keys.dtype))
-            offsets = gl.expand_dims(token * out_token_stride + head * out_head_stride, 1)
-            gl.store(out_ptr + offsets + gl.expand_dims(column, 0), cells.load(by_rows), mask=is_query)
+            gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), cells.load(by_rows), mask=is_query)
+        elif CHUNKS == 0:
+            nothing = gl.zeros([ROWS, HEAD_DIM], keys.dtype, layout=by_rows)
+            is_query &= index < num_indices
+            gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), nothing, mask=is_query)
         index += gl.num_programs(1)
 
 
-@gluon_jit_once_for("num_chunks", "max_blocks", "table_stride")
+@gluon_jit_once_for("num_chunks", "window", "max_blocks", "table_stride")
 def _streamed_attention_kernel(
     k_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     v_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -329,6 +345,7 @@ def _streamed_attention_kernel(
     start_ptr: gl.tensor,
     out_ptr: gl.tensor,
     num_chunks: gl.tensor,
+    window: gl.tensor,
     max_blocks: gl.tensor,
     scale: gl.tensor,
     query_token_stride: gl.tensor,
@@ -368,7 +385,7 @@ def _streamed_attention_kernel(
     hopper.fence_async_shared()
     tl.debug_barrier()
     ring = keys, values, k_full, v_full, k_empty, v_empty
-    chunks = first_ptr, length_ptr, start_ptr, num_chunks
+    chunks = first_ptr, length_ptr, start_ptr, num_chunks, window
     query = query_ptr, query_token_stride, query_head_stride
     out = out_ptr, out_token_stride, out_head_stride
     head = gl.program_id(0) * PACKED
@@ -428,25 +445,73 @@ def streamed_attention(
     scale: float,
     out: torch.Tensor,  # [tokens, q_heads, head_dim], written
     *,
-    packed: int,
     spare_tiles: int,
 ) -> None:
-    """packed: heads, which share their keys, that are computed together. spare_tiles: so many chunks may end within a tile of
-    queries before a program has to take two."""
-    num_tokens, q_heads, head_dim = query.shape
+    """spare_tiles: so many chunks may end within a tile of queries before a program has to take two."""
+    num_chunks = len(block_table)
+    num_programs = len(query) // queries_of(query, key_cache) + min(num_chunks, spare_tiles)
+    shape = num_programs, 0, power_of_two(num_chunks)
+    _launch(
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        (first_tokens, lengths, start_positions),
+        scale,
+        out,
+        *shape,
+    )
+
+
+def streamed_windows(
+    query: torch.Tensor,  # [rows, window, q_heads, head_dim], the rows one behind the other
+    key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
+    start_positions: torch.Tensor,  # [rows] int64
+    scale: float,
+    out: torch.Tensor,  # [rows, window, q_heads, head_dim], likewise, written
+) -> None:
+    """Chunks of one length. A query that sees no key gets zeros."""
+    rows, window = query.shape[:2]
+    num_programs = rows * blocks_of(window, queries_of(query[0], key_cache))
+    of_chunks = (start_positions,) * 3
+    flat = query.flatten(0, 1), key_cache, value_cache, block_table, of_chunks, scale, out.flatten(0, 1)
+    _launch(*flat, num_programs, window, 0)
+
+
+def queries_of(query: torch.Tensor, key_cache: torch.Tensor) -> int:
+    """Of a program."""
+    return ROWS // packed_of(query.shape[1] // key_cache.shape[2])
+
+
+def _launch(
+    query: torch.Tensor,  # [tokens, q_heads, head_dim]
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    chunks: tuple[torch.Tensor, torch.Tensor, torch.Tensor],  # first tokens, lengths, start positions
+    scale: float,
+    out: torch.Tensor,  # [tokens, q_heads, head_dim]
+    num_programs: int,  # of a head
+    window: int,
+    most_chunks: int,  # a power of two; 0: windows of one width
+) -> None:
+    q_heads, head_dim = query.shape[1:]
     num_chunks, max_blocks = block_table.shape
     block_size = key_cache.shape[1]
+    sharing = q_heads // key_cache.shape[2]
+    packed = packed_of(sharing)
     box = [1, min(block_size, TILE), 1, _PIECE]
     layout = gl.NVMMASharedLayout(128, 16, rank=len(box))
     descriptors = (
         TensorDescriptor(cache, list(cache.shape), list(cache.stride()), box, layout)
         for cache in (key_cache, value_cache)
     )
-    grid = q_heads // packed, num_tokens * packed // ROWS + min(num_chunks, spare_tiles)
-    _streamed_attention_kernel[grid](
-        *descriptors, query, block_table, first_tokens, lengths, start_positions, out, num_chunks, max_blocks,
+    _streamed_attention_kernel[(q_heads // packed, num_programs)](
+        *descriptors, query, block_table, *chunks, out, num_chunks, window, max_blocks,
         scale * LOG2_E, *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
-        SHARING=q_heads // key_cache.shape[2], PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        CHUNKS=power_of_two(num_chunks), QUERIES=ROWS // packed, TILE=TILE, PIECE=_PIECE, STAGES=_STAGES,
+        SHARING=sharing, PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        CHUNKS=most_chunks, QUERIES=ROWS // packed, TILE=TILE, PIECE=_PIECE, STAGES=_STAGES,
         REGISTERS=_REGISTERS, num_warps=4, **_OPTIONS,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 
 from headway.kernels._attention import LOG2_E, check_attention
 from headway.kernels._device import shared_memory_bytes
+from headway.kernels._streamed_attention import streamed_windows, streams_attention
 from headway.kernels._triton import blocks_of, jit, jit_once_for, takes_triton, tl
 from headway.kernels.reference.prefill_attention import prefill_attention as prefill_attention_twin
 
@@ -17,6 +18,8 @@ _QUERIES = 128
 _TILE = 64
 # Tiles in flight, and the shared memory that five of them need.
 _STAGES, _FEW_STAGES, _STAGES_BYTES = 5, 3, 140_000
+# What Hopper streams: 8,192 queries behind 8,192 keys take an H200 3,780 us, streamed 2,930; narrower heads 1,020 and 1,100.
+_STREAMED_HEAD_DIM = 128
 
 
 @jit
@@ -205,6 +208,10 @@ def prefill_attention(
     result = torch.empty_like(query) if out is None else out
     check_attention(query, key_cache, value_cache, result)
     rows, window, q_heads, head_dim = query.shape
+    is_plain = first_position == 0 and end_positions is None
+    if rows > 0 and window > 0 and is_plain and _is_streamed(query, key_cache, value_cache, result):
+        streamed_windows(query, key_cache, value_cache, block_table, start_positions, scale, result)
+        return result
     # fp32 products run outside the tensor cores and want registers; so do wide heads.
     is_small = query.dtype == torch.float32 or head_dim > 128
     queries, tile = (32, 32) if is_small else (_QUERIES, _TILE)
@@ -220,3 +227,12 @@ def prefill_attention(
             num_warps=4 if is_small else 8, num_stages=_STAGES if has_memory and not is_small else _FEW_STAGES,
         )  # fmt: skip
     return result
+
+
+def _is_streamed(
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor
+) -> bool:
+    """The same bits, sooner."""
+    rows, window, _, head_dim = query.shape
+    are_flat = rows == 1 or all(t.stride(0) == window * t.stride(1) for t in (query, out))
+    return are_flat and head_dim == _STREAMED_HEAD_DIM and streams_attention(query, key_cache, value_cache)

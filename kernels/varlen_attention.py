@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from headway.kernels._attention import LOG2_E, check_attention
+from headway.kernels._attention import LOG2_E, check_attention, packed_of
 from headway.kernels._device import multiprocessors, shared_memory_bytes
 from headway.kernels._streamed_attention import streamed_attention, streams_attention
 from headway.kernels._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
@@ -23,8 +23,6 @@ from headway.kernels.reference.varlen_attention import varlen_attention as varle
 _TILE, _LARGE_TILE, _SMALL_TILE = (64, 64, 4, 3), (128, 64, 8, 5), (32, 32, 4, 3)
 # Where programs of four warps lack registers: on GPUs of less shared memory than Hopper's.
 _OLDER_TILE, _HOPPER_BYTES = (64, 64, 8, 3), 200_000
-# Heads that share keys and are computed together.
-_MAX_PACKED = 8
 # So many chunks may end within a tile before a program has to take two.
 _SHORT_CHUNKS = 4
 
@@ -103,15 +101,10 @@ class _Cut(NamedTuple):
     stages: int
 
 
-def _packed_of(sharing: int) -> int:
-    """Of the heads that share keys, so many are computed together."""
-    return min(sharing & -sharing, _MAX_PACKED)
-
-
 def _cut_of(query: torch.Tensor, sharing: int) -> _Cut:
     """Measured on the H200: 512 queries behind 7,680 keys 182 us, where a program of 64 queries of one head took 447."""
     num_tokens, q_heads, head_dim = query.shape
-    packed = _packed_of(sharing)
+    packed = packed_of(sharing)
     if query.dtype == torch.float32 or head_dim > 128:
         rows, *rest = _SMALL_TILE
     elif shared_memory_bytes(query.device) < _HOPPER_BYTES:
@@ -153,7 +146,7 @@ def varlen_attention(
     if streams_attention(query, key_cache, value_cache):
         streamed_attention(
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, result,
-            packed=_packed_of(sharing), spare_tiles=_SHORT_CHUNKS,
+            spare_tiles=_SHORT_CHUNKS,
         )  # fmt: skip
     else:
         cut = _cut_of(query, sharing)

@@ -189,13 +189,20 @@ CASES = [
             ATTENTION
             | pointers("first length")
             | {"k_desc": descriptor("bf16", 1, 16, 1, 64), "v_desc": descriptor("bf16", 1, 16, 1, 64)},
-            {"SHARING": 4, "PACKED": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64, "QUERIES": 32}
+            {
+                "SHARING": 4,
+                "PACKED": 4,
+                "HEAD_DIM": head_dim,
+                "BLOCK_SIZE": 16,
+                "CHUNKS": chunks,
+                "QUERIES": 32,
+            }
             | {"TILE": 64, "PIECE": 64, "STAGES": 3, "REGISTERS": (224, 56)},
             divisible=(*STRIDES, "query_token_stride", "out_token_stride"),
             least_capability=90,
             most_capability=90,
         )
-        for head_dim in (64, 128)
+        for head_dim, chunks in ((64, 64), (128, 64), (128, 0))
     ),
     *(
         Case(

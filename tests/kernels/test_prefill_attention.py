@@ -1,12 +1,14 @@
 """prefill_attention against softmax over the visible keys, and that chunks do not change a result."""
 
 import itertools
+import sys
 
 import pytest
 import torch
 
 from headway.kernels import prefill_attention
 
+KERNEL = sys.modules["headway.kernels.prefill_attention"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 GUARD = 1e4
 
@@ -100,3 +102,54 @@ def test_how_a_prompt_is_cut_does_not_change_a_bit() -> None:
     for cuts in ([0, 512, 1000], [0, 1, 300, 999, 1000]):
         parts = [prompt.run(a, b) for a, b in itertools.pairwise(cuts)]
         assert torch.equal(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [8, 16, 64, 256])
+@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (6, 2), (64, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("starts", "window"),
+    [
+        ([0], 1),
+        ([5000], 1),
+        ([63, 0, 640], 33),
+        ([1, 64], 128),
+        ([0], 700),
+        ([3000], 300),
+        ([-2, -60, 7], 70),
+    ],
+    ids=str,
+)
+def test_what_hopper_streams_has_the_same_bits(
+    starts: list[int],
+    window: int,
+    heads: tuple[int, int],
+    block_size: int,
+    hopper: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Queries before the first key among them."""
+    prompt = Prompt(
+        starts, window, hopper, heads=heads, head_dim=128, block_size=block_size, dtype=torch.bfloat16
+    )
+    assert KERNEL._is_streamed(prompt.query, *prompt.caches, prompt.query)
+    streamed = prompt.run()
+    monkeypatch.setattr(KERNEL, "_is_streamed", lambda *_: False)
+    assert torch.equal(streamed, prompt.run())
+    torch.testing.assert_close(
+        streamed.double().cpu(), prompt.expected(), rtol=0, atol=TOLERANCE[torch.bfloat16]
+    )
+
+
+def test_windows_are_streamed_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 128, rows one behind the other."""
+    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: True)
+    caches = torch.empty(2, 4, 16, 2, 128)
+    query = torch.empty(3, 40, 8, 128)
+    assert KERNEL._is_streamed(query, *caches, query)
+    assert KERNEL._is_streamed(query[:1, 5:30], *caches, torch.empty(1, 25, 8, 128))
+    assert not KERNEL._is_streamed(query[:, 5:30], *caches, torch.empty(3, 25, 8, 128))
+    assert not KERNEL._is_streamed(torch.empty(3, 25, 8, 128), *caches, query[:, 5:30])
+    assert not KERNEL._is_streamed(query[..., :64], *caches[..., :64], query[..., :64])
+    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
+    assert not KERNEL._is_streamed(query, *caches, query)
