@@ -7,6 +7,7 @@ import torch
 # Scores are scaled by it: powers of two are what a GPU computes.
 LOG2_E = 1.4426950408889634
 _MIN_HEAD_DIM, _MAX_HEAD_DIM = 16, 256
+# Heads that share keys and are computed together.
 _MAX_PACKED = 8
 
 

@@ -329,12 +329,13 @@ def _attend(
             gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), cells.load(by_rows), mask=is_query)
         elif CHUNKS == 0:
             nothing = gl.zeros([ROWS, HEAD_DIM], keys.dtype, layout=by_rows)
-            is_query &= index < num_indices
             gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), nothing, mask=is_query)
         index += gl.num_programs(1)
 
 
-@gluon_jit_once_for("num_chunks", "window", "max_blocks", "table_stride")
+@gluon_jit_once_for(
+    "num_chunks", "window", "max_blocks", "table_stride", "table_ptr", "first_ptr", "length_ptr", "start_ptr"
+)  # fmt: skip
 def _streamed_attention_kernel(
     k_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     v_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -449,18 +450,11 @@ def streamed_attention(
 ) -> None:
     """spare_tiles: so many chunks may end within a tile of queries before a program has to take two."""
     num_chunks = len(block_table)
-    num_programs = len(query) // queries_of(query, key_cache) + min(num_chunks, spare_tiles)
-    shape = num_programs, 0, power_of_two(num_chunks)
     _launch(
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        (first_tokens, lengths, start_positions),
-        scale,
-        out,
-        *shape,
-    )
+        query, (key_cache, value_cache, block_table), (first_tokens, lengths, start_positions), scale, out,
+        num_programs=len(query) // _queries_of(query, key_cache) + min(num_chunks, spare_tiles),
+        most_chunks=power_of_two(num_chunks),
+    )  # fmt: skip
 
 
 def streamed_windows(
@@ -474,29 +468,31 @@ def streamed_windows(
 ) -> None:
     """Chunks of one length. A query that sees no key gets zeros."""
     rows, window = query.shape[:2]
-    num_programs = rows * blocks_of(window, queries_of(query[0], key_cache))
-    of_chunks = (start_positions,) * 3
-    flat = query.flatten(0, 1), key_cache, value_cache, block_table, of_chunks, scale, out.flatten(0, 1)
-    _launch(*flat, num_programs, window, 0)
+    _launch(
+        query.flatten(0, 1), (key_cache, value_cache, block_table), (start_positions,) * 3, scale, out.flatten(0, 1),
+        num_programs=rows * blocks_of(window, _queries_of(query[0], key_cache)), window=window,
+    )  # fmt: skip
 
 
-def queries_of(query: torch.Tensor, key_cache: torch.Tensor) -> int:
+def _queries_of(query: torch.Tensor, key_cache: torch.Tensor) -> int:
     """Of a program."""
     return ROWS // packed_of(query.shape[1] // key_cache.shape[2])
 
 
 def _launch(
     query: torch.Tensor,  # [tokens, q_heads, head_dim]
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
+    paged: tuple[torch.Tensor, torch.Tensor, torch.Tensor],  # keys, values, block table
     chunks: tuple[torch.Tensor, torch.Tensor, torch.Tensor],  # first tokens, lengths, start positions
     scale: float,
-    out: torch.Tensor,  # [tokens, q_heads, head_dim]
-    num_programs: int,  # of a head
-    window: int,
-    most_chunks: int,  # a power of two; 0: windows of one width
+    out: torch.Tensor,  # [tokens, q_heads, head_dim], written
+    *,
+    num_programs: int,
+    window: int = 0,
+    most_chunks: int = 0,
 ) -> None:
+    """num_programs: of the heads that are computed together. window: of each chunk, where only their start positions are looked
+    at; else most_chunks, a power of two."""
+    key_cache, value_cache, block_table = paged
     q_heads, head_dim = query.shape[1:]
     num_chunks, max_blocks = block_table.shape
     block_size = key_cache.shape[1]

@@ -51,8 +51,8 @@ def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
 
 
 def gluon_jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """jit of Gluon, Triton's lower level, that does not compile anew where one of these integer arguments is 1 or divisible
-    by 16."""
+    """jit of Gluon, Triton's lower level, that does not compile anew where one of these arguments is 1 or divisible by 16, a
+    pointer where its address is."""
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         return cast(Kernel, function if gluon is None else gluon.jit(function, do_not_specialize=names))

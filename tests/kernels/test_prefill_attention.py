@@ -89,10 +89,14 @@ def test_keys_before_the_first_position_are_not_seen(first_position: int, device
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(("starts", "window"), [([0], 700), ([1000, 13], 130)], ids=["whole", "rows"])
-def test_types_and_head_sizes(starts: list[int], window: int, head_dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("first_position", [0, 1])
+def test_types_and_head_sizes(
+    starts: list[int], window: int, first_position: int, head_dim: int, dtype: torch.dtype
+) -> None:
     prompt = Prompt(starts, window, torch.device("cuda"), heads=(8, 2), head_dim=head_dim, dtype=dtype)
-    result = prompt.run().double().cpu()
-    torch.testing.assert_close(result, prompt.expected(), rtol=0, atol=TOLERANCE[dtype])
+    prompt.caches[:, prompt.table[0, 0], :first_position] = GUARD
+    result = prompt.run(first_position=first_position).double().cpu()
+    torch.testing.assert_close(result, prompt.expected(first_position), rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.gpu
@@ -132,13 +136,33 @@ def test_what_hopper_streams_has_the_same_bits(
     prompt = Prompt(
         starts, window, hopper, heads=heads, head_dim=128, block_size=block_size, dtype=torch.bfloat16
     )
-    assert KERNEL._is_streamed(prompt.query, *prompt.caches, prompt.query)
+    assert KERNEL._gains_streamed(prompt.query, *prompt.caches, prompt.query)
     streamed = prompt.run()
-    monkeypatch.setattr(KERNEL, "_is_streamed", lambda *_: False)
+    monkeypatch.setattr(KERNEL, "_gains_streamed", lambda *_: False)
     assert torch.equal(streamed, prompt.run())
     torch.testing.assert_close(
         streamed.double().cpu(), prompt.expected(), rtol=0, atol=TOLERANCE[torch.bfloat16]
     )
+
+
+@pytest.mark.parametrize(("first_position", "end"), [(0, None), (1, None), (0, 9)], ids=str)
+def test_what_is_streamed_sees_all_keys(
+    first_position: int, end: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to its own."""
+    query, caches = torch.zeros(1, 5, 2, 128), torch.zeros(2, 1, 16, 1, 128)
+    streamed: list[torch.Tensor] = []
+    monkeypatch.setattr(KERNEL, "takes_triton", lambda _: True)
+    monkeypatch.setattr(KERNEL, "_gains_streamed", lambda *_: True)
+    monkeypatch.setattr(KERNEL, "streamed_windows", lambda *given: streamed.append(given[-1]))
+    monkeypatch.setattr(KERNEL, "_prefill_kernel", {(2, 1, 1): lambda *_, **__: None})
+    starts = torch.tensor([4])
+    ends = None if end is None else torch.tensor([end])
+    result = prefill_attention(
+        query, *caches, torch.zeros(1, 1, dtype=torch.int64), starts, 1.0,
+        first_position=first_position, end_positions=ends,
+    )  # fmt: skip
+    assert [out is result for out in streamed] == [True] * (first_position == 0 and end is None)
 
 
 def test_windows_are_streamed_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +170,10 @@ def test_windows_are_streamed_where_they_gain(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: True)
     caches = torch.empty(2, 4, 16, 2, 128)
     query = torch.empty(3, 40, 8, 128)
-    assert KERNEL._is_streamed(query, *caches, query)
-    assert KERNEL._is_streamed(query[:1, 5:30], *caches, torch.empty(1, 25, 8, 128))
-    assert not KERNEL._is_streamed(query[:, 5:30], *caches, torch.empty(3, 25, 8, 128))
-    assert not KERNEL._is_streamed(torch.empty(3, 25, 8, 128), *caches, query[:, 5:30])
-    assert not KERNEL._is_streamed(query[..., :64], *caches[..., :64], query[..., :64])
+    assert KERNEL._gains_streamed(query, *caches, query)
+    assert KERNEL._gains_streamed(query[:1, 5:30], *caches, torch.empty(1, 25, 8, 128))
+    assert not KERNEL._gains_streamed(query[:, 5:30], *caches, torch.empty(3, 25, 8, 128))
+    assert not KERNEL._gains_streamed(torch.empty(3, 25, 8, 128), *caches, query[:, 5:30])
+    assert not KERNEL._gains_streamed(query[..., :64], *caches[..., :64], query[..., :64])
     monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
-    assert not KERNEL._is_streamed(query, *caches, query)
+    assert not KERNEL._gains_streamed(query, *caches, query)

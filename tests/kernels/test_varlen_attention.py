@@ -62,7 +62,7 @@ class Prompts:
         """By the kernel that streams nothing."""
         for row, (first, (length, _)) in enumerate(zip(self.firsts.tolist(), self.chunks, strict=True)):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ALONE, "_is_streamed", lambda *_: False)
+                patch.setattr(ALONE, "_gains_streamed", lambda *_: False)
                 (expected,) = prefill_attention(
                     self.query[None, first : first + length], self.keys, self.values, self.table[row : row + 1],
                     self.starts[row : row + 1], self.scale,
