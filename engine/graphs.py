@@ -35,8 +35,8 @@ from headway.engine.transfer import copy_to_device
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
 # Longer prefills take the device longer than a slow host takes to launch them kernel by kernel (7B model, H200).
-MAX_PREFILL_TOKENS = 1024
-_TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_PREFILL_TOKENS)
+MAX_REPLAYED_TOKENS = 1024
+_TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_REPLAYED_TOKENS)
 # What a measure of memory misses: gaps in what other uses hold, which no graph can take, and what CUDA itself takes.
 _SLACK_BYTES = 64 << 20
 # An H200 takes for the products of a 7B model's layer, by the library, 292 us for 512 tokens, 356 for 640, 422 for 768, but
@@ -308,14 +308,10 @@ class PrefillGraphs:
         wanted = sorted(prefills_of(self._token_counts, fills_drafts=fills_drafts), reverse=True)
         self._graphs.capture_all(wanted, "prefills", prepare=self._pack, progress=progress)
 
-    def run(
-        self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool
-    ) -> torch.Tensor | None:
-        """[tokens or more, hidden], the chunks' one behind the other; with wants_last [chunks or more, hidden], of each chunk's
+    def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
+        """[tokens or more, hidden], the chunks' one behind the other; without drafts [chunks or more, hidden], of each chunk's
         last token; None: no graph is for them."""
-        wanted = smallest_prefill(
-            chunks, self._token_counts, fills_drafts=fills_drafts, wants_last=wants_last
-        )
+        wanted = smallest_prefill(chunks, self._token_counts, fills_drafts=fills_drafts)
         if wanted is None:
             return None
         copy_to_device(packed_chunks(chunks, wanted.num_tokens), self._packed)
@@ -360,5 +356,6 @@ def token_counts(max_tokens: int) -> tuple[int, ...]:
 
 
 def mixed_token_counts(max_tokens: int) -> tuple[int, ...]:
-    """Of prompts beside a round: those of _MIXED_TOKEN_COUNTS that are less, and max_tokens."""
-    return (*(n for n in _MIXED_TOKEN_COUNTS if n < max_tokens), max_tokens)
+    """Of prompts beside a round: those of _MIXED_TOKEN_COUNTS that are less, and max_tokens, or MAX_MIXED_TOKENS."""
+    most = min(max_tokens, MAX_MIXED_TOKENS)
+    return (*(n for n in _MIXED_TOKEN_COUNTS if n < most), most)

@@ -28,13 +28,12 @@ _WINDOW_TOKENS = 32
 
 
 class Prefill(NamedTuple):
-    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too. is_window: of one short chunk. wants_last:
-    of the states only those of chunks' last tokens."""
+    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too, and so all states are computed; else those of
+    chunks' last tokens alone. is_window: of one short chunk."""
 
     num_tokens: int
     fills_drafts: bool
     is_window: bool
-    wants_last: bool
 
 
 def padded_count(chunks: Sequence[PrefillChunk], token_counts: Sequence[int]) -> int | None:
@@ -46,23 +45,20 @@ def padded_count(chunks: Sequence[PrefillChunk], token_counts: Sequence[int]) ->
 
 
 def smallest_prefill(
-    chunks: Sequence[PrefillChunk], token_counts: Sequence[int], *, fills_drafts: bool, wants_last: bool
+    chunks: Sequence[PrefillChunk], token_counts: Sequence[int], *, fills_drafts: bool
 ) -> Prefill | None:
     """That of one of the token counts, ascending, which holds the chunks; None: they are better off without."""
     num_tokens = padded_count(chunks, token_counts)
     if num_tokens is None:
         return None
     is_window = len(chunks) == 1 and num_tokens <= _WINDOW_TOKENS
-    if not is_window and not is_near(chunks):
-        return None
-    return Prefill(num_tokens, fills_drafts, is_window, wants_last)
+    return Prefill(num_tokens, fills_drafts, is_window) if is_window or is_near(chunks) else None
 
 
 def prefills_of(token_counts: Sequence[int], *, fills_drafts: bool) -> list[Prefill]:
-    """All that `smallest_prefill` may choose of prompts that nobody scores."""
-    windows = [(count, True) for count in token_counts if count <= _WINDOW_TOKENS]
-    chunks = [(count, False) for count in token_counts]
-    return [Prefill(n, fills_drafts, is_window, not fills_drafts) for n, is_window in windows + chunks]
+    """All that `smallest_prefill` may choose."""
+    windows = [Prefill(count, fills_drafts, True) for count in token_counts if count <= _WINDOW_TOKENS]
+    return windows + [Prefill(count, fills_drafts, False) for count in token_counts]
 
 
 def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
@@ -123,9 +119,9 @@ def padded_chunks(
         chunks = Chunks(tables, firsts, lengths, starts)
     last = None
     if wants_last:
-        # Chunks that do not exist see no keys: before position 0 there are none.
+        # Chunks that do not exist stand at -1, before all keys.
         count = 1 if is_window else MAX_CHUNKS
-        stands_at = torch.where(lengths > 0, starts + lengths, 0)[:count] - 1
+        stands_at = (starts + lengths)[:count] - 1
         of_last = Segment(0, count, 1, tables[:count], stands_at, is_prompt=not is_window)
         last = LastTokens(ends[:count] - 1, of_last)
     inputs = ForwardInputs(token_ids, positions, slot_mapping, segments, chunks, last)
@@ -139,14 +135,13 @@ def padded_prefill(
     slots: SlotTable,
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
     wanted: Prefill,
-) -> torch.Tensor:  # [tokens, hidden]; with wants_last [chunks, hidden]
+) -> torch.Tensor:  # [tokens, hidden]; without drafts [chunks, hidden]
     """The trunk's hidden states; keys, values and, with fills_drafts, what the MTP layer keeps are written.
 
     `prefill_inputs` and `fill_draft_cache` do the same for chunks that the host knows.
     """
-    assert not (wanted.fills_drafts and wanted.wants_last), "drafts see all states"
     chunks = padded_chunks(
-        packed, slots, pool.block_size, is_window=wanted.is_window, wants_last=wanted.wants_last
+        packed, slots, pool.block_size, is_window=wanted.is_window, wants_last=not wanted.fills_drafts
     )
     hidden = model.forward(chunks.inputs, pool)
     if wanted.fills_drafts:

@@ -26,8 +26,8 @@ from headway.engine.slots import SlotTable
 from headway.engine.transfer import to_device
 
 # A prompt's beginning is attended by causal_attention in widths of a multiple, for each of which it plans anew, and only
-# where it is the faster one: an H200 takes 82 us for 2,048 queries where prefill_attention takes 108 (32 query and 8 kv
-# heads x 128), but for 1,024 it takes 39 and 36.
+# where it is not the slower one: an H200 takes 82 us for 2,048 queries where prefill_attention takes 77, or 103 if it does not
+# stream, 259 and 299 for four such prompts, but 31 and 25 for 1,024 queries (32 query and 8 kv heads x 128).
 BEGINNING_MULTIPLE, LEAST_BEGINNING = 1024, 2048
 # Behind block tables for more tokens fewer queries share a segment of windows.
 _LONG_TABLE = 32_768

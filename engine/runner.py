@@ -17,7 +17,7 @@ from headway.engine.cache.pool import KVPool
 from headway.engine.config import MAX_MIXED_TOKENS
 from headway.engine.errors import ConfigError, describe_fault
 from headway.engine.graphs import (
-    MAX_PREFILL_TOKENS,
+    MAX_REPLAYED_TOKENS,
     GraphMemory,
     Mixed,
     MixedGraphs,
@@ -102,10 +102,10 @@ class Runner:
             memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
-                most = min(max_prefill_tokens, self._max_row_tokens, MAX_PREFILL_TOKENS)
+                most = min(max_prefill_tokens, self._max_row_tokens, MAX_REPLAYED_TOKENS)
                 packed = torch.zeros(HEADER + most, dtype=torch.int64, device=self.device)
                 self._prefill_graphs = PrefillGraphs(self._launch_padded_prefill, memory, packed)
-                mixed = packed[: HEADER + min(max_mixed_tokens, MAX_MIXED_TOKENS)]
+                mixed = packed[: HEADER + max_mixed_tokens]
                 self._mixed_graphs = MixedGraphs(
                     self._launch_mixed_round, memory, mixed, max_rows=len(slots.limits)
                 )
@@ -387,12 +387,17 @@ class Runner:
         """([tokens or more, hidden], True): the trunk's states of the chunks' tokens, one behind the other. With
         wants_last perhaps ([last chunks, hidden], False): only those of the prompts' last tokens."""
         wants_last = wants_last and not fills_drafts
-        if self._prefill_graphs is not None:
-            hidden = self._prefill_graphs.run(chunks, fills_drafts=fills_drafts, wants_last=wants_last)
-            if hidden is not None:
-                which = [index for index, chunk in enumerate(chunks) if chunk.is_last]
-                return hidden[self._to_device(which)] if wants_last else hidden, not wants_last
-        return self._launch_prefill(chunks, fills_drafts=fills_drafts, wants_last=wants_last), not wants_last
+        hidden = None
+        if self._prefill_graphs is not None and (wants_last or fills_drafts):
+            hidden = self._prefill_graphs.run(chunks, fills_drafts=fills_drafts)
+        if hidden is None:
+            return self._launch_prefill(
+                chunks, fills_drafts=fills_drafts, wants_last=wants_last
+            ), not wants_last
+        if not wants_last:
+            return hidden, True
+        which = [index for index, chunk in enumerate(chunks) if chunk.is_last]
+        return hidden[self._to_device(which)] if which else hidden[:0], False
 
     def _launch_prefill(
         self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool

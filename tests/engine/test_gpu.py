@@ -157,8 +157,12 @@ def test_depth_and_batch_change_bfloat16_text_at_ties_only(prompts: list[tuple[i
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "depth", "chunk"), [("float32", 3, 256), ("bfloat16", 3, 256), ("bfloat16", 0, 1024)]
+)
+def test_graphs_replay_what_launches_do(
+    prompts: list[tuple[int, ...]], dtype: str, depth: int, chunk: int
+) -> None:
     """The same kernels over the same rows: equal to the last bit, penalties and log-probabilities included.
 
     Results are read late by both, or the faster would see its rows end sooner, and other rows round otherwise.
@@ -168,19 +172,19 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
         Case(prompt, 60, SamplingParams(**({"temperature": 0.0, "seed": i} | changes[i % 4])))  # type: ignore[arg-type]
         for i, prompt in enumerate(prompts[:24])
     ]
-    config = config_of(dtype=dtype, prefix_caching=False, prefill_chunk=256)
+    config = config_of(dtype=dtype, depth=depth, prefix_caching=False, prefill_chunk=chunk)
     engines = [LocalEngine(config, reads_late=True) for _ in range(2)]
-    engines[0].engine.runner.capture([3], progress=lambda _: None)
+    engines[0].engine.runner.capture([depth], progress=lambda _: None)
     launching = engines[1].engine.runner
     launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]
-    prefills = PaddedPrefills(launching, token_counts(256))
+    prefills = PaddedPrefills(launching, token_counts(chunk))
     launching._prefill_graphs = prefills  # type: ignore[assignment]
     mixed = MixedLaunches(launching, mixed_token_counts(256))
     launching._mixed_graphs = mixed  # type: ignore[assignment]
     assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
     for i in range(3, 24, 4):
         assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
-    assert prefills.launched, "prefills of several sizes are compared too"
+    assert max(prefills.launched).num_tokens == chunk, "prefills of several sizes are compared too"
     for engine in engines:
         for i, prompt in enumerate(prompts[24:48]):
             engine.submit(prompt, max_tokens=60 + i)
@@ -189,7 +193,7 @@ def test_graphs_replay_what_launches_do(prompts: list[tuple[int, ...]], dtype: s
     assert [o.token_ids for o in engines[0].run().values()] == [
         o.token_ids for o in engines[1].run().values()
     ]
-    assert mixed.launched, "and rounds with prompts"
+    assert bool(mixed.launched) == (depth > 0), "and rounds with prompts, which small ones have none of"
 
 
 class NeverWaiting:
@@ -329,7 +333,7 @@ def test_nothing_is_compiled_once_requests_are_served(
         pytest.skip("the device has no products of float8")
     path = {"": None, "middle": middle_model, "wide": wide_model}[width]
     model = {"model_path": path, "load_format": "dummy"} if path else {}
-    config = config_of(max_running=32, prefill_chunk=1024, depth=depth, draft_lm_head=head, **model)
+    config = config_of(max_running=32, prefill_chunk=4096, depth=depth, draft_lm_head=head, **model)
     engine = LocalEngine(config)
     engine.engine.runner.capture([depth], progress=lambda _: None)
     compiled: list[str] = []
@@ -339,8 +343,8 @@ def test_nothing_is_compiled_once_requests_are_served(
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
     for num_prompts in (1, 2, 3, 5, 8, 15, 16, 31):
-        for tokens in (1, 7, 100, 128, 600, 700, 1024, 1500):
-            long = prompts[num_prompts] * 16
+        for tokens in (1, 7, 100, 128, 600, 700, 1024, 1500, *([3000] if num_prompts <= 3 else [])):
+            long = prompts[num_prompts] * 32
             for i in range(num_prompts):
                 sampling = GREEDY if i % 2 else SamplingParams(temperature=0.8, top_p=0.9, seed=i)
                 if i == 1:

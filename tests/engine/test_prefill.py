@@ -1,4 +1,4 @@
-"""How chunks of prompts become segments of one forward pass."""
+"""How chunks of prompts become segments of one forward pass, and for how many tokens there are graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from headway.engine.batch import PrefillChunk
+from headway.engine.graphs import mixed_token_counts, token_counts
 from headway.engine.models.inputs import Segment
+from headway.engine.padded_prefill import prefills_of, smallest_prefill
 from headway.engine.prefill import BEGINNING_MULTIPLE, LEAST_BEGINNING, prefill_inputs
 from headway.engine.slots import SlotTable
 
@@ -72,6 +74,24 @@ def test_long_beginnings_need_no_cache(
     whole = segments_of(chunks, splits_beginnings=False)
     assert not any(s.is_self_contained for s in whole)
     assert queries_of(split) == queries_of(whole)
+
+
+@pytest.mark.parametrize("most", [1, 16, 40, 512, 700, 1024, 8192])
+def test_graphs_are_for_ever_more_tokens_as_far_as_steps_go(most: int) -> None:
+    """Alone up to 1,024, beside a round up to 640."""
+    for counts, limit in ((token_counts(most), 1024), (mixed_token_counts(most), 640)):
+        assert list(counts) == sorted(set(counts))
+        assert counts[-1] <= min(most, limit)
+    assert (token_counts(8192)[-1], mixed_token_counts(8192)[-1]) == (1024, 640)
+
+
+@pytest.mark.parametrize("fills_drafts", [False, True])
+def test_what_prompts_take_is_captured_at_the_start(*, fills_drafts: bool) -> None:
+    counts = token_counts(1024)
+    captured = prefills_of(counts, fills_drafts=fills_drafts)
+    for lengths in ([1], [32], [33], [1, 1], [513], [700, 300], [1024]):
+        chunks = [PrefillChunk(0, 0, 0, (1,) * n, hidden_block_id=None, is_last=True) for n in lengths]
+        assert smallest_prefill(chunks, counts, fills_drafts=fills_drafts) in captured
 
 
 def test_neighbours_of_equal_length_share_a_segment() -> None:

@@ -300,11 +300,12 @@ def test_prefills_among_padding_give_the_same_text(
     padded = PaddedPrefills(runner, (16, 32, 48))
     runner._prefill_graphs = padded  # type: ignore[assignment]
     prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16)]
+    greedy = SamplingParams(temperature=0.0, num_logprobs=1)
     scored = SamplingParams(temperature=0.0, num_prompt_logprobs=1)
     for some, sampling in (
-        (prompts, GREEDY),
-        (prompts, GREEDY),
-        ([[*prompts[4], 3, 4]], GREEDY),
+        (prompts, greedy),
+        (prompts, greedy),
+        ([[*prompts[4], 3, 4]], greedy),
         (prompts, scored),
     ):
         ids = [
@@ -313,11 +314,11 @@ def test_prefills_among_padding_give_the_same_text(
         outputs = [engine.run() for engine in engines]
         assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
         for i in ids[0]:
-            check_scores(outputs[0][i].prompt_logprobs, outputs[1][i].prompt_logprobs)
+            check_scores(outputs[1][i].logprobs, outputs[0][i].logprobs)
+            check_scores(outputs[1][i].prompt_logprobs, outputs[0][i].prompt_logprobs)
     assert len({wanted.num_tokens for wanted in padded.launched}) > 1
     assert {wanted.is_window for wanted in padded.launched} == {False, True}
     assert {wanted.fills_drafts for wanted in padded.launched} == {depth > 0}
-    assert {wanted.wants_last for wanted in padded.launched} == {False, depth == 0}
     pools = [engine.engine.runner.pool for engine in engines]
     torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=0, atol=1e-12)
     torch.testing.assert_close(pools[1].values, pools[0].values, rtol=0, atol=1e-12)

@@ -21,12 +21,8 @@ class PaddedPrefills:
         self._token_counts = token_counts
         self.launched: list[Prefill] = []
 
-    def run(
-        self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool
-    ) -> torch.Tensor | None:
-        wanted = smallest_prefill(
-            chunks, self._token_counts, fills_drafts=fills_drafts, wants_last=wants_last
-        )
+    def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
+        wanted = smallest_prefill(chunks, self._token_counts, fills_drafts=fills_drafts)
         if wanted is None:
             return None
         self.launched.append(wanted)
