@@ -28,6 +28,7 @@ from headway.engine.graphs import (
 from headway.engine.host_ring import HostRing, Place
 from headway.engine.memory import available_bytes, bytes_taken_by, is_out_of_memory
 from headway.engine.models.inputs import cut_to_windows
+from headway.engine.models.linear import MIN_ADDED_ROWS
 from headway.engine.models.registry import CausalLM
 from headway.engine.padded_prefill import HEADER, Prefill, fill_padded_drafts, padded_chunks, padded_prefill
 from headway.engine.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
@@ -432,6 +433,8 @@ class Runner:
         if not drafts:
             # Products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS.
             steps += [[FEW_ROWS // num_last + 1] * num_last for num_last in (SOME_ROWS, FEW_ROWS)]
+            # Scored prompts, which no graph is for, may be of just too few tokens for products that add themselves.
+            steps.append([MIN_ADDED_ROWS - 1])
         for lengths in steps:
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
             try:

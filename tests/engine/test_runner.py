@@ -246,7 +246,7 @@ def test_the_last_layer_computes_what_is_wanted_of_a_prompt(
 
 @pytest.mark.parametrize(
     ("depth", "wanted"),
-    [(0, [1, 2, runner_module.SOME_ROWS, FEW_ROWS]), (2, [100, 300])],
+    [(0, [1, 2, runner_module.SOME_ROWS, FEW_ROWS, 1]), (2, [100, 300])],
     ids=["last", "drafts"],
 )
 def test_the_warm_up_computes_one_last_token_and_many(
