@@ -25,9 +25,9 @@ from headway.engine.models.registry import CausalLM
 from headway.engine.slots import SlotTable
 from headway.engine.transfer import to_device
 
-# A prompt's beginning is attended by causal_attention in widths of a multiple, for each of which it plans anew, and only
-# where it is not the slower one: an H200 takes 82 us for 2,048 queries where prefill_attention takes 77, or 103 if it does not
-# stream, 259 and 299 for four such prompts, but 31 and 25 for 1,024 queries (32 query and 8 kv heads x 128).
+# Beginnings of prompts, of so many tokens together, are attended by causal_attention in widths of a multiple, for each of which it
+# plans anew: an H200 takes 259 us for 4 x 2,048 queries where prefill_attention takes 299, 82 for 1 x 2,048 where it takes 77, or
+# 103 if it does not stream, but 31 for 1 x 1,024 where it takes 25 (32 query and 8 kv heads x 128).
 BEGINNING_MULTIPLE, LEAST_BEGINNING = 1024, 2048
 # Behind block tables for more tokens fewer queries share a segment of windows.
 _LONG_TABLE = 32_768
