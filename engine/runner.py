@@ -434,7 +434,7 @@ class Runner:
             # Products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS.
             steps += [[FEW_ROWS // num_last + 1] * num_last for num_last in (SOME_ROWS, FEW_ROWS)]
             # Scored prompts, which no graph is for, may be of just too few tokens for products that add themselves.
-            steps.append([MIN_ADDED_ROWS - 1])
+            steps.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
         for lengths in steps:
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
             try:

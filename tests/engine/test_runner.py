@@ -273,6 +273,13 @@ def test_the_warm_up_computes_one_last_token_and_many(
     assert all(tokens > FEW_ROWS for tokens in num_tokens)  # fewer may take launches that leave no token out
 
 
+def test_the_warm_up_of_short_contexts_stays_within_their_block_tables(tmp_path: Path) -> None:
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(model_path=path, prefill_chunk=16, depth=0, max_model_len=32)
+    with torch.inference_mode():
+        LocalEngine(config).engine.runner._warm_up_prefill()
+
+
 def check_equal(*engines: LocalEngine, sampling: SamplingParams = GREEDY) -> None:
     prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33)]
     ids = [
