@@ -392,9 +392,8 @@ class Runner:
         if self._prefill_graphs is not None and (wants_last or fills_drafts):
             hidden = self._prefill_graphs.run(chunks, fills_drafts=fills_drafts)
         if hidden is None:
-            return self._launch_prefill(
-                chunks, fills_drafts=fills_drafts, wants_last=wants_last
-            ), not wants_last
+            hidden = self._launch_prefill(chunks, fills_drafts=fills_drafts, wants_last=wants_last)
+            return hidden, not wants_last
         if not wants_last:
             return hidden, True
         which = [index for index, chunk in enumerate(chunks) if chunk.is_last]

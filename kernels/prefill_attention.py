@@ -209,24 +209,25 @@ def prefill_attention(
     result = torch.empty_like(query) if out is None else out
     check_attention(query, key_cache, value_cache, result)
     rows, window, q_heads, head_dim = query.shape
+    if rows == 0 or window == 0:
+        return result
     sees_all = first_position == 0 and end_positions is None
-    if rows > 0 and window > 0 and sees_all and _gains_streamed(query, key_cache, value_cache, result):
+    if sees_all and _gains_streamed(query, key_cache, value_cache, result):
         streamed_windows(query, key_cache, value_cache, block_table, start_positions, scale, result)
         return result
     # fp32 products run outside the tensor cores and want registers; so do wide heads.
     is_small = query.dtype == torch.float32 or head_dim > 128
     queries, tile = (32, 32) if is_small else (_QUERIES, _TILE)
     has_memory = shared_memory_bytes(query.device) >= _STAGES_BYTES
-    if rows > 0 and window > 0:
-        _prefill_kernel[(q_heads, blocks_of(window, queries), rows)](
-            query, key_cache, value_cache, block_table, start_positions,
-            start_positions if end_positions is None else end_positions, result,
-            window, block_table.shape[1], scale * LOG2_E, first_position,
-            *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
-            SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
-            QUERIES=queries, TILE=tile, SKIPS_FIRST=first_position > 0, HAS_ENDS=end_positions is not None,
-            num_warps=4 if is_small else 8, num_stages=_STAGES if has_memory and not is_small else _FEW_STAGES,
-        )  # fmt: skip
+    _prefill_kernel[(q_heads, blocks_of(window, queries), rows)](
+        query, key_cache, value_cache, block_table, start_positions,
+        start_positions if end_positions is None else end_positions, result,
+        window, block_table.shape[1], scale * LOG2_E, first_position,
+        *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
+        SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
+        QUERIES=queries, TILE=tile, SKIPS_FIRST=first_position > 0, HAS_ENDS=end_positions is not None,
+        num_warps=4 if is_small else 8, num_stages=_STAGES if has_memory and not is_small else _FEW_STAGES,
+    )  # fmt: skip
     return result
 
 

@@ -206,7 +206,7 @@ def gate_up_line(rows: int) -> Line:
 
 def window_lines() -> Iterator[Line]:
     """Shuffled blocks of as much cache as one layer of the model may have, or more where a case takes more: from 2**31 elements
-    on, which no model's layer has on one card, addresses are wider, and cost more."""
+    on, which this model's layers never have on one card, addresses are wider, and cost more."""
     largest = max(rows * context for rows, context in CONTEXTS) // BLOCK_SIZE + 4 * 64
     caches = randn(2, largest, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     of_a_layer = LAYER_CACHE_BYTES // (4 * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
