@@ -1,18 +1,21 @@
 """What a Hugging Face config.json says of a model's shape. Imports no torch: the API process reads it too.
 
-Knows the keys of the families that are served; what they would compute differently is refused here, by name.
+What the families that are served would compute differently is refused here, by name.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.engine.config_keys import CONFIG_CLASSES, Qwen2Keys, ResolvedConfig, resolve_config
 from headway.engine.errors import ModelError
+from headway.engine.model_files import is_folder, read_json_object
 
-SUPPORTED_ARCHITECTURES = ("Qwen2ForCausalLM", "MiMoForCausalLM")
+SUPPORTED_ARCHITECTURES = tuple(CONFIG_CLASSES)
+SUPPORTED_ACTIVATIONS = ("silu", "swish")  # two names of one function
+MIN_POSITIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,113 +43,80 @@ class ModelConfig:
 def read_model_config(path: str | Path) -> ModelConfig:
     """Reads `config.json` of a model folder. Raises ModelError."""
     folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"the model folder {folder} does not exist; give a folder in Hugging Face layout")
     file = folder / "config.json"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder} has no config.json; give a folder in Hugging Face layout") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not valid JSON ({error}); fetch the file again") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} holds a {type(content).__name__}, it must be a JSON object")
-    return _Keys(file, content).parse()
+    content = read_json_object(file)
+    if content is None and not is_folder(folder):
+        raise ModelError(f"the model folder {folder} does not exist; give a folder in Hugging Face layout")
+    if content is None:
+        raise ModelError(f"{folder} has no config.json; give a folder in Hugging Face layout")
+    resolved = resolve_config(content, file)
+    _check_what_is_computed(resolved)
+    keys = resolved.keys
+    return ModelConfig(
+        architecture=resolved.architecture,
+        vocab_size=keys.vocab_size,
+        hidden_size=keys.hidden_size,
+        intermediate_size=keys.intermediate_size,
+        num_layers=keys.num_hidden_layers,
+        num_attention_heads=keys.num_attention_heads,
+        num_kv_heads=resolved.num_key_value_heads,
+        head_dim=resolved.head_dim,
+        max_position_embeddings=keys.max_position_embeddings,
+        rms_norm_epsilon=keys.rms_norm_eps,
+        rope_theta=resolved.rope.theta,
+        tie_word_embeddings=keys.tie_word_embeddings,
+        num_mtp_layers=keys.num_nextn_predict_layers or 0,
+    )
 
 
-class _Keys:
-    """The content of one config.json, with errors that name the file and the key."""
-
-    def __init__(self, file: Path, content: Mapping[str, object]) -> None:
-        self._file = file
-        self._content = content
-
-    def parse(self) -> ModelConfig:
-        architecture = self._architecture()
-        self._refuse_what_is_not_computed()
-        hidden_size, heads = self._size("hidden_size"), self._size("num_attention_heads")
-        num_layers, kv_heads = self._size("num_hidden_layers"), self._size("num_key_value_heads", heads)
-        head_dim = self._size("head_dim", hidden_size // heads)
-        if heads % kv_heads != 0:
-            raise self._error(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-        if head_dim % 2 != 0:
-            raise self._error(f"head_dim is {head_dim}; rotary positions need an even one")
-        return ModelConfig(
-            architecture=architecture,
-            vocab_size=self._size("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=self._size("intermediate_size"),
-            num_layers=num_layers,
-            num_attention_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            max_position_embeddings=self._size("max_position_embeddings"),
-            rms_norm_epsilon=self._number("rms_norm_eps", self._content.get("rms_norm_eps")),
-            rope_theta=self._rope_theta(num_layers),
-            tie_word_embeddings=self._content.get("tie_word_embeddings") is True,
-            num_mtp_layers=self._num_mtp_layers(),
+def _check_what_is_computed(resolved: ResolvedConfig) -> None:
+    keys = resolved.keys
+    _check_heads(resolved)
+    _check_layers(resolved)
+    if keys.hidden_act not in SUPPORTED_ACTIVATIONS:
+        raise resolved.error(f"hidden_act is {keys.hidden_act!r}; supported is 'silu'")
+    if resolved.rope.rope_type != "default":
+        kind = resolved.rope.rope_type
+        raise resolved.error(f"rope scaling {kind!r} is not supported; supported is 'default'")
+    if not 0 <= keys.rms_norm_eps < math.inf:
+        raise resolved.error(f"rms_norm_eps is {keys.rms_norm_eps}; it must be 0 or more")
+    if keys.max_position_embeddings < MIN_POSITIONS:
+        raise resolved.error(
+            f"max_position_embeddings is {keys.max_position_embeddings}; it must be {MIN_POSITIONS} or more, "
+            "for a token of the prompt and one that is generated"
+        )
+    pad = keys.pad_token_id
+    if pad is not None and not -keys.vocab_size <= pad < keys.vocab_size:
+        raise resolved.error(
+            f"pad_token_id is {pad}; it must be below the vocab_size {keys.vocab_size}, or null"
+        )
+    if keys.num_nextn_predict_layers not in (None, 0, 1):
+        raise resolved.error(
+            f"num_nextn_predict_layers is {keys.num_nextn_predict_layers}; supported are 0 and 1"
         )
 
-    def _architecture(self) -> str:
-        names = self._content.get("architectures")
-        name = names[0] if isinstance(names, list) and names else None
-        if name not in SUPPORTED_ARCHITECTURES:
-            supported = " and ".join(SUPPORTED_ARCHITECTURES)
-            raise self._error(f"the architecture is {name or 'not named'}; supported are {supported}")
-        return str(name)
 
-    def _refuse_what_is_not_computed(self) -> None:
-        if (activation := self._content.get("hidden_act", "silu")) != "silu":
-            raise self._error(f"hidden_act is {activation!r}; supported is 'silu'")
-        quantization = self._content.get("quantization_config")
-        if quantization is not None:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            raise self._error(
-                f"the weights are quantized ({method}); take the model's unquantized checkpoint"
-            )
+def _check_heads(resolved: ResolvedConfig) -> None:
+    heads, kv_heads = resolved.keys.num_attention_heads, resolved.num_key_value_heads
+    if heads % kv_heads != 0:
+        raise resolved.error(
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}, which is "
+            f"{Qwen2Keys().num_key_value_heads} where it is left out; give a divisor, or null for as many"
+        )
+    if resolved.head_dim < 2 or resolved.head_dim % 2 != 0:
+        raise resolved.error(f"head_dim is {resolved.head_dim}; rotary positions need an even one")
 
-    def _rope_theta(self, num_layers: int) -> float:
-        parameters = self._content.get("rope_parameters") or {}
-        if not isinstance(parameters, dict):
-            raise self._error(f"rope_parameters is {parameters!r}, it must be an object")
-        for scaling in (parameters, self._content.get("rope_scaling")):
-            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
-            if kind not in (None, "default"):
-                raise self._error(f"rope scaling {kind!r} is not supported; supported is 'default'")
-        self._refuse_sliding_window(num_layers)
-        return self._number("rope_theta", self._content.get("rope_theta", parameters.get("rope_theta")))
 
-    def _refuse_sliding_window(self, num_layers: int) -> None:
-        """The first `max_window_layers` layers see everything even where sliding windows are switched on."""
-        window = self._content.get("sliding_window")
-        full_layers = self._content.get("max_window_layers", 0)
-        is_on = self._content.get("use_sliding_window") is True and window is not None
-        if is_on and isinstance(full_layers, int) and full_layers < num_layers:
-            raise self._error(
-                f"layers from {full_layers} on attend to a sliding window of {window} tokens, "
-                "which is not supported; supported is full attention in every layer"
-            )
-
-    def _num_mtp_layers(self) -> int:
-        count = self._content.get("num_nextn_predict_layers") or 0
-        if count not in (0, 1):
-            raise self._error(f"num_nextn_predict_layers is {count}; supported are 0 and 1")
-        return int(count == 1)
-
-    def _size(self, key: str, default: int | None = None) -> int:
-        value = self._content.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._wrong(key, value, "a positive integer")
-        return value
-
-    def _number(self, key: str, value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise self._wrong(key, value, "a positive number")
-        return float(value)
-
-    def _wrong(self, key: str, value: object, wanted: str) -> ModelError:
-        return self._error(f"{key} is {'missing' if value is None else repr(value)}; it must be {wanted}")
-
-    def _error(self, what: str) -> ModelError:
-        return ModelError(f"{self._file}: {what}")
+def _check_layers(resolved: ResolvedConfig) -> None:
+    """layer_types alone decides: a window that no layer has is none."""
+    others = [i for i, kind in enumerate(resolved.layer_types) if kind != "full_attention"]
+    if not others:
+        return
+    kind = resolved.layer_types[others[0]]
+    what = f"are of type {kind!r}"
+    if kind == "sliding_attention":
+        what = f"attend to a sliding window of {resolved.sliding_window} tokens"
+    raise resolved.error(
+        f"{len(others)} layers, from {others[0]} on, {what}, "
+        "which is not supported; supported is full attention in every layer"
+    )

@@ -37,8 +37,8 @@ def test_all_numbers_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_not_said_follows_from_what_is(tmp_path: Path) -> None:
-    config = qwen2_config(num_attention_heads=4)
-    for key in ("head_dim", "num_key_value_heads", "tie_word_embeddings", "num_nextn_predict_layers"):
+    config = qwen2_config(num_attention_heads=4, num_key_value_heads=None)
+    for key in ("head_dim", "tie_word_embeddings", "num_nextn_predict_layers"):
         del config[key]
     parsed = read(tmp_path, config)
     assert (parsed.head_dim, parsed.num_kv_heads, parsed.num_mtp_layers) == (12, 4, 0)
@@ -52,15 +52,50 @@ def test_rope_theta_is_also_found_in_rope_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, 1e6),
+        (
+            {"rope_scaling": {"type": "default", "rope_theta": 1e5}, "rope_parameters": {"rope_theta": 1e6}},
+            1e5,
+        ),
+        ({"rope_theta": 1e6, "rope_scaling": {"type": "default"}}, 1e6),
+    ],
+    ids=["inner-before-outer", "scaling-before-parameters", "outer-where-inner-is-silent"],
+)
+def test_of_two_spellings_of_rope_theta_transformers_choice_counts(
+    changes: dict[str, object], expected: float, tmp_path: Path
+) -> None:
+    assert read(tmp_path, qwen2_config(**changes)).rope_theta == expected
+
+
+def test_keys_that_are_left_out_have_the_config_classs_defaults(tmp_path: Path) -> None:
+    config = qwen2_config()
+    del config["rope_theta"], config["rms_norm_eps"]
+    parsed = read(tmp_path, config)
+    assert (parsed.rope_theta, parsed.rms_norm_epsilon) == (10_000.0, 1e-6)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"use_sliding_window": False, "sliding_window": 64},
         {"use_sliding_window": True, "sliding_window": None},
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3},
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 3},
         {"rope_scaling": {"type": "default"}},
         {"rope_scaling": None},
+        {"hidden_act": "swish"},
     ],
-    ids=["window-off", "no-window", "no-layer-slides", "default-rope", "null-rope"],
+    ids=[
+        "window-off",
+        "no-window",
+        "no-layer-slides",
+        "no-type-slides",
+        "default-rope",
+        "null-rope",
+        "swish",
+    ],
 )
 def test_settings_without_effect_are_accepted(changes: dict[str, object], tmp_path: Path) -> None:
     assert read(tmp_path, qwen2_config(**changes)).num_layers == 3

@@ -1,0 +1,90 @@
+"""Random config.json contents: values spelled in every way that transformers takes, and slips of the pen."""
+
+from __future__ import annotations
+
+import random
+
+WINDOWS = ("full_attention", "attention", "sliding_attention", "linear_attention", "dense")
+# Values that some key of some file was seen with, or that a hand might write.
+SLIPS = (None, True, False, 0, 1, -1, 3, 4096.0, 1e12, 0.5, "silu", "64", "", [], [1, "x"], ["full_attention"], {},
+         {"rope_type": "default"}, float("nan"), float("inf"), 10**30)  # fmt: skip
+SLIPPING = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_parameters",
+    "rope_scaling", "use_sliding_window", "sliding_window", "max_window_layers", "layer_types", "pad_token_id",
+    "bos_token_id", "eos_token_id", "initializer_range", "attention_dropout", "use_cache", "is_causal",
+    "per_layer_config", "partial_rotary_factor", "attention_bias", "mlp_bias", "num_nextn_predict_layers",
+)  # fmt: skip
+
+
+def random_config(seed: int, *, slips: bool) -> dict[str, object]:
+    """A tiny model's. slips: one key in three configurations has a value that may be none of its own."""
+    rng = random.Random(seed)
+    num_layers, heads = rng.randint(1, 3), rng.choice([1, 2, 4, 6])
+    config: dict[str, object] = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": rng.randint(40, 90),
+        "hidden_size": rng.choice([16, 24, 48]),
+        "intermediate_size": rng.choice([8, 20, 32]),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": rng.choice([64, 100, 4096]),
+        "num_key_value_heads": rng.choice([1, heads, None]),
+    }
+    optional: dict[str, object] = {
+        "head_dim": rng.choice([2, 8, 10]),
+        "hidden_act": rng.choice(["silu", "swish", "silu", "gelu"]),
+        "rms_norm_eps": rng.choice([1e-6, 1e-5, 0.0, 0.01]),
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rope_theta": rng.choice([_theta(rng), 10000, 1_000_000]),
+        "rope_scaling": _rope(rng, num_layers),
+        "rope_parameters": _rope(rng, num_layers),
+        "partial_rotary_factor": rng.choice([0.5, 1.0]),
+        "use_sliding_window": rng.random() < 0.4,
+        "sliding_window": rng.choice([4, 16, None]),
+        "max_window_layers": rng.randint(0, num_layers + 1),
+        "layer_types": [rng.choice(WINDOWS[: rng.choice([1, 2, 2, 2, 5])]) for _ in range(num_layers)],
+        "attention_bias": rng.random() < 0.5,
+        "mlp_bias": rng.random() < 0.5,
+        "attention_dropout": rng.choice([0, 0.1]),
+        "pad_token_id": rng.choice([None, 0, 39, -1]),
+        "eos_token_id": rng.choice([None, 1, [1, 2]]),
+        "torch_dtype": rng.choice(["float32", "bfloat16"]),
+        "dtype": rng.choice(["float32", None]),
+        "num_nextn_predict_layers": 0,
+        "use_mrope": False,
+    }
+    config |= {key: value for key, value in optional.items() if rng.random() < 0.35}
+    if rng.random() < 0.1:  # the default of num_key_value_heads is 32, not the number of heads
+        config |= {"num_attention_heads": rng.choice([32, 64, 8]), "hidden_size": 128, "head_dim": 4}
+        del config["num_key_value_heads"]
+    if "layer_types" in config and rng.random() < 0.1:
+        config["layer_types"] = ["full_attention"] * (num_layers + 1)
+    if slips and rng.random() < 1 / 3:
+        config[rng.choice(SLIPPING)] = rng.choice(SLIPS)
+    return config
+
+
+def _theta(rng: random.Random) -> float:
+    return float(10 ** rng.uniform(1, 8))
+
+
+def _rope(rng: random.Random, num_layers: int) -> object:
+    kinds: tuple[object, ...] = (
+        None,
+        {},
+        {"rope_theta": _theta(rng)},
+        {"rope_theta": _theta(rng), "rope_type": "default"},
+        {"type": "default"},
+        {"type": "linear", "rope_type": "default", "factor": 4.0},
+        {"rope_type": "default", "partial_rotary_factor": 0.5},
+        {"type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+        {"rope_type": None},
+        {"rope_theta": None},
+        {"full_attention": {"rope_theta": _theta(rng)}},
+        {"full_attention": {"rope_theta": _theta(rng)}, "rope_type": "default", "rope_theta": _theta(rng)},
+        {"sliding_attention": None, "rope_theta": _theta(rng)},
+    )
+    return rng.choice(kinds[: rng.choice([6, 7, 7, len(kinds)])])
