@@ -29,11 +29,14 @@ from headway.engine.mailbox import EngineInfo
 from headway.engine.memory import (
     CUDA_KV_CACHE_SHARE,
     available_bytes,
+    check_context,
     format_bytes,
     keep_freed_memory,
     kv_block_bytes,
     num_kv_blocks,
+    served_model_len,
 )
+from headway.engine.model_config import read_model_config
 from headway.engine.models.inputs import MAX_WINDOW_QUERIES
 from headway.engine.models.layers import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.models.registry import CausalLM
@@ -79,10 +82,8 @@ def assemble(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     _warn_of_meaningless_text(config)
-    make_model = make_dummy_model if config.load_format == "dummy" else load_model
-    model = make_model(
-        config.model_path, device=device, dtype=config.dtype, with_mtp=config.depth > 0, progress=progress
-    )
+    max_model_len = _max_model_len(config, device)
+    model = _load(config, device, max_model_len, progress)
     draft_lm_head = _draft_lm_head(config, model)
     if draft_lm_head in DRAFT_DTYPES:
         model.quantize_draft_lm_head(DRAFT_DTYPES[draft_lm_head])
@@ -108,7 +109,6 @@ def assemble(
         idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
         mixed_above_tokens=_mixed_above_tokens(config, model),
     )
-    max_model_len = _max_model_len(config, model)
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
     pool = _take_pool(config, model, max_model_len)
     max_blocks = -(-max_model_len // config.block_size)
@@ -162,6 +162,34 @@ def _device(config: EngineConfig) -> torch.device:
             "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
         )
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _max_model_len(config: EngineConfig, device: torch.device) -> int:
+    """Raises ConfigError, before anything is loaded."""
+    shape = read_model_config(config.model_path)
+    max_model_len = served_model_len(config, shape)
+    check_context(config, shape, max_model_len, device)
+    return max_model_len
+
+
+def _load(
+    config: EngineConfig, device: torch.device, max_model_len: int, progress: Callable[[float], None]
+) -> CausalLM:
+    make_model = make_dummy_model if config.load_format == "dummy" else load_model
+    model = make_model(
+        config.model_path,
+        device=device,
+        dtype=config.dtype,
+        with_mtp=config.depth > 0,
+        progress=progress,
+        max_model_len=max_model_len,
+    )
+    if config.depth > 0 and not model.has_mtp:
+        logger.warning(
+            "--depth is %d, but %s has no MTP head: it is served without speculation (--depth 0 silences this line)",
+            config.depth, config.model_path,
+        )  # fmt: skip
+    return model
 
 
 def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
@@ -318,18 +346,6 @@ def _fitting_chunk(wanted: int, model: CausalLM) -> int:
 def _power_of_two(size: int) -> int:
     """The greatest that is not above `size`."""
     return 1 << (max(size, 1).bit_length() - 1)
-
-
-def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
-    trained = model.config.max_position_embeddings
-    if config.max_model_len is None:
-        return trained
-    if config.max_model_len > trained:
-        raise ConfigError(
-            f"--max-model-len is {config.max_model_len:,}, the model was made for {trained:,} positions "
-            f"(max_position_embeddings); use {trained:,} or less"
-        )
-    return config.max_model_len
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:

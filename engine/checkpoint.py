@@ -6,9 +6,10 @@ streamed one by one into the parameters, so that no second copy of the model exi
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -17,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 
 from headway.engine.errors import ModelError
 from headway.engine.memory import available_bytes, format_bytes
-from headway.engine.model_config import read_model_config
-from headway.engine.models.layers import Placement
+from headway.engine.model_config import ModelConfig, read_model_config
+from headway.engine.model_files import is_regular_file, read_json_object
+from headway.engine.models.layers import Placement, rotary_table
 from headway.engine.models.linear import pack_all
 from headway.engine.models.registry import MODELS, CausalLM
 
@@ -30,6 +32,10 @@ NAMED_DTYPES = {
 }  # fmt: skip
 DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
 MAX_NAMES_SHOWN = 8
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ROWS_AT_ONCE = 4096
+
+logger = logging.getLogger(__name__)
 
 DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
@@ -40,6 +46,8 @@ class Header(Protocol):
     def get_shape(self) -> list[int]: ...
 
     def get_dtype(self) -> str: ...
+
+    def __getitem__(self, rows: slice) -> torch.Tensor: ...
 
 
 class Reader(Protocol):
@@ -59,27 +67,32 @@ def load_model(
     dtype: DtypeName,
     with_mtp: bool,
     progress: Callable[[float], None],
+    max_model_len: int | None = None,
 ) -> CausalLM:
     """Loads a model folder, with its MTP head if it ships one and `with_mtp`. Raises ModelError.
 
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
-    that is loaded, after each tensor.
+    that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then says;
+    None for all that it was made for.
     """
     folder = Path(path)
-    config = read_model_config(folder)
+    config = _shortened(read_model_config(folder), max_model_len)
     family = MODELS[config.architecture]
     with ExitStack() as stack:
         stored = _open_tensors(folder, stack)
         heads = {name for name in stored if family.MTP_PREFIX and name.startswith(family.MTP_PREFIX)}
         has_mtp = with_mtp and len(heads) > 0
+        _warn_of_a_missing_head(folder, config, heads)
         target = _dtype(dtype, device, stored)
-        shapes = family(config, Placement(torch.device("meta"), target), with_mtp=has_mtp).tensors()
+        config = _with_true_ties(folder, config, stored, target)
+        on_meta = Placement(torch.device("meta"), target)
+        shapes = family(config, on_meta, with_mtp=has_mtp).tensors()
         ignored = set() if has_mtp else heads
         if config.tie_word_embeddings:
-            ignored.add("lm_head.weight")
+            ignored.add(LM_HEAD)
         _check_names(folder, shapes, stored, ignored)
         _check_tensors(folder, shapes, stored)
-        _check_memory(folder, shapes.values(), device)
+        _check_memory(folder, shapes.values(), rotary_table(config, on_meta), device)
         model = family(config, Placement(device, target), with_mtp=has_mtp)
         _copy(stored, model.tensors(), progress)
     pack_all(model.linears())
@@ -93,21 +106,23 @@ def make_dummy_model(
     dtype: DtypeName,
     with_mtp: bool,
     progress: Callable[[float], None],
+    max_model_len: int | None = None,
 ) -> CausalLM:
     """A model of the shape that config.json describes, with random weights: for measurements. Raises ModelError.
 
     The folder needs no weights. They are drawn on the device, the same at each start; with a standard
     deviation of 0.02 and norm weights of 1, as models are initialised, no activation leaves bfloat16's range.
-    dtype "auto" is float32 on the CPU and bfloat16 elsewhere.
+    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. max_model_len: as for `load_model`.
     """
     folder = Path(path)
-    config = read_model_config(folder)
+    config = _shortened(read_model_config(folder), max_model_len)
     family = MODELS[config.architecture]
     has_mtp = with_mtp and family.MTP_PREFIX is not None and config.num_mtp_layers > 0
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     target = default if dtype == "auto" else NAMED_DTYPES[dtype]
-    shapes = family(config, Placement(torch.device("meta"), target), with_mtp=has_mtp).tensors()
-    _check_memory(folder, shapes.values(), device)
+    on_meta = Placement(torch.device("meta"), target)
+    shapes = family(config, on_meta, with_mtp=has_mtp).tensors()
+    _check_memory(folder, shapes.values(), rotary_table(config, on_meta), device)
     model = family(config, Placement(device, target), with_mtp=has_mtp)
     _draw(model.tensors(), torch.Generator(device).manual_seed(DUMMY_SEED), progress)
     pack_all(model.linears())
@@ -122,25 +137,69 @@ def parameter_counts(model: CausalLM) -> tuple[int, int]:
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 
 
+def _shortened(config: ModelConfig, max_model_len: int | None) -> ModelConfig:
+    return config if max_model_len is None else replace(config, max_position_embeddings=max_model_len)
+
+
+def _warn_of_a_missing_head(folder: Path, config: ModelConfig, heads: set[str]) -> None:
+    if config.num_mtp_layers > 0 and not heads:
+        logger.warning(
+            "%s: config.json announces an MTP head (num_nextn_predict_layers is %d), the weights have none "
+            "that %s could use; the model is served without speculation",
+            folder, config.num_mtp_layers, config.architecture,
+        )  # fmt: skip
+
+
+def _with_true_ties(
+    folder: Path, config: ModelConfig, stored: Mapping[str, Reader], dtype: torch.dtype
+) -> ModelConfig:
+    """Two tensors that differ are not tied, whatever config.json says: as transformers decides it."""
+    if not config.tie_word_embeddings or not {EMBEDDING, LM_HEAD} <= stored.keys():
+        return config
+    if _are_equal(stored[EMBEDDING].get_slice(EMBEDDING), stored[LM_HEAD].get_slice(LM_HEAD), dtype):
+        return config
+    logger.warning(
+        "%s: config.json has tie_word_embeddings true, but the weights hold an %s that differs from %s; it is "
+        "used (as by transformers). Set tie_word_embeddings to false to silence this line",
+        folder, LM_HEAD, EMBEDDING,
+    )  # fmt: skip
+    return replace(config, tie_word_embeddings=False)
+
+
+def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
+    """Whether their values are, once they have this dtype. Reads some rows at a time."""
+    if first.get_shape() != second.get_shape():
+        return False
+    starts = range(0, first.get_shape()[0], ROWS_AT_ONCE) if first.get_shape() else ()
+    places = (slice(start, start + ROWS_AT_ONCE) for start in starts)
+    return all(torch.equal(first[rows].to(dtype), second[rows].to(dtype)) for rows in places)
+
+
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
-    """The open file that holds each tensor."""
+    """The open file that holds each tensor; of two files the later in the order of their names, as in transformers."""
     stored: dict[str, Reader] = {}
     for file in _weight_files(folder):
         try:
             reader: Reader = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is not a whole safetensors file ({error}); fetch it again") from None
-        stored |= dict.fromkeys(reader.keys(), reader)
+        names = list(reader.keys())
+        if twice := [name for name in names if name in stored]:
+            logger.warning(
+                "%s: %s has %d tensors that an earlier file has, too: %s; those of this file are used",
+                folder, file.name, len(twice), _listed(twice),
+            )  # fmt: skip
+        stored |= dict.fromkeys(names, reader)
     return stored
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """The one file, or all shards that the index names."""
-    if (folder / WEIGHTS_FILE).is_file():
+    if is_regular_file(folder / WEIGHTS_FILE):
         return [folder / WEIGHTS_FILE]
-    if (folder / INDEX_FILE).is_file():
+    if is_regular_file(folder / INDEX_FILE):
         files = [folder / name for name in _shard_names(folder / INDEX_FILE)]
-        missing = [file.name for file in files if not file.is_file()]
+        missing = [file.name for file in files if not is_regular_file(file)]
         if missing:
             raise ModelError(
                 f"{folder} lacks {_listed(missing)}, named in {INDEX_FILE}; fetch the missing files"
@@ -156,12 +215,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shard_names(index: Path) -> list[str]:
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-        names = sorted(set(content["weight_map"].values()))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        raise ModelError(f"{index} is no JSON object with a weight_map; fetch the file again") from None
-    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    content = read_json_object(index, wanted="a JSON object with a weight_map") or {}
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} is no JSON object with a weight_map; fetch the file again")
+    names = sorted(set(map(str, weight_map.values())))
+    outside = [name for name in names if Path(name).name != name]
     if outside:
         raise ModelError(f"{index} names files outside its folder: {_listed(outside)}")
     return names
@@ -219,10 +278,19 @@ def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Map
         )
 
 
-def _check_memory(folder: Path, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+def _check_memory(
+    folder: Path, tensors: Iterable[torch.Tensor], positions: torch.Tensor, device: torch.device
+) -> None:
+    """positions: the rotary table, [positions, head_dim]; of all tensors only the sizes are looked at."""
     sizes = [(tensor.numel(), tensor.nbytes) for tensor in tensors]
     num_parameters, needed = sum(n for n, _ in sizes), sum(n for _, n in sizes)
     available = available_bytes(device)
+    if needed <= available < needed + positions.nbytes:
+        raise ModelError(
+            f"the rotary table of {folder} takes {format_bytes(positions.nbytes)} for {len(positions):,} positions "
+            f"beside weights of {format_bytes(needed)}, {format_bytes(available)} are available on {device}; "
+            "lower --max-model-len"
+        )
     if needed > available:
         raise ModelError(
             f"the weights of {folder} take {format_bytes(needed)} ({num_parameters:,} parameters of "

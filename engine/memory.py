@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import torch
 
 from headway.engine.config import EngineConfig
@@ -65,6 +66,35 @@ def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
     before = torch.cuda.memory_reserved()
     result = run()
     return result, torch.cuda.memory_reserved() - before
+
+
+def served_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """--max-model-len, else all positions that the model was made for. Raises ConfigError."""
+    trained = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > trained:
+        raise ConfigError(
+            f"--max-model-len is {config.max_model_len:,}, the model was made for {trained:,} positions "
+            f"(max_position_embeddings); use {trained:,} or less"
+        )
+    return config.max_model_len or trained
+
+
+def check_context(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> None:
+    """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError."""
+    is_narrow = config.dtype in ("float16", "bfloat16") or (config.dtype == "auto" and device.type == "cuda")
+    block_bytes = kv_block_bytes(
+        model,
+        num_kv_layers=model.num_layers,
+        has_mtp=False,
+        block_size=config.block_size,
+        dtype=torch.float16 if is_narrow else torch.float32,
+    )
+    num_kv_blocks(
+        msgspec.structs.replace(config, device="cuda" if device.type == "cuda" else "cpu"),
+        max_model_len=max_model_len,
+        block_bytes=block_bytes,
+        available=available_bytes(device),
+    )
 
 
 def kv_block_bytes(

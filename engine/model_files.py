@@ -65,8 +65,8 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str | None:
         raise ModelError(f"{path} is not UTF-8 ({error}); fetch the file again") from None
 
 
-def read_json_object(path: Path) -> dict[str, object] | None:
-    """A file that holds one JSON object; None if there is no such file. Raises ModelError."""
+def read_json_object(path: Path, *, wanted: str = "a JSON object") -> dict[str, object] | None:
+    """A file that holds one JSON object; None if there is no such file. wanted: what errors call it. Raises ModelError."""
     text = read_text(path)
     if text is None:
         return None
@@ -75,7 +75,7 @@ def read_json_object(path: Path) -> dict[str, object] | None:
     except (ValueError, RecursionError) as error:  # RecursionError: nested deeper than Python's stack
         raise ModelError(f"{path} is not valid JSON ({error}); fetch the file again") from None
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__}, it must be a JSON object")
+        raise ModelError(f"{path} holds a {type(content).__name__}, it must be {wanted}")
     return content
 
 

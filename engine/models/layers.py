@@ -36,6 +36,7 @@ from headway.kernels import (
 # 5.03 and 5.10 at batch 1, before large weights streamed; where those of q, k and v do, nine are eight. No number of
 # tokens may decide: a row's result is the same beside any of up to FEW_ROWS.
 MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
+POSITIONS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,22 @@ def rotary_table(config: ModelConfig, place: Placement) -> torch.Tensor:
     """Cosines, then sines, of every position: [max_position_embeddings, head_dim] float32 or float64.
 
     The angles are rounded to float32 whatever the dtype, as they were when the models were trained, and
-    computed on the CPU, so that they are the same on every device.
+    computed on the CPU, so that they are the same on every device; some at a time, as a long table leaves
+    no memory for copies of it.
     """
+    dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
+    num_positions = config.max_position_embeddings
+    table = torch.empty(num_positions, config.head_dim, device=place.device, dtype=dtype)
+    if table.is_meta:
+        return table
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)
-    dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
-    return torch.cat([angles.cos(), angles.sin()], dim=-1).to(device=place.device, dtype=dtype)
+    for start in range(0, num_positions, POSITIONS_AT_ONCE):
+        part = table[start : start + POSITIONS_AT_ONCE]
+        positions = torch.arange(start, start + len(part), dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)
+        part.copy_(torch.cat([angles.cos(), angles.sin()], dim=-1))
+    return table
 
 
 def normed_sum(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from headway_testing.checkpoints import random_mimo, random_qwen2
 
 from headway.engine import assembly
 from headway.engine.assembly import (
@@ -18,6 +20,7 @@ from headway.engine.assembly import (
     _max_running,
     _mixed_prefill_chunk,
     _prefill_chunk,
+    assemble,
 )
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
@@ -260,3 +263,30 @@ def test_what_cannot_be_deterministic_is_refused() -> None:
 
 def test_attention_takes_windows_of_that_many_queries() -> None:
     assert sys.modules["headway.kernels.paged_attention"]._WINDOW_LIMIT == MAX_WINDOW_QUERIES
+
+
+@pytest.mark.parametrize(("depth", "num_warnings"), [(3, 1), (0, 0)], ids=["wanted", "off"])
+def test_drafts_that_no_head_can_make_are_warned_of(
+    depth: int, num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(model_path=str(random_qwen2(tmp_path)), device="cpu", depth=depth)
+    assert assemble(config, progress=lambda _: None).info.depth == 0
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [f"--depth is {depth}" in line and "no MTP head" in line for line in warned] == [
+        True
+    ] * num_warnings
+
+
+def test_positions_beyond_all_memory_are_served_in_part_or_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(random_mimo(tmp_path, max_position_embeddings=10**12))
+    config = EngineConfig(model_path=path, device="cpu", max_model_len=64)
+    assert assemble(config, progress=lambda _: None).info.max_model_len == 64
+    monkeypatch.setattr(assembly, "load_model", None)
+    with pytest.raises(ConfigError, match=r"one request of 1000000000000 tokens .* lower --max-model-len to"):
+        assemble(EngineConfig(model_path=path, device="cpu"), progress=lambda _: None)
+    with pytest.raises(ConfigError, match=r"--max-model-len is 1,000,000,000,001, the model was made for"):
+        assemble(
+            EngineConfig(model_path=path, device="cpu", max_model_len=10**12 + 1), progress=lambda _: None
+        )

@@ -19,6 +19,7 @@ from headway_testing.checkpoints import (
 from headway_testing.oracle import Oracle
 from headway_testing.paged import load
 from safetensors.torch import load_file, save_file
+from transformers import Qwen2ForCausalLM
 
 from headway.engine import checkpoint
 from headway.engine.checkpoint import load_model, parameter_counts
@@ -103,6 +104,86 @@ def test_a_tied_head_is_counted_once_and_may_be_stored_twice(tmp_path: Path) -> 
     assert parameter_counts(model) == (num_parameters, 4 * num_parameters)
 
 
+def test_a_head_that_differs_from_the_embedding_is_used_whatever_config_json_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = qwen2_config(tie_word_embeddings=True)
+    tensors = random_tensors(config, with_mtp=False)
+    head = tensors["model.embed_tokens.weight"] + 1
+    model = load(write_folder(tmp_path, config, tensors | {"lm_head.weight": head}), dtype="float64")
+    assert warnings_of(caplog, "tie_word_embeddings") == 1
+    theirs = Qwen2ForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(model.tensors()["lm_head.weight"], theirs.lm_head.weight.double())
+    assert parameter_counts(model)[0] == sum(t.numel() for t in tensors.values()) + head.numel()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, word: str) -> int:
+    return sum(
+        record.name == "headway.engine.checkpoint"
+        and record.levelname == "WARNING"
+        and word in record.getMessage()
+        for record in caplog.records
+    )
+
+
+def test_a_tied_head_that_is_stored_alike_stays_tied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = qwen2_config(tie_word_embeddings=True)
+    tensors = random_tensors(config, with_mtp=False)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    model = load(write_folder(tmp_path, config, tensors), dtype="float64")
+    assert "lm_head.weight" not in model.tensors()
+    assert caplog.records == []
+
+
+def test_a_head_of_another_shape_is_not_passed_over(tmp_path: Path) -> None:
+    config = qwen2_config(tie_word_embeddings=True)
+    tensors = random_tensors(config, with_mtp=False) | {"lm_head.weight": torch.ones(150, 48)}
+    with pytest.raises(ModelError, match=r"lm_head\.weight is \[150, 48\], not \[151, 48\]"):
+        load(write_folder(tmp_path, config, tensors))
+
+
+def test_a_head_that_is_announced_and_missing_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = mimo_config()
+    folder = write_folder(tmp_path, config, random_tensors(config, with_mtp=False))
+    assert not load(folder, with_mtp=False).has_mtp
+    assert warnings_of(caplog, "num_nextn_predict_layers") == 1
+
+
+def test_of_a_tensor_in_two_shards_the_later_file_counts_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = qwen2_config()
+    tensors = random_tensors(config, with_mtp=False)
+    folder = write_folder(tmp_path, config, tensors, num_shards=2)
+    shards = sorted(folder.glob("*.safetensors"))
+    for value, shard in enumerate(shards):
+        save_file(load_file(shard) | {NORM: torch.full((48,), float(value))}, shard)
+    model = load(folder)
+    theirs = Qwen2ForCausalLM.from_pretrained(folder)
+    assert torch.equal(model.final_norm, theirs.model.norm.weight)
+    assert warnings_of(caplog, NORM) == 1
+
+
+def test_the_rotary_table_is_made_for_what_is_served(tmp_path: Path) -> None:
+    """A trillion positions, of which 100 are served."""
+    folder = random_qwen2(tmp_path, max_position_embeddings=10**12)
+    model = load_model(
+        folder,
+        device=torch.device("cpu"),
+        dtype="auto",
+        with_mtp=False,
+        progress=lambda _: None,
+        max_model_len=100,
+    )
+    assert model.cos_sin.shape == (100, 16)
+    with pytest.raises(ModelError, match=r"rotary table .* 1,000,000,000,000 positions .*--max-model-len"):
+        load(folder)
+
+
 def test_stored_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
     config = qwen2_config()
     tensors = random_tensors(config, with_mtp=False)
@@ -125,6 +206,26 @@ def cut_off(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def folder_for_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
+def device_for_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/dev/zero")
+
+
+def link_to_nothing(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "elsewhere")
+    (folder / "model.safetensors").symlink_to(folder / "nowhere")
+
+
+def link_in_a_circle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
+
+
 def index_of(content: object) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "model.safetensors").unlink()
@@ -136,6 +237,10 @@ def index_of(content: object) -> Callable[[Path], None]:
 FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "no-weights": (lambda f: (f / "model.safetensors").unlink(), ["neither model.safetensors nor", INDEX]),
     "only-pickle": (only_pickle, ["pytorch_model.bin", "convert"]),
+    "folder-for-weights": (folder_for_weights, ["model.safetensors is a folder", "regular file"]),
+    "device-for-weights": (device_for_weights, ["model.safetensors is a device"]),
+    "link-to-nothing": (link_to_nothing, ["model.safetensors is a link to ", "does not exist"]),
+    "link-in-a-circle": (link_in_a_circle, ["model.safetensors cannot be read", "symbolic links"]),
     "cut-off": (cut_off, ["model.safetensors is not a whole safetensors file"]),
     "index-no-map": (index_of([]), [INDEX, "weight_map"]),
     "index-outside": (index_of({"weight_map": {NORM: "../x.safetensors"}}), ["outside", "../x.safetensors"]),
