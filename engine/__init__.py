@@ -42,6 +42,13 @@ from headway.engine.mailbox import (
     TokenEvent,
 )
 from headway.engine.model_config import ModelConfig, read_model_config
+from headway.engine.model_files import (
+    MAX_TOKENIZER_BYTES,
+    is_folder,
+    is_regular_file,
+    read_json_object,
+    read_text,
+)
 from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.stats import STAGES, EngineStats
 
@@ -55,6 +62,7 @@ __all__ = [
     "MAX_PENALTY",
     "MAX_REPETITION_PENALTY",
     "MAX_STOP_TOKEN_IDS",
+    "MAX_TOKENIZER_BYTES",
     "MIN_REPETITION_PENALTY",
     "STAGES",
     "Abort",
@@ -88,5 +96,9 @@ __all__ = [
     "TokenEvent",
     "TokenLogprobs",
     "configure_logging",
+    "is_folder",
+    "is_regular_file",
+    "read_json_object",
     "read_model_config",
+    "read_text",
 ]

@@ -215,7 +215,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shard_names(index: Path) -> list[str]:
-    content = read_json_object(index, wanted="a JSON object with a weight_map") or {}
+    content = read_json_object(index, wanted="an object with a weight_map") or {}
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} is no JSON object with a weight_map; fetch the file again")

@@ -65,7 +65,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str | None:
         raise ModelError(f"{path} is not UTF-8 ({error}); fetch the file again") from None
 
 
-def read_json_object(path: Path, *, wanted: str = "a JSON object") -> dict[str, object] | None:
+def read_json_object(path: Path, *, wanted: str = "an object") -> dict[str, object] | None:
     """A file that holds one JSON object; None if there is no such file. wanted: what errors call it. Raises ModelError."""
     text = read_text(path)
     if text is None:

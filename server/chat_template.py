@@ -16,10 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from headway.engine import ModelError
+from headway.engine import read_json_object, read_text
 from headway.server.errors import RETRY_AFTER, ApiError
 from headway.server.template_frames import LENGTH, Rendered, RenderJob, frame
-from headway.server.tokenizer import read_json
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
 # Its libraries start no thread pools: what they reserve would count as memory in use.
@@ -38,13 +37,11 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """chat_template.jinja, else tokenizer_config.json; None if the model has none."""
-    config = read_json(folder / "tokenizer_config.json")
-    path = folder / "chat_template.jinja"
-    try:
-        source = path.read_text(encoding="utf-8") if path.is_file() else _default(config.get("chat_template"))
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not UTF-8: {error}") from error
+    """chat_template.jinja, else tokenizer_config.json; None if the model has none. Raises ModelError."""
+    config = read_json_object(folder / "tokenizer_config.json") or {}
+    source = read_text(folder / "chat_template.jinja")
+    if source is None:
+        source = _default(config.get("chat_template"))
     if source is None:
         return None
     tokens = {name: _content(token) for name, token in config.items() if name.endswith("_token")}

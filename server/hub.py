@@ -20,7 +20,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     RevisionNotFoundError,
 )
 
-from headway.engine import ModelError
+from headway.engine import ModelError, is_folder
 from headway.server.config import ModelSource
 
 EMBEDDED = "headway.engine.demo"
@@ -34,8 +34,8 @@ def model_folder(source: ModelSource) -> Path:
     """Downloads if need be. Raises ModelError."""
     if source.name is None:
         return Path(str(files(EMBEDDED)))
-    path = Path(source.name).expanduser()
-    if path.is_dir():
+    path = _path(source.name)
+    if is_folder(path):
         return path
     if not _REPOSITORY.fullmatch(source.name):
         raise ModelError(
@@ -49,8 +49,16 @@ def model_name(source: ModelSource) -> str:
     """What the API calls the model unless --served-model-name says otherwise."""
     if source.name is None:
         return EMBEDDED_NAME
-    path = Path(source.name).expanduser()
-    return path.resolve().name if path.is_dir() else source.name
+    path = _path(source.name)
+    return path.resolve().name if is_folder(path) else source.name
+
+
+def _path(name: str) -> Path:
+    """~ and ~user stand for home directories."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise ModelError(f"{name} is no path: {error}; give the folder's full path") from None
 
 
 def _download(repository: str, source: ModelSource) -> Path:

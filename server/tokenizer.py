@@ -1,7 +1,4 @@
-"""A model folder's tokenizer and what else its files say about text: special tokens, default sampling.
-
-Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json; runs none of their code.
-"""
+"""A model folder's tokenizer, and beside it what its files say of requests that leave it open (model_defaults.py)."""
 
 from __future__ import annotations
 
@@ -13,9 +10,10 @@ from pathlib import Path
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, normalizers
 
-from headway.engine import ModelError, SamplingParams
+from headway.engine import MAX_TOKENIZER_BYTES, ModelError, SamplingParams, is_regular_file
 from headway.server.control_text import ChatPrompt, control_pattern
 from headway.server.detokenizer import Vocabulary
+from headway.server.model_defaults import check_vocabulary, read_model_defaults
 
 JsonObject = dict[str, object]
 MAX_NFC_SHRINKING = 3  # 9 bytes of Hangul letters become a syllable of 3, and no composition shrinks more
@@ -85,10 +83,11 @@ class Tokenizer:
         return self.vocabulary.decode(token_ids)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Raises ModelError for files that are missing or broken."""
+def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
+    """vocab_size: of the model, which ids are held against; None where none is known. Raises ModelError for files that
+    are missing or broken."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not is_regular_file(path, max_bytes=MAX_TOKENIZER_BYTES):
         raise ModelError(
             f"{folder} has no tokenizer.json; save the model's fast tokenizer there "
             "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
@@ -99,12 +98,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise ModelError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = read_json(folder / "tokenizer_config.json")
-    generation = read_json(folder / "generation_config.json")
-    end = _token_id(tokenizer, config.get("eos_token"))
-    stop = _ids(generation.get("eos_token_id")) or _ids(read_json(folder / "config.json").get("eos_token_id"))
-    start = _token_id(tokenizer, config.get("bos_token"))
-    adds_start = config.get("add_bos_token")
+    if vocab_size is not None:
+        check_vocabulary(path, tokenizer, vocab_size)
+    defaults = read_model_defaults(folder, tokenizer, vocab_size)
+    start, end = defaults.start_token_id, defaults.end_token_id
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
         full_vocabulary=Vocabulary(tokenizer, shows_special=True),
@@ -114,23 +111,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
         ),
         start_token_id=start if start is not None else end,
-        adds_start_token=adds_start if isinstance(adds_start, bool) and start is not None else None,
-        stop_token_ids=tuple(sorted({*stop, *([] if end is None else [end])})),
-        default_sampling=_default_sampling(generation),
+        adds_start_token=None if start is None else defaults.adds_start_token,
+        stop_token_ids=defaults.stop_token_ids,
+        default_sampling=defaults.sampling,
     )
-
-
-def read_json(path: Path) -> JsonObject:
-    """A file of the folder that may be missing. Raises ModelError if it is broken."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__}, it must be an object")
-    return content
 
 
 def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:
@@ -158,31 +142,3 @@ def _keeps_all(pre_tokenizer: JsonObject) -> bool:
         s["type"] in ("ByteLevel", "Digits") or s.get("behavior") in KEEPING_BEHAVIORS for s in steps if s
     ]
     return bool(keeps) and all(keeps) and steps[-1]["type"] == "ByteLevel"
-
-
-def _token_id(tokenizer: HFTokenizer, token: object) -> int | None:
-    """A special token in tokenizer_config.json is a string, or an object with its string in `content`."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return tokenizer.token_to_id(content) if isinstance(content, str) else None
-
-
-def _ids(value: object) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [i for i in values if isinstance(i, int)]
-
-
-def _default_sampling(generation: JsonObject) -> SamplingParams:
-    """The model's own defaults where generation_config.json names them, OpenAI's elsewhere."""
-    neutral = SamplingParams()
-
-    def number(name: str, default: float) -> float:
-        value = generation.get(name)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
-
-    return SamplingParams(
-        repetition_penalty=number("repetition_penalty", neutral.repetition_penalty),
-        temperature=number("temperature", neutral.temperature),
-        top_p=number("top_p", neutral.top_p),
-        top_k=max(0, int(number("top_k", neutral.top_k))),
-        min_p=number("min_p", neutral.min_p),
-    )

@@ -28,8 +28,7 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
     The same checks as the API's; Ctrl-C ends the engine too. It takes memory for one request alone.
     """
     folder = model_folder(source)
-    read_model_config(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, read_model_config(folder).vocab_size)
     body = CompletionRequest(
         prompt=prompt,
         max_tokens=config.max_tokens,

@@ -46,8 +46,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     allow_many_connections()
     with closing(listen(config)) as listener:
         folder = model_folder(source)
-        read_model_config(folder)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, read_model_config(folder).vocab_size)
         template = load_chat_template(folder)
         engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
         name = config.served_model_name or model_name(source)
