@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from headway.engine import read_json_object, read_text
+from headway.engine import read_text
 from headway.server.errors import RETRY_AFTER, ApiError
+from headway.server.model_defaults import read_tokenizer_config
 from headway.server.template_frames import LENGTH, Rendered, RenderJob, frame
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
@@ -38,7 +39,7 @@ class ChatTemplate:
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
     """chat_template.jinja, else tokenizer_config.json; None if the model has none. Raises ModelError."""
-    config = read_json_object(folder / "tokenizer_config.json") or {}
+    config = read_tokenizer_config(folder)
     source = read_text(folder / "chat_template.jinja")
     if source is None:
         source = _default(config.get("chat_template"))

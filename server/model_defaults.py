@@ -41,7 +41,7 @@ class ModelDefaults:
 def read_model_defaults(folder: Path, tokenizer: HFTokenizer, vocab_size: int | None) -> ModelDefaults:
     """vocab_size: of the model; None where nothing is known of it. Raises ModelError for files that are broken."""
     file = folder / "tokenizer_config.json"
-    config = read_json_object(file) or {}
+    config = read_tokenizer_config(folder)
     generation = read_json_object(folder / "generation_config.json") or {}
     start, end = (
         _special_token(file, key, config.get(key), tokenizer, vocab_size)
@@ -55,6 +55,15 @@ def read_model_defaults(folder: Path, tokenizer: HFTokenizer, vocab_size: int | 
         stop_token_ids=_stop_token_ids(folder, generation, end, vocab_size),
         sampling=_sampling(folder / "generation_config.json", generation),
     )
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, object]:
+    """tokenizer_config.json; as in transformers the special tokens of special_tokens_map.json go before it, unless it
+    lists the added tokens. Raises ModelError."""
+    config = read_json_object(folder / "tokenizer_config.json") or {}
+    if "added_tokens_decoder" in config:
+        return config
+    return config | (read_json_object(folder / "special_tokens_map.json") or {})
 
 
 def check_vocabulary(file: Path, tokenizer: HFTokenizer, vocab_size: int) -> None:
@@ -160,7 +169,7 @@ def _field(file: Path, key: str, value: object) -> float | None:
     except msgspec.ValidationError:
         low, high = RANGES[key]
         kind = "a whole number" if key == "top_k" else "a number"
-        _warn(file, key, value, f"it must be {kind} from {low:g} to {high:g}")
+        _warn(file, key, value, f"it must be {kind} from {low} to {high}")
         return None
     number: float = getattr(fields, key)
     return number

@@ -14,6 +14,7 @@ from headway_testing import tiny_tokenizers
 from headway_testing.checkpoints import qwen2_config
 from headway_testing.fake_engine import INFO
 from tokenizers import AddedToken, processors
+from transformers import PreTrainedTokenizerFast
 
 from headway.engine import MAX_STOP_TOKEN_IDS, ModelError, SamplingParams
 from headway.engine import model_files as engine_model_files
@@ -167,6 +168,28 @@ def test_a_special_token_that_is_none_of_the_models_is_left_out(
     tokenizer = load_tokenizer(folder, VOCAB_SIZE)
     assert (tokenizer.start_token_id, tokenizer.stop_token_ids) == (None, (0,))
     assert [limit in line for line in warned(caplog) if "tokenizer_config.json" in line] == [True]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, 1),
+        ({"eos_token": "<|endoftext|>"}, 1),
+        ({"eos_token": "<|endoftext|>", "added_tokens_decoder": {}}, 0),
+    ],
+    ids=["alone", "before-the-config", "behind-one-that-lists-added-tokens"],
+)
+def test_special_tokens_come_from_the_file_that_transformers_takes_them_from(
+    tmp_path: Path, config: dict[str, object], expected: int
+) -> None:
+    tokenizer = tiny_tokenizers.byte_level()
+    folder = tiny_tokenizers.save(tmp_path, tokenizer)
+    write(folder, "tokenizer_config.json", **config)
+    for name in ("generation_config.json", "config.json"):
+        (folder / name).unlink(missing_ok=True)
+    write(folder, "special_tokens_map.json", eos_token={"content": tokenizer.id_to_token(1), "lstrip": False})
+    assert PreTrainedTokenizerFast.from_pretrained(folder).eos_token_id == expected
+    assert load_tokenizer(folder).stop_token_ids == (expected,)
 
 
 @pytest.mark.parametrize("num_added", [0, 3000], ids=["trained", "added"])
