@@ -119,8 +119,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     those from place draft_start on (1 behind the token of a prefill that ended in the same step, else 0).
     error: set with FinishReason.ERROR; error_param: the field of the request that it is about, if one is.
     logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
-    first, if the request asked for them; they come with its first event, as does queue_seconds, the time
-    from its arrival to its first admission.
+    first, if the request asked for them; they come with its first event, as do queue_seconds, the time
+    from its arrival to its first admission, and num_cached, the prompt tokens that it then found in the prefix cache.
     """
 
     request_id: int
@@ -135,6 +135,7 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     queue_seconds: float | None = None
     draft_start: int = 0
     error_param: str | None = None
+    num_cached: int | None = None
 
 
 class RoundOutput(msgspec.Struct, tag=True, frozen=True):

@@ -32,12 +32,14 @@ class News:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: TokenLogprobs | None = None
     queue_seconds: float | None = None
+    num_cached: int | None = None
 
     def add(self, request: Request, given: Given) -> tuple[int, ...]:
         """Takes in tokens up to the first that ends the request; returns those."""
         kept, self.finish_reason = _until_end(request, given.token_ids)
         if not request.output_token_ids:
             self.queue_seconds = request.queue_seconds
+            self.num_cached = request.num_prompt_cached
         self.token_ids += kept
         if given.logprobs is not None:
             self.logprobs.append(given.logprobs.cut(len(kept)))
@@ -56,6 +58,7 @@ class News:
             prompt_logprobs=self.prompt_logprobs,
             queue_seconds=self.queue_seconds,
             draft_start=self.draft_start,
+            num_cached=self.num_cached,
         )
 
 

@@ -72,6 +72,7 @@ class Request:
     each round may have added up to depth + 1 tokens that the host does not know.
     priority: lower is served first. arrival: how many requests the scheduler took in before this one.
     prompt_logprobs: of the prompt so far, chunk by chunk, if the request asked for them.
+    num_prompt_cached: num_cached of the first admission.
     has_draft_gap: a round without drafts left slots of the MTP layer's KV empty.
     """
 
@@ -98,6 +99,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     arrival_seconds: float = 0.0
     queue_seconds: float = 0.0
+    num_prompt_cached: int = 0
     # Tokens that may ever enter the KV cache: the last one of the output never does.
     limit: int = field(init=False)
 

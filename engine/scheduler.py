@@ -314,6 +314,7 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.queue_seconds = self._clock() - request.arrival_seconds
             self._stats.num_prompt_tokens += len(request.prompt_token_ids)
+            request.num_prompt_cached = request.num_cached
             self._stats.num_cached_prompt_tokens += request.num_cached
 
     def _take_blocks(self, request: Request) -> bool:

@@ -16,8 +16,14 @@ from headway.server.choice import ChoiceRequest, Delta
 from headway.server.errors import ApiError
 from headway.server.generation import Generation
 from headway.server.protocol.parameters import GenerationFields
-from headway.server.protocol.usage import CompletionTokensDetails, DraftPositions, SpeculationReport, Usage
-from headway.server.services import Services, max_draft_tokens
+from headway.server.protocol.usage import (
+    CompletionTokensDetails,
+    DraftPositions,
+    PromptTokensDetails,
+    SpeculationReport,
+    Usage,
+)
+from headway.server.services import Services, max_draft_tokens, system_fingerprint
 from headway.server.sse import DONE, EventStreamResponse
 
 # A delta and whether it is its choice's first -> the entries of `choices`, one chunk each.
@@ -31,6 +37,7 @@ class Head(msgspec.Struct):
     object: str
     created: int
     model: str
+    system_fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,11 @@ class Answer:
     services: Services
     request_id: str
     depth: int
+
+    @property
+    def includes_usage(self) -> bool:
+        """A stream ends with its usage: the request or the server wants it."""
+        return self.fields.includes_usage or self.services.limits.force_include_usage
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[AsyncGenerator[Delta, None]]:
@@ -78,6 +90,7 @@ class Answer:
             completion_tokens=num_tokens,
             total_tokens=self.num_prompt_tokens + num_tokens,
             completion_tokens_details=CompletionTokensDetails(num_accepted, num_rejected),
+            prompt_tokens_details=PromptTokensDetails(self.generation.num_cached_tokens),
         )
 
     def report(self) -> SpeculationReport | UnsetType:
@@ -126,7 +139,8 @@ def new_answer(
 
 def new_head(prefix: str, kind: str, services: Services) -> Head:
     """prefix, kind: how OpenAI's ids of these objects begin, and what the objects are called."""
-    return Head(f"{prefix}-{secrets.token_hex(12)}", kind, int(time.time()), services.model_name)
+    name = f"{prefix}-{secrets.token_hex(12)}"
+    return Head(name, kind, int(time.time()), services.model_name, system_fingerprint(services))
 
 
 def event_stream(answer: Answer, choices_of: ChunkChoices) -> EventStreamResponse:
@@ -152,7 +166,7 @@ async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[by
     """The `data:` lines. Of the chunks only choices and usage differ, the rest is encoded once."""
     head = _json(answer.head)[:-1]
     fields = answer.fields
-    usage = b',"usage":null' if fields.includes_usage else b""
+    usage = b',"usage":null' if answer.includes_usage else b""
     started: set[int] = set()
     sent = [0, 0, 0]  # tokens, accepted and rejected drafts
     async with answer.running() as deltas:
@@ -175,7 +189,7 @@ async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[by
 def _last_words(answer: Answer) -> bytes:
     """What the chunk behind all choices tells, if anything was asked for."""
     words = b""
-    if answer.fields.includes_usage:
+    if answer.includes_usage:
         words += b',"usage":' + _json(answer.usage())
     if isinstance(report := answer.report(), SpeculationReport):
         words += b',"speculation":' + _json(report)

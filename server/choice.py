@@ -25,6 +25,7 @@ class ChoiceRequest:
 
     shows_stop: the stop string or token that ends the text is part of it.
     wants_tokens: deltas tell their tokens.
+    prompt_index: which of the request's prompts it is of.
     shows_output: False for a request that only wants its prompt scored; it generates one token unseen.
     """
 
@@ -39,6 +40,7 @@ class ChoiceRequest:
     shows_stop: bool = False
     wants_tokens: bool = False
     shows_output: bool = True
+    prompt_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Choice:
         self.prompt_logprobs: TokenLogprobs | None = None
         self.is_open = True
         self.finish_reason: str | None = None
+        self.num_cached: int | None = None  # prompt tokens; None until its first event
         self.num_tokens = 0
         self.num_rejected = 0
         self.drafted_per_position: list[int] = []
@@ -119,6 +122,8 @@ class Choice:
         """The tokens of one step as text. A token that ends the output counts; it is shown if asked for."""
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
+        if event.num_cached is not None:
+            self.num_cached = event.num_cached
         if not self._request.shows_output:
             return self._delta("", _reason_unseen(event), NOTHING)
         hides_last = event.finish_reason is FinishReason.STOP and not self._request.shows_stop

@@ -21,21 +21,22 @@ class ServiceLimits:
     """What one request may take. request_seconds: 0 for no limit.
 
     keep_alive_seconds: after so long without an event a stream gets a comment, so that nobody between
-    server and client takes it for dead; 0 for none.
+    server and client takes it for dead; 0 for none. force_include_usage: every stream ends with its usage.
     """
 
     max_body_bytes: int = 8 * 2**20
     request_seconds: float = 0.0
     keep_alive_seconds: float = 15.0
+    force_include_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """served_model_name: None for the name of the source. unix_socket: listened on instead of host and port."""
+    """served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on instead of host and port."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    served_model_name: str | None = None
+    served_model_name: list[str] = field(default_factory=list)
     drain_seconds: float = 30.0
     log_level: str = "info"
     log_format: LogFormat = "human"
@@ -50,6 +51,7 @@ class ServerConfig:
     max_waiting_tokens: int | None = None
     request_timeout: float = 0.0
     keep_alive: float = 15.0
+    force_include_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,17 @@ class Generation:
         )
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache, each prompt counted once: of its choices, the later may
+        find what the first computed, so the fewest that one of them found."""
+        fewest: dict[int, int] = {}
+        for request, choice in zip(self._requests, self._choices, strict=True):
+            if choice.num_cached is not None:
+                index = request.prompt_index
+                fewest[index] = min(choice.num_cached, fewest.get(index, choice.num_cached))
+        return sum(fewest.values())
+
+    @property
     def outcomes(self) -> list[str]:
         """Of each choice: its finish_reason, or what ended it instead: error, or abort by client or operator."""
         unfinished = FinishReason.ABORT if self.error is None else FinishReason.ERROR

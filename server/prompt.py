@@ -24,11 +24,16 @@ class EncodedPrompt:
 
 
 async def encode_prompts(
-    prompt: Prompt, tokenizer: Tokenizer, info: EngineInfo, *, keep_last: int | None = None
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    *,
+    keep_last: int | None = None,
+    num_wanted: int | None = None,
 ) -> list[EncodedPrompt]:
     """One entry for each prompt of the body, checked against vocabulary and context.
 
-    keep_last: longer prompts lose their beginning.
+    keep_last: longer prompts lose their beginning. num_wanted: tokens to generate, which errors tell.
     """
     entries = _entries(prompt)
     if keep_last is None:
@@ -43,12 +48,17 @@ async def encode_prompts(
         check_ids("prompt", encoded.token_ids, info.vocab_size)
     prompts = [_cut(encoded, keep_last) for encoded in prompts]
     for encoded in prompts:
-        check_length("prompt", len(encoded.token_ids), 1, info.max_model_len)
+        check_room("prompt", len(encoded.token_ids), num_wanted, info.max_model_len)
     return prompts
 
 
 async def encode_chat(
-    chat: ChatPrompt, tokenizer: Tokenizer, info: EngineInfo, *, keep_last: int | None = None
+    chat: ChatPrompt,
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    *,
+    keep_last: int | None = None,
+    num_wanted: int | None = None,
 ) -> list[int]:
     """The ids of a rendered chat: the template wrote all control tokens itself."""
     if keep_last is None and not chat.spelled:  # marks are longer than what they stand for
@@ -61,7 +71,7 @@ async def encode_chat(
         message = "the model's chat template makes an empty prompt of these messages; send others"
         raise ApiError(message, param="messages", code="invalid_value")
     prompt = _cut(EncodedPrompt(None, ids), keep_last)
-    check_length("messages", len(prompt.token_ids), 1, info.max_model_len)
+    check_room("messages", len(prompt.token_ids), num_wanted, info.max_model_len)
     return prompt.token_ids
 
 
@@ -119,20 +129,32 @@ def check_least_length(field: str, num_tokens: int, max_model_len: int) -> None:
     if num_tokens >= max_model_len:
         raise ApiError(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {num_tokens} "
-            "or more. Please reduce it.",
+            "or more. Please reduce your prompt.",
             param=field,
             code="context_length_exceeded",
         )
+
+
+def check_room(field: str, num_prompt_tokens: int, num_wanted: int | None, max_model_len: int) -> None:
+    """Refuses a prompt that leaves no room for a token. num_wanted: tokens to generate, None if not said."""
+    if num_prompt_tokens >= max_model_len:
+        raise _too_long(field, num_prompt_tokens, max(1, num_wanted or 1), max_model_len, "your prompt")
 
 
 def check_length(field: str, num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int) -> None:
     """field: the one that asks for too many."""
-    total = num_prompt_tokens + num_completion_tokens
-    if total > max_model_len:
-        raise ApiError(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {total} "
-            f"tokens ({num_prompt_tokens} in your prompt; {num_completion_tokens} for the completion). "
-            f"Please reduce {'it' if num_completion_tokens == 1 else f'your prompt or {field}'}.",
-            param=field,
-            code="context_length_exceeded",
-        )
+    if num_prompt_tokens + num_completion_tokens > max_model_len:
+        remedy = f"your prompt or {field}"
+        raise _too_long(field, num_prompt_tokens, num_completion_tokens, max_model_len, remedy)
+
+
+def _too_long(
+    field: str, num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int, remedy: str
+) -> ApiError:
+    return ApiError(
+        f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+        f"{num_prompt_tokens + num_completion_tokens} tokens ({num_prompt_tokens} in your prompt; "
+        f"{num_completion_tokens} for the completion). Please reduce {remedy}.",
+        param=field,
+        code="context_length_exceeded",
+    )

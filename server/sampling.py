@@ -77,8 +77,9 @@ def choice_requests(
             or bool(fields.return_token_ids)
             or fields.wants_draft_positions,
             shows_output=wanted.max_tokens != 0,
+            prompt_index=index,
         )
-        for token_ids in prompts
+        for index, token_ids in enumerate(prompts)
         for seed in _seeds(fields.seed, num_candidates)
     ]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from headway import __version__
 from headway.engine import EngineDeadError, EngineInfo
 from headway.server.chat_template import ChatRenderer
 from headway.server.config import ServiceLimits
@@ -29,7 +31,9 @@ class DepthLimit:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """chat: None for a model without a chat template."""
+    """chat: None for a model without a chat template. other_names: by which requests may call the model, too;
+    answers carry model_name.
+    """
 
     model_name: str
     engine: EngineClient
@@ -40,6 +44,7 @@ class Services:
     keys: Keys = field(default_factory=Keys)
     running: Running = field(default_factory=Running)
     depth_limit: DepthLimit = field(default_factory=DepthLimit)
+    other_names: tuple[str, ...] = ()
     started_unix: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -55,6 +60,14 @@ def engine_info(services: Services) -> EngineInfo:
     if info is None:
         raise EngineDeadError("the model is still loading; /health tells how far it is")
     return info
+
+
+def system_fingerprint(services: Services) -> str:
+    """Stays the same as long as model, version and device settings do: equal seeds then give equal texts."""
+    info = engine_info(services)
+    facts = (__version__, services.model_name, info.architecture, info.num_parameters, info.device, info.dtype,
+             info.max_model_len, info.is_deterministic)  # fmt: skip
+    return f"fp_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 
 def max_draft_tokens(services: Services) -> int:

@@ -162,7 +162,8 @@ SCHEDULING = [
 SERVER = [
     Option("host", str, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
     Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
-    Option("served-model-name", str, None, "the model's name in the API (default: its folder or ORG/NAME)", "NAME"),
+    Option("served-model-name", str, [], "the model's name in the API (default: its folder or ORG/NAME); may be given again: "
+           "all are served, answers carry the first", "NAME", is_list=True),
     Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
     Option("tls-cert", str, None, "serve https with this certificate (PEM); needs --tls-key", "PATH"),
     Option("tls-key", str, None, "the key of --tls-cert", "PATH"),
@@ -174,6 +175,7 @@ SERVER = [
     Option("max-waiting-tokens", parse_count, None, "prompt tokens that may wait; more get status 429 (default: no limit)"),
     Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
     Option("keep-alive", parse_seconds, 15.0, "silence in a stream before a comment is sent; 0 for none", "S"),
+    Option("force-include-usage", parse_switch, False, "end every stream with its usage, whatever its stream_options say"),
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
     Option("log-level", one_of("debug", "info", "warning", "error"), "info",
            "debug, info, warning or error", "NAME"),

@@ -49,7 +49,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         tokenizer = load_tokenizer(folder, read_model_config(folder).vocab_size)
         template = load_chat_template(folder)
         engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
-        name = config.served_model_name or model_name(source)
+        name, *other_names = config.served_model_name or [model_name(source)]
         services = Services(
             model_name=name,
             engine=engine,
@@ -61,9 +61,12 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
                 model_name=name,
             ),
             chat=None if template is None else ChatRenderer(template),
-            limits=ServiceLimits(config.max_body_bytes, config.request_timeout, config.keep_alive),
+            limits=ServiceLimits(
+                config.max_body_bytes, config.request_timeout, config.keep_alive, config.force_include_usage
+            ),
             keys=Keys(tuple(config.api_key), config.admin_key),
             running=Running(config.max_waiting_tokens),
+            other_names=tuple(dict.fromkeys(n for n in other_names if n != name)),
         )
         tracing = _open_tracing(config.otlp_endpoint)
         app = create_app(services, cors_origins=config.cors_origin, trace=tracing)

@@ -186,6 +186,7 @@ class ChatCompletion(msgspec.Struct):
     object: str
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     speculation: SpeculationReport | UnsetType = UNSET

@@ -83,6 +83,7 @@ class Completion(msgspec.Struct):
     object: str
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
     speculation: SpeculationReport | UnsetType = UNSET

@@ -10,11 +10,18 @@ class CompletionTokensDetails(msgspec.Struct):
     rejected_prediction_tokens: int
 
 
+class PromptTokensDetails(msgspec.Struct):
+    """cached_tokens: prompt tokens that came from the prefix cache."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     completion_tokens_details: CompletionTokensDetails
+    prompt_tokens_details: PromptTokensDetails
 
 
 class SpeculationReport(msgspec.Struct):

@@ -50,7 +50,13 @@ async def create_chat_completion(request: Request) -> Response:
     check(body)
     chat = await chat_prompt(body.messages, services)
     info = engine_info(services)
-    prompt = await encode_chat(chat, services.tokenizer, info, keep_last=body.truncate_prompt_tokens)
+    prompt = await encode_chat(
+        chat,
+        services.tokenizer,
+        info,
+        keep_last=body.truncate_prompt_tokens,
+        num_wanted=body.token_limit,
+    )
     writer = _writer(body, prompt, services, request_id_of(request))
     record_of(request).answer = writer.answer
     if body.stream:
@@ -96,6 +102,7 @@ async def _complete(writer: ChatWriter) -> ChatCompletion:
         object=head.object,
         created=head.created,
         model=head.model,
+        system_fingerprint=head.system_fingerprint,
         choices=[writer.choice(delta) for delta in choices],
         usage=writer.answer.usage(),
         speculation=writer.answer.report(),

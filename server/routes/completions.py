@@ -52,7 +52,13 @@ async def create_completion(request: Request) -> Response:
 async def _writer(body: CompletionRequest, services: Services, request_id: str) -> CompletionWriter:
     info = engine_info(services)
     tokenizer = services.tokenizer
-    prompts = await encode_prompts(body.prompt, tokenizer, info, keep_last=body.truncate_prompt_tokens)
+    prompts = await encode_prompts(
+        body.prompt,
+        tokenizer,
+        info,
+        keep_last=body.truncate_prompt_tokens,
+        num_wanted=body.max_tokens,
+    )
     ids = [prompt.token_ids for prompt in prompts]
     requests = choice_requests(body, _wanted(body, services), ids, tokenizer, info)
     head = new_head("cmpl", "text_completion", services)
@@ -80,6 +86,7 @@ async def _complete(writer: CompletionWriter) -> Completion:
         object=head.object,
         created=head.created,
         model=head.model,
+        system_fingerprint=head.system_fingerprint,
         choices=[writer.choice(delta, index) for index, delta in enumerate(choices)],
         usage=writer.answer.usage(),
         speculation=writer.answer.report(),

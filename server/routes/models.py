@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the one model that is served."""
+"""GET /v1/models and /v1/models/{id}: the one model that is served, under each of its names."""
 
 from __future__ import annotations
 
@@ -16,30 +16,37 @@ router = APIRouter(prefix="/v1/models")
 
 @router.get("")
 async def list_models(request: Request) -> Response:
-    return _json(ModelList([_card(services_of(request))]))
+    services = services_of(request)
+    return _json(ModelList([_card(name, services) for name in _names(services)]))
 
 
 @router.get("/{model:path}")
 async def show_model(request: Request, model: str) -> Response:
     services = services_of(request)
     check_model(model, services)
-    return _json(_card(services))
+    return _json(_card(model, services))
 
 
 def check_model(model: str | None, services: Services) -> None:
     """A request may leave the model out; a wrong one is refused."""
-    if model not in (None, services.model_name):
+    names = _names(services)
+    if model is not None and model not in names:
+        served = ", ".join(f"'{name}'" for name in names)
         raise ApiError(
-            f"The model '{model}' does not exist; this server serves '{services.model_name}'",
+            f"The model '{model}' does not exist; this server serves {served}",
             status=404,
             param="model",
             code="model_not_found",
         )
 
 
-def _card(services: Services) -> ModelCard:
+def _names(services: Services) -> tuple[str, ...]:
+    return services.model_name, *services.other_names
+
+
+def _card(name: str, services: Services) -> ModelCard:
     info = services.engine.info
-    return ModelCard(services.model_name, services.started_unix, info.max_model_len if info else None)
+    return ModelCard(name, services.started_unix, info.max_model_len if info else None)
 
 
 def _json(content: ModelCard | ModelList) -> Response:

@@ -53,7 +53,8 @@ def test_output_ends_with_the_first_stop_token_or_at_max_tokens(
 ) -> None:
     device, events = read_made_up(emitted=(51, 52, 53, 54), stop=stop, max_tokens=max_tokens)
     start = int(len(kept) > 1)  # behind the prefill's token
-    assert events == [TokenEvent(0, kept, reason, drafted, accepted, queue_seconds=0.0, draft_start=start)]
+    first = {"queue_seconds": 0.0, "num_cached": 0}
+    assert events == [TokenEvent(0, kept, reason, drafted, accepted, draft_start=start, **first)]
     assert device.scheduler.has_work == (reason is None)
 
 
@@ -275,6 +276,8 @@ def test_a_continuation_finds_the_output_of_the_request_before_it() -> None:
     first = device.add(20, max_tokens=40)
     device.drain()
     second = device.add([*first.prompt_token_ids, *first.output_token_ids, 5, 6])
+    first_event, *others = [event for _ in range(3) for event in device.step()[1]]
+    assert (first_event.num_cached, {event.num_cached for event in others}) == (48, {None})
     device.drain()
     assert second.num_cached == 48  # 60 tokens, the last never entered the cache
     assert second.output_token_ids == oracle(second)

@@ -77,6 +77,7 @@ async def test_a_chat_completion_has_the_shape_of_openai(
     assert answer["usage"] == {
         "prompt_tokens": len(prompt), "completion_tokens": 4, "total_tokens": len(prompt) + 4,
         "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 4},
+        "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
 
 

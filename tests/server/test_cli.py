@@ -60,19 +60,19 @@ def test_without_arguments_the_defaults_serve_the_embedded_model(served: list[Se
 
 
 def test_every_flag_arrives(served: list[Served]) -> None:
-    line = """serve ORG/NAME --host ::1 --port 9 --served-model-name m --drain-seconds 1.5 --log-level debug
+    line = """serve ORG/NAME --host ::1 --port 9 --served-model-name m --served-model-name n --drain-seconds 1.5 --log-level debug
         --revision v1 --download-dir /d --device cpu --dtype float64 --max-model-len 100 --threads 2
         --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
         --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
-        --deterministic"""
+        --deterministic --force-include-usage"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
-        host="::1", port=9, served_model_name="m", drain_seconds=1.5, log_level="debug", unix_socket="/s",
+        host="::1", port=9, served_model_name=["m", "n"], drain_seconds=1.5, log_level="debug", unix_socket="/s",
         tls_cert="/c", tls_key="/k", api_key=["a", "b"], admin_key="c", cors_origin=["*"], max_body_bytes=2**20,
         max_waiting_tokens=9, request_timeout=60.0, keep_alive=5.0,
-        log_format="json", otlp_endpoint="http://c",
+        log_format="json", otlp_endpoint="http://c", force_include_usage=True,
     )  # fmt: skip
     engine = EngineConfig(
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,

@@ -48,6 +48,7 @@ async def test_a_completion_has_the_shape_of_openai(client: httpx.AsyncClient, t
     assert answer["usage"] == {
         "prompt_tokens": len(ids), "completion_tokens": 5, "total_tokens": len(ids) + 5,
         "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 3},
+        "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
 
 

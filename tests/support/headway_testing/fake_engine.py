@@ -48,6 +48,7 @@ class FakeEngine:
         self.draft_start = 0  # tokens of a round that come before its drafts
         self.round_seconds = 0.0
         self.queue_seconds = 0.0  # as the first event tells it; it is not waited for
+        self.num_cached: Callable[[Submit], int] = lambda request: 0  # as the first event tells it
         self.stall_after: int | None = None  # tokens, then silence
         self.die_after: int | None = None  # tokens, then EngineDeadError for all
         self.refusal: TokenEvent | None = None  # its request_id is replaced
@@ -112,7 +113,9 @@ class FakeEngine:
                 request, _up_to_stop(request, tokens), reason, self.draft_start, is_first=done == len(tokens)
             )
             if done == len(tokens):
-                event = msgspec.structs.replace(event, queue_seconds=self.queue_seconds)
+                event = msgspec.structs.replace(
+                    event, queue_seconds=self.queue_seconds, num_cached=self.num_cached(request)
+                )
             if reason is not None:
                 self.running.pop(request.request_id, None)
             receiver.put(event)
