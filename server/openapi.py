@@ -8,7 +8,7 @@ import msgspec
 
 from headway import __version__
 from headway.server.errors import ErrorEnvelope
-from headway.server.protocol import chat, completions, models, parameters, tokens
+from headway.server.protocol import chat, completions, models, parameters, tokens, unserved
 from headway.server.routes import admin, ops, speculation
 
 Schema = dict[str, object]
@@ -51,13 +51,15 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus text", None),
 )  # fmt: skip
 EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-# What the checks refuse beyond the types: by kind of body, ranges of numbers and values of unserved fields.
-CHECKED = {
-    "CompletionRequest": (
-        parameters.RANGES | completions.RANGES,
-        parameters.NEUTRAL_VALUES | completions.NEUTRAL_VALUES,
-    ),
-    "ChatRequest": (parameters.RANGES | chat.RANGES, parameters.NEUTRAL_VALUES | chat.NEUTRAL_VALUES),
+# What the checks refuse beyond the types: ranges of numbers by kind of body.
+RANGES = {
+    "CompletionRequest": parameters.RANGES | completions.RANGES,
+    "ChatRequest": parameters.RANGES | chat.RANGES,
+}
+UNSERVED = {
+    "CompletionRequest": unserved.COMPLETIONS,
+    "ChatRequest": unserved.CHAT,
+    "Message": unserved.MESSAGE,
 }
 
 
@@ -66,13 +68,14 @@ def description() -> Schema:
     _, schemas = msgspec.json.schema_components(
         [*types, ErrorEnvelope], ref_template=REFERENCE, schema_hook=_any
     )
-    for name, (ranges, neutral_values) in CHECKED.items():
-        properties = _properties(schemas[name])
-        _limit(properties, ranges)
-        properties |= {field: {"enum": [None, *neutral]} for field, neutral in neutral_values.items()}
-    parts = _properties(schemas["ContentPart"])
-    parts |= {field: {"type": "null"} for field in parts}
-    parts |= {"type": {"const": "text"}, "text": {"type": "string"}}
+    for name, ranges in RANGES.items():
+        _limit(_properties(schemas[name]), ranges)
+    for name, table in UNSERVED.items():
+        _properties(schemas[name]).update({field: _unserved(field, group) for field, group in table.items()})
+    _properties(schemas["Message"])["role"] = {"enum": list(chat.ROLES)}
+    for schema in schemas.values():
+        if schema.get("additionalProperties") is False:
+            schema["additionalProperties"] = {"type": "null"}  # null is left out, whatever the field
     paths: dict[str, Schema] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -85,9 +88,15 @@ def description() -> Schema:
 
 
 def _any(kind: type) -> Schema:
-    """Fields of every kind, which are refused by value."""
+    """Fields of every kind."""
     assert kind is object, kind
-    return {"description": "refused, unless its value changes nothing"}
+    return {"description": "ignored, or refused where it is the content"}
+
+
+def _unserved(name: str, group: unserved.Group) -> Schema:
+    if group.is_ignored:
+        return {"description": "ignored"}
+    return {"enum": [None, *group.values[name]], "description": f"for {group.purpose}: not served"}
 
 
 def _operation(operation: Operation) -> Schema:

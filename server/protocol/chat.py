@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,51 +17,50 @@ from headway.server.protocol.parameters import (
     Ranges,
     check_generation,
     check_ranges,
-    check_unserved,
 )
+from headway.server.protocol.unserved import CHAT, MESSAGE, PAGE, Table
 from headway.server.protocol.usage import DraftPositions, SpeculationReport, Usage
 
 MAX_MESSAGES = 4096
 
 
-class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """Only text is served; the other fields are known so that their type is refused, not their name."""
+ROLES = ("system", "developer", "user", "assistant")
+TOOL_ROLES = ("tool", "function")
+TEXT_TYPES = ("text", "input_text", "output_text")
+# Parts of an assistant's content in which clients keep what the model thought; they are no part of its answer.
+THOUGHT_TYPES = ("thinking", "redacted_thinking", "reasoning")
+
+
+class ContentPart(msgspec.Struct):
+    """Only text is served. Other fields of a text part carry no text and are ignored."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
     image_url: object = None
     input_audio: object = None
     file: object = None
-    refusal: object = None
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    """content: may be left out by an assistant, whose refusal then is the text."""
+
+    unserved: ClassVar[Table] = MESSAGE
+
+    role: str
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
-    audio: object = None
-    tool_calls: object = None
-    function_call: object = None
 
 
 class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
+    unserved: ClassVar[Table] = CHAT
+
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    # Refused by name, unless the value changes nothing.
-    tools: object = None
-    tool_choice: object = None
-    parallel_tool_calls: bool | None = None
-    functions: object = None
-    function_call: object = None
-    modalities: list[str] | None = None
-    audio: object = None
-    prediction: object = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    web_search_options: object = None
+    parallel_tool_calls: object = None  # there are no tools
 
     @property
     def token_limit(self) -> int | None:
@@ -78,19 +77,6 @@ RANGES: Ranges = {
     "max_completion_tokens": (1, MAX_INTEGER),
     "top_logprobs": (0, MAX_LOGPROBS),
 }
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-}
 
 
 def check(request: ChatRequest) -> None:
@@ -106,7 +92,6 @@ def check(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs is only allowed when logprobs is true"
         raise ApiError(message, param="top_logprobs", code="invalid_value")
-    check_unserved(request, NEUTRAL_VALUES)
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -120,29 +105,44 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 def _template_message(message: Message, where: str) -> dict[str, str]:
-    for name in ("tool_calls", "function_call", "audio"):
-        if getattr(message, name):
-            path = f"{where}.{name}"
-            raise ApiError(
-                f"{path} is not supported by this server", param=path, code="unsupported_parameter"
-            )
+    _check_role(message.role, f"{where}.role")
+    is_assistant = message.role == "assistant"
+    if message.content is None and not is_assistant:
+        path = f"{where}.content"
+        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+    content = _text(message.content or "", f"{where}.content", is_assistant=is_assistant)
     role = "system" if message.role == "developer" else message.role
-    plain = {"role": role, "content": _text(message.content, f"{where}.content")}
+    plain = {"role": role, "content": content or (is_assistant and message.refusal) or ""}
     return plain if message.name is None else plain | {"name": message.name}
 
 
-def _text(content: str | list[ContentPart], where: str) -> str:
+def _check_role(role: str, path: str) -> None:
+    served = ", ".join(map(repr, ROLES))
+    if role in TOOL_ROLES:
+        message = (
+            f"{path} is {role!r}, it must be one of {served}: tools are not served; write the tool's result into the "
+            f"content of a user's message, or leave the message out. See {PAGE}"
+        )
+        raise ApiError(message, param=path, code="unsupported_parameter")
+    require(role in ROLES, path, repr(role), f"one of {served}")
+
+
+def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool) -> str:
     """The parts of a list are lines of one text."""
     if isinstance(content, str):
         return content
     lines = []
     for i, part in enumerate(content):
-        others = (part.image_url, part.input_audio, part.file, part.refusal)
-        if part.type != "text" or part.text is None or others != (None,) * len(others):
+        if is_assistant and part.type in THOUGHT_TYPES:
+            continue
+        text = part.text if part.type in TEXT_TYPES else None
+        if is_assistant and part.type == "refusal":
+            text = part.refusal
+        if text is None or (part.image_url, part.input_audio, part.file) != (None, None, None):
             path = f"{where}[{i}].type"
             message = f"{path} is {part.type!r}; this server reads parts of type 'text' that have a text and nothing else"
             raise ApiError(message, param=path, code="unsupported_content")
-        lines.append(part.text)
+        lines.append(text)
     return "\n".join(lines)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -15,8 +17,8 @@ from headway.server.protocol.parameters import (
     Ranges,
     check_generation,
     check_ranges,
-    check_unserved,
 )
+from headway.server.protocol.unserved import COMPLETIONS, Table
 from headway.server.protocol.usage import DraftPositions, SpeculationReport, Usage
 
 Prompt = str | list[str | int | list[int]]
@@ -25,11 +27,12 @@ Prompt = str | list[str | int | list[int]]
 class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     """best_of: so many are generated, the n with the highest log-probability a token are answered."""
 
+    unserved: ClassVar[Table] = COMPLETIONS
+
     prompt: Prompt
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: str | None = None
 
     @property
     def num_candidates(self) -> int:
@@ -38,7 +41,6 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
 
 
 RANGES: Ranges = {"max_tokens": (0, MAX_INTEGER), "logprobs": (0, MAX_LOGPROBS), "best_of": (1, MAX_N)}
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"suffix": ("",)}
 
 
 def check(request: CompletionRequest) -> None:
@@ -51,7 +53,6 @@ def check(request: CompletionRequest) -> None:
     if request.stream and best_of is not None and best_of > n:
         message = f"best_of is {best_of}, in a stream it must be n = {n}: the best are known at the end only"
         raise ApiError(message, param="best_of", code="invalid_value")
-    check_unserved(request, NEUTRAL_VALUES)
 
 
 class CompletionLogprobs(msgspec.Struct):

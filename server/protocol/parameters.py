@@ -74,14 +74,12 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
     # Labels and hints of OpenAI's that change nothing here.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    # Refused by name, unless the value changes nothing.
-    response_format: object = None
-    service_tier: str | None = None
-    store: bool | None = None
+    user: object = None
+    metadata: object = None
+    safety_identifier: object = None
+    prompt_cache_key: object = None
+    prompt_cache_retention: object = None
+    prompt_cache_options: object = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -121,12 +119,6 @@ RANGES: Ranges = {
     "truncate_prompt_tokens": (1, MAX_INTEGER),
     "priority": (-MAX_INTEGER, MAX_INTEGER),
 }
-# Known and not served: these values change nothing and pass, as null does.
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-}
 
 
 def check_generation(fields: GenerationFields) -> None:
@@ -141,21 +133,11 @@ def check_generation(fields: GenerationFields) -> None:
         check_range("speculation.max_draft_tokens", fields.speculation.max_draft_tokens, 0, MAX_INTEGER)
     if fields.stream_options is not None and not fields.stream:
         raise ApiError("stream_options is only allowed when stream is true", param="stream_options")
-    check_unserved(fields, NEUTRAL_VALUES)
 
 
 def check_ranges(fields: GenerationFields, ranges: Ranges) -> None:
     for name, (low, high) in ranges.items():
         check_range(name, getattr(fields, name), low, high)
-
-
-def check_unserved(fields: GenerationFields, neutral: dict[str, tuple[object, ...]]) -> None:
-    """Fields that are known and not served: null and values that change nothing pass."""
-    for name, values in neutral.items():
-        value = getattr(fields, name)
-        if value is not None and value not in values:
-            message = f"{name} is not supported by this server; leave it out"
-            raise ApiError(message, param=name, code="unsupported_parameter")
 
 
 def _check_token_rules(fields: GenerationFields) -> None:

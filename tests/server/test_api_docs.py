@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from headway_testing.fake_engine import FakeEngine
 
 from headway.server.body import BODY_SECONDS
 from headway.server.cli.http_protocol import HEAD_SECONDS, STALLED_SECONDS
 from headway.server.cli.serve import KEPT_SECONDS
-from headway.server.protocol import chat, completions, parameters
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.protocol import chat, completions, parameters, unserved
+from headway.server.protocol.unserved import Group
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs/api.md").read_text()
-IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+IGNORED = {
+    "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+    "parallel_tool_calls",
+}  # fmt: skip
 KINDS = {"completions": completions.CompletionRequest, "chat": chat.ChatRequest}
-REFUSED = {
-    "completions": parameters.NEUTRAL_VALUES | completions.NEUTRAL_VALUES,
-    "chat": parameters.NEUTRAL_VALUES | chat.NEUTRAL_VALUES,
-}
 ROWS = [
     [cell.strip().strip("`") for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
-    if re.match(r"\| `\w+` \| (served|ignored|refused|-) \|", line)
+    if re.match(r"\| `\w+` \| (served|ignored|-) \|", line)
 ]
 
 
@@ -46,10 +42,7 @@ def test_the_page_has_a_row_for_every_field_and_no_other(endpoint: str) -> None:
     column = 1 + list(KINDS).index(endpoint)
     stated = {row[0]: row[column] for row in ROWS if row[column] != "-"}
     fields = set(KINDS[endpoint].__struct_fields__)
-    refused = REFUSED[endpoint].keys() - IGNORED
-    assert stated == {
-        name: "ignored" if name in IGNORED else "refused" if name in refused else "served" for name in fields
-    }
+    assert stated == {name: "ignored" if name in IGNORED else "served" for name in fields}
 
 
 def test_every_row_names_a_test_that_exists() -> None:
@@ -71,36 +64,35 @@ def test_the_seconds_of_connections_on_the_page_are_those_of_the_code() -> None:
     assert told == [STALLED_SECONDS, HEAD_SECONDS, BODY_SECONDS, KEPT_SECONDS]
 
 
-class AnyChat:
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return "x"
+def rows_of(*groups: Group) -> list[str]:
+    return [_row(group) for group in groups]
 
 
-VALUES: dict[str, Any] = {
-    "response_format": {"type": "json_object"}, "service_tier": "flex", "store": True, "suffix": "x",
-    "tools": [{}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"}, "audio": {},
-    "modalities": ["audio"], "prediction": {}, "reasoning_effort": "low", "verbosity": "low", "web_search_options": {},
-}  # fmt: skip
+def _row(group: Group) -> str:
+    fields = ", ".join(f"`{name}`{_values(group, name)}" for name in group.values)
+    instead = "ignored" if group.is_ignored else group.instead
+    return f"| {fields} | {group.origin} | {group.purpose} | {instead} |"
 
 
-class TestRefusals:
-    @pytest.fixture
-    def services(self, services: Services) -> Services:
-        return Services("tiny", services.engine, services.tokenizer, services.metrics, AnyChat())
+def _values(group: Group, name: str) -> str:
+    values = ["`" + json.dumps(value).replace("|", "\\|") + "`" for value in group.values[name]]
+    return f" ({', '.join(values)})" if values else ""
 
-    @pytest.mark.parametrize("endpoint", KINDS)
-    async def test_every_refused_field_is_refused(
-        self, client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer, endpoint: str
-    ) -> None:
-        path = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}[endpoint]
-        start = {"completions": {"prompt": "x"}, "chat": {"messages": [{"role": "user", "content": "x"}]}}[
-            endpoint
-        ]
-        for name, neutral in REFUSED[endpoint].items():
-            if name in IGNORED:
-                continue
-            response = await client.post(path, json={**start, name: VALUES[name]})
-            assert (response.status_code, response.json()["error"]["param"]) == (400, name)
-            assert response.json()["error"]["code"] == "unsupported_parameter"
-            for value in (None, *neutral):
-                assert (await client.post(path, json={**start, name: value})).status_code == 200
+
+@pytest.mark.parametrize(
+    ("title", "tables"),
+    [("In bodies", (unserved.COMPLETIONS, unserved.CHAT)), ("In messages", (unserved.MESSAGE,))],
+)
+def test_the_tables_of_unserved_fields_are_those_of_the_code(
+    title: str, tables: tuple[unserved.Table, ...]
+) -> None:
+    section = PAGE.split(f"### {title}\n")[1].split("\n##")[0]
+    groups = {id(group): group for table in tables for group in table.values()}
+    told = [line for line in section.splitlines() if line.startswith("| `")]
+    assert told == rows_of(*groups.values())
+
+
+def test_the_address_in_refusals_is_a_heading_of_the_page() -> None:
+    page, _, anchor = unserved.PAGE.partition("#")
+    headings = re.findall(r"^#+ (.*)$", (TESTS.parent / page).read_text(), flags=re.MULTILINE)
+    assert anchor in {heading.lower().replace(" ", "-") for heading in headings}

@@ -175,8 +175,8 @@ def image(kind: str) -> list[dict[str, Any]]:
 
 WRONG = [
     ("messages", [], "messages"), ("messages", "hello", "messages"), ("messages", None, "messages"),
-    ("messages", [{"role": "tool", "content": "x"}], "messages"), ("messages", [{"role": "user"}], "messages[0].content"),
-    ("messages", [{"role": "user", "content": None}], "messages"),
+    ("messages", [{"role": "tool", "content": "x"}], "messages[0].role"), ("messages", [{"role": "user"}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": None}], "messages[0].content"),
     ("messages", [*HELLO, {"role": "user", "content": "x", "extra": 1}], "messages[1].extra"),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
     ("messages", image("image_url"), "messages[0].content[0].type"),
@@ -212,6 +212,7 @@ async def test_two_limits_that_differ_are_refused(client: httpx.AsyncClient) -> 
 NEUTRAL = {
     "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"},
     "modalities": ["text"], "logprobs": False, "top_logprobs": 0, "store": False, "metadata": {}, "audio": None,
+    "prompt_cache_retention": "24h", "prompt_cache_options": {"ttl": "30m"}, "safety_identifier": "x",
 }  # fmt: skip
 
 

@@ -220,7 +220,7 @@ async def test_a_wrong_value_is_refused_by_the_name_of_its_field(
     client: httpx.AsyncClient, engine: FakeEngine, field: str, value: Any
 ) -> None:
     error = await refusal(client, **{field: value})
-    assert error["param"] == field
+    assert error["param"].split("[")[0] == field
     assert field in error["message"] or "prompt" in error["message"]
     assert error["type"] == "invalid_request_error"
     assert not engine.submitted
@@ -238,7 +238,7 @@ async def test_a_wrong_inner_field_is_named_with_its_path(client: httpx.AsyncCli
     assert error["param"] == "speculation.max_draft_tokens"
     error = await refusal(client, stream=True, stream_options={"x": 1})
     assert (error["param"], error["code"]) == ("stream_options.x", "unknown_parameter")
-    assert error["message"] == "Unrecognized request argument supplied: stream_options.x"
+    assert error["message"].startswith("Unrecognized request argument supplied: stream_options.x; ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""Bodies held against the types of the installed `openai` package: no field of them is unknown here.
+
+A release that adds a field fails one of these tests until a table of ours says what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+import httpx
+import msgspec
+import openai
+import pydantic
+import pytest
+from headway_testing.fake_engine import FakeEngine
+from openai.types import completion, completion_create_params, completion_usage
+from openai.types.chat import (
+    ChatCompletionContentPartParam,
+    ChatCompletionMessage,
+    ChatCompletionMessageParam,
+    ChatCompletionStreamOptionsParam,
+    chat_completion,
+    chat_completion_assistant_message_param,
+    chat_completion_chunk,
+)
+from openai.types.chat import (
+    completion_create_params as chat_create_params,
+)
+from typing_extensions import is_typeddict
+
+from headway.server.answer import Head
+from headway.server.metrics import Metrics
+from headway.server.protocol import chat, completions, usage
+from headway.server.protocol.decoding import decode
+from headway.server.protocol.parameters import StreamOptions
+from headway.server.services import Services
+from headway.server.tokenizer import Tokenizer
+
+HELLO = {"role": "user", "content": "hello"}
+BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], tuple[type, ...]]] = {
+    "completions": (completions.CompletionRequest, {"prompt": "hello"}, (
+        completion_create_params.CompletionCreateParamsNonStreaming,
+        completion_create_params.CompletionCreateParamsStreaming)),
+    "chat": (chat.ChatRequest, {"messages": [HELLO]}, (
+        chat_create_params.CompletionCreateParamsNonStreaming,
+        chat_create_params.CompletionCreateParamsStreaming)),
+}  # fmt: skip
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PARTS = {"text", "refusal"}  # served
+OTHER_PARTS = {"image_url", "input_audio", "file"}  # refused by their type
+PART_FIELDS = {"type", "text", "refusal", "prompt_cache_breakpoint"}
+# Fields of OpenAI's answers that this server never has.
+LEFT_OUT = {
+    "ChatCompletion": {"service_tier", "metadata", "moderation"},
+    "ChatCompletionChunk": {"service_tier", "moderation", "obfuscation"},
+    "ChatCompletionMessage": {"annotations", "audio", "function_call", "tool_calls"},
+    "ChoiceDelta": {"audio", "function_call", "refusal", "tool_calls"},
+    "CompletionTokensDetails": {"audio_tokens", "reasoning_tokens", "text_tokens"},
+    "PromptTokensDetails": {"audio_tokens", "cache_write_tokens", "image_tokens", "text_tokens"},
+}  # fmt: skip
+ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
+    (chat_completion.ChatCompletion, set(chat.ChatCompletion.__struct_fields__)),
+    (chat_completion.Choice, set(chat.ChatChoice.__struct_fields__)),
+    (chat_completion.ChoiceLogprobs, set(chat.ChoiceLogprobs.__struct_fields__)),
+    (ChatCompletionMessage, set(chat.AnswerMessage.__struct_fields__)),
+    (chat_completion_chunk.ChatCompletionChunk, {*Head.__struct_fields__, "choices", "usage"}),
+    (chat_completion_chunk.Choice, set(chat.ChatChunkChoice.__struct_fields__)),
+    (chat_completion_chunk.ChoiceDelta, set(chat.ChatDelta.__struct_fields__)),
+    (completion.Completion, set(completions.Completion.__struct_fields__)),
+    (completion.CompletionChoice, set(completions.CompletionChoice.__struct_fields__)),
+    (completion_usage.CompletionUsage, set(usage.Usage.__struct_fields__)),
+    (completion_usage.CompletionTokensDetails, set(usage.CompletionTokensDetails.__struct_fields__)),
+    (completion_usage.PromptTokensDetails, set(usage.PromptTokensDetails.__struct_fields__)),
+]
+
+
+class PlainChat:
+    async def render(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+
+
+@pytest.fixture
+def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
+    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
+    return Services("tiny", engine, tokenizer, metrics, PlainChat())
+
+
+def known_fields(kind: type[msgspec.Struct]) -> set[str]:
+    return {*kind.__struct_fields__, *getattr(kind, "unserved", {})}
+
+
+def typed_dicts(annotation: object) -> Iterator[Any]:
+    """The TypedDicts of a union, also those within Iterable and Required."""
+    if is_typeddict(annotation):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from typed_dicts(argument)
+
+
+MESSAGES = list(typed_dicts(ChatCompletionMessageParam))
+CONTENTS = [ChatCompletionContentPartParam, chat_completion_assistant_message_param.ContentArrayOfContentPart]
+CONTENT_PARTS = list({part.__name__: part for kind in CONTENTS for part in typed_dicts(kind)}.values())
+
+
+def test_the_walk_finds_what_it_looks_for() -> None:
+    assert {get_args(get_type_hints(m)["role"])[0] for m in MESSAGES} == {*chat.ROLES, *chat.TOOL_ROLES}
+    assert {get_args(get_type_hints(p)["type"])[0] for p in CONTENT_PARTS} == PARTS | OTHER_PARTS
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+async def test_every_request_parameter_is_known_and_null_is_left_out(
+    client: httpx.AsyncClient, endpoint: str
+) -> None:
+    kind, least, parameters = BODIES[endpoint]
+    names = {name for params in parameters for name in get_type_hints(params)}
+    assert names - known_fields(kind) == set()
+    nulls = dict.fromkeys(names - least.keys())
+    response = await client.post(PATHS[endpoint], json={**nulls, **least})
+    assert response.status_code == 200, response.text
+
+
+def test_every_stream_option_is_known() -> None:
+    assert set(get_type_hints(ChatCompletionStreamOptionsParam)) <= known_fields(StreamOptions)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=[message.__name__ for message in MESSAGES])
+def test_every_field_of_every_message_is_known_and_null_is_left_out(message: Any) -> None:
+    names = set(get_type_hints(message))
+    assert names - known_fields(chat.Message) == set()
+    body = {"messages": [{**dict.fromkeys(names), **HELLO}]}
+    assert decode(msgspec.json.encode(body), chat.ChatRequest).messages[0].content == "hello"
+
+
+@pytest.mark.parametrize("part", CONTENT_PARTS, ids=[part.__name__ for part in CONTENT_PARTS])
+def test_every_field_of_every_content_part_is_served_ignored_or_refused(part: Any) -> None:
+    names, kind = set(get_type_hints(part)), get_args(get_type_hints(part)["type"])[0]
+    assert names - PART_FIELDS == ({kind} if kind in OTHER_PARTS else set())
+
+
+@pytest.mark.parametrize(("model", "ours"), ANSWERS, ids=[model.__name__ for model, _ in ANSWERS])
+def test_every_field_of_an_answer_is_given_or_left_out_by_design(
+    model: type[pydantic.BaseModel], ours: set[str]
+) -> None:
+    assert set(model.model_fields) - ours == LEFT_OUT.get(model.__name__, set())
+
+
+@pytest.mark.parametrize("changes", [{}, {"content": None, "refusal": "no"}, {"content": None}])
+async def test_an_answer_dumped_into_the_history_is_read_again(
+    address: str, engine: FakeEngine, tokenizer: Tokenizer, changes: dict[str, Any]
+) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as official:
+        history: list[Any] = [HELLO]
+        answer = await official.chat.completions.create(model="tiny", messages=history, max_tokens=4)
+        history += [{**answer.choices[0].message.model_dump(), **changes}, HELLO]
+        await official.chat.completions.create(model="tiny", messages=history, max_tokens=4)
+    said = {"content": answer.choices[0].message.content, "refusal": None} | changes
+    prompt = tokenizer.full_vocabulary.decode(engine.submitted[-1].prompt_token_ids)
+    assert f"\nassistant: {said['content'] or said['refusal'] or ''}\nuser: " in prompt
+
+
+async def test_all_that_the_client_dumps_of_a_message_is_known(address: str) -> None:
+    """Also what `parse` adds, and what the dump of a choice or an answer has, if somebody appends those' fields."""
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as official:
+        answer = await official.chat.completions.create(model="tiny", messages=[HELLO], max_tokens=4)  # type: ignore[list-item]
+    for dump in (answer.choices[0].message.model_dump(), answer.choices[0].message.to_dict()):
+        body = {"messages": [HELLO, {**dump, "parsed": None}]}
+        assert len(decode(msgspec.json.encode(body), chat.ChatRequest).messages) == 2
