@@ -96,7 +96,16 @@ def _any(kind: type) -> Schema:
 def _unserved(name: str, group: unserved.Group) -> Schema:
     if group.is_ignored:
         return {"description": "ignored"}
-    return {"enum": [None, *group.values[name]], "description": f"for {group.purpose}: not served"}
+    values = [{"type": "null"}, *map(_neutral, group.values[name])]
+    return {"anyOf": values, "description": f"for {group.purpose}: not served"}
+
+
+def _neutral(value: object) -> Schema:
+    if not isinstance(value, dict):
+        return {"const": value}
+    properties = {key: {"const": entry} for key, entry in value.items()}
+    null: Schema = {"type": "null"}
+    return {"type": "object", "properties": properties, "required": [*value], "additionalProperties": null}
 
 
 def _operation(operation: Operation) -> Schema:

@@ -29,7 +29,11 @@ class Group:
     is_ignored: bool = False
 
     def passes(self, name: str, value: object) -> bool:
-        return value is None or self.is_ignored or any(_same(value, one) for one in self.values[name])
+        if value is None or self.is_ignored:
+            return True
+        if isinstance(value, dict):
+            value = {key: entry for key, entry in value.items() if entry is not None}
+        return any(_same(value, one) for one in self.values[name])
 
 
 Table = Mapping[str, Group]

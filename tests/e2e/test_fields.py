@@ -156,13 +156,15 @@ def test_masks_that_leave_no_token_are_refused_and_the_engine_lives(client: http
 
 def test_another_salt_finds_no_cached_prefix(client: httpx.Client, server: Any) -> None:
     prompt = PROMPT * 12
-    hits = []
+    hits, told = [], []
     for salt in ("a", "a", "b"):
         before = server.metric("headway_prefix_cache_hit_tokens_total")
-        complete(client, prompt=prompt, cache_salt=salt, max_tokens=2)
+        answer = complete(client, prompt=prompt, cache_salt=salt, max_tokens=2)
+        told.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         server.wait_until_idle()
         hits.append(server.metric("headway_prefix_cache_hit_tokens_total") - before)
     assert hits[0] == hits[2] == 0 < hits[1]
+    assert told == hits
 
 
 def test_the_embedded_model_refuses_chat(client: httpx.Client) -> None:

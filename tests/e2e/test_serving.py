@@ -57,11 +57,11 @@ def test_the_openai_client_completes_and_is_reproducible(client: openai.OpenAI) 
 
 
 def test_the_openai_client_streams_with_usage(client: openai.OpenAI) -> None:
-    whole = client.completions.create(model="headway-demo", prompt=PROMPT, max_tokens=40, temperature=0)
-    stream = client.completions.create(
-        model="headway-demo", prompt=PROMPT, max_tokens=40, temperature=0, stream=True,
-        stream_options={"include_usage": True},
-    )  # fmt: skip
+    common: dict[str, Any] = {"model": "headway-demo", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    whole, stream = (
+        client.completions.create(**common, extra_body={"cache_salt": salt}, **streams)
+        for salt, streams in (("a", {}), ("b", {"stream": True, "stream_options": {"include_usage": True}}))
+    )  # of two salts, so that both compute the whole prompt
     chunks = list(stream)
     assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
     assert chunks[-1].usage == whole.usage

@@ -14,15 +14,17 @@ import openai
 import pydantic
 import pytest
 from headway_testing.fake_engine import FakeEngine
-from openai.types import completion, completion_create_params, completion_usage
+from openai.types import Model, completion, completion_choice, completion_create_params, completion_usage
 from openai.types.chat import (
     ChatCompletionContentPartParam,
     ChatCompletionMessage,
     ChatCompletionMessageParam,
     ChatCompletionStreamOptionsParam,
+    ChatCompletionTokenLogprob,
     chat_completion,
     chat_completion_assistant_message_param,
     chat_completion_chunk,
+    chat_completion_token_logprob,
 )
 from openai.types.chat import (
     completion_create_params as chat_create_params,
@@ -33,6 +35,7 @@ from headway.server.answer import Head
 from headway.server.metrics import Metrics
 from headway.server.protocol import chat, completions, usage
 from headway.server.protocol.decoding import decode
+from headway.server.protocol.models import ModelCard
 from headway.server.protocol.parameters import StreamOptions
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
@@ -57,6 +60,7 @@ LEFT_OUT = {
     "ChatCompletionMessage": {"annotations", "audio", "function_call", "tool_calls"},
     "ChoiceDelta": {"audio", "function_call", "refusal", "tool_calls"},
     "CompletionTokensDetails": {"audio_tokens", "reasoning_tokens", "text_tokens"},
+    "Model": {"shutdown_date"},
     "PromptTokensDetails": {"audio_tokens", "cache_write_tokens", "image_tokens", "text_tokens"},
 }  # fmt: skip
 ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
@@ -69,6 +73,10 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
     (chat_completion_chunk.ChoiceDelta, set(chat.ChatDelta.__struct_fields__)),
     (completion.Completion, set(completions.Completion.__struct_fields__)),
     (completion.CompletionChoice, set(completions.CompletionChoice.__struct_fields__)),
+    (completion_choice.Logprobs, set(completions.CompletionLogprobs.__struct_fields__)),
+    (ChatCompletionTokenLogprob, set(chat.TokenLogprob.__struct_fields__)),
+    (chat_completion_token_logprob.TopLogprob, set(chat.TopLogprob.__struct_fields__)),
+    (Model, set(ModelCard.__struct_fields__)),
     (completion_usage.CompletionUsage, set(usage.Usage.__struct_fields__)),
     (completion_usage.CompletionTokensDetails, set(usage.CompletionTokensDetails.__struct_fields__)),
     (completion_usage.PromptTokensDetails, set(usage.PromptTokensDetails.__struct_fields__)),

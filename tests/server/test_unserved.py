@@ -101,6 +101,13 @@ async def test_a_body_with_every_default_of_another_server_is_served(
 
 
 @pytest.mark.parametrize("endpoint", CASES)
+async def test_nulls_within_a_neutral_value_are_left_out(client: httpx.AsyncClient, endpoint: str) -> None:
+    path, least, _ = CASES[endpoint]
+    body = {"response_format": {"type": "text", "json_schema": None}, "vllm_xargs": {"a": None}}
+    assert (await client.post(path, json={**least, **body})).status_code == 200
+
+
+@pytest.mark.parametrize("endpoint", CASES)
 async def test_every_neutral_value_passes_and_others_say_what_to_do(
     client: httpx.AsyncClient, engine: FakeEngine, endpoint: str
 ) -> None:
