@@ -131,8 +131,10 @@ def check_generation(fields: GenerationFields) -> None:
         check_strings("cache_salt", [fields.cache_salt], 1, MAX_CACHE_SALT_CHARACTERS)
     if fields.speculation is not None:
         check_range("speculation.max_draft_tokens", fields.speculation.max_draft_tokens, 0, MAX_INTEGER)
-    if fields.stream_options is not None and not fields.stream:
-        raise ApiError("stream_options is only allowed when stream is true", param="stream_options")
+    if fields.includes_usage and not fields.stream:
+        raise ApiError(
+            "stream_options is only allowed when stream is true", param="stream_options", code="invalid_value"
+        )
 
 
 def check_ranges(fields: GenerationFields, ranges: Ranges) -> None:

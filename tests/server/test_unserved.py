@@ -103,7 +103,11 @@ async def test_a_body_with_every_default_of_another_server_is_served(
 @pytest.mark.parametrize("endpoint", CASES)
 async def test_nulls_within_a_neutral_value_are_left_out(client: httpx.AsyncClient, endpoint: str) -> None:
     path, least, _ = CASES[endpoint]
-    body = {"response_format": {"type": "text", "json_schema": None}, "vllm_xargs": {"a": None}}
+    body: dict[str, Any] = {
+        "response_format": {"type": "text", "json_schema": None},
+        "vllm_xargs": {"a": None},
+    }
+    body["stream_options"] = {"include_usage": False, "continuous_usage_stats": None}  # of no stream
     assert (await client.post(path, json={**least, **body})).status_code == 200
 
 
