@@ -19,28 +19,52 @@ restarts of the engine, and all their labels are there from the start. `process_
 A label's values are in braces; `position` goes from 1 to the server's depth.
 
 Ratios to plot are in `deploy/prometheus/recording.rules.yml`, panels in `deploy/grafana`, alerts in
-[the runbook](../deploy/runbook.md).
+[the runbook](../deploy/runbook.md). `--metrics-names vllm` shows the families under the names that vLLM gives
+them instead, and `both` shows them under both names: see [below](#vllms-names).
 
 | metric | kind | unit | what it says |
 |---|---|---|---|
+"""
+VLLM = """
+## vLLM's names
+
+With `--metrics-names vllm` or `both`. Names, labels and meanings are those of vLLM 0.33, so its Grafana boards,
+autoscaler rules and gateways that read them, and the acceptance section of `vllm bench serve` work unchanged.
+`model_name` is the served model's name, `engine` is always `0`. Two things differ: the bounds of the buckets are
+Headway's, and latencies of a choice are observed when it ends, those between two pieces of its output excepted.
+Headway's own dashboard, rules and benchmark client read Headway's names: where they are used, take `both`.
+An engine of depth 0 shows no `vllm:spec_decode` families, as with vLLM.
+
+A Gateway API inference extension picks endpoints by `num_requests_waiting`, `num_requests_running`,
+`kv_cache_usage_perc` and the labels of `cache_config_info`; their Headway names serve as well, as in
+`deploy/kubernetes/inference-gateway.yaml`.
+
+| metric | kind | what it says |
+|---|---|---|
 """
 # By a word of the name; the last that fits.
 UNITS = {
     "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "requests": "requests",
     "preemptions": "times", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
     "tokens": "tokens", "blocks": "blocks", "ratio": "0 to 1", "bytes": "bytes", "seconds": "seconds", "server": "",
+    "choices": "choices", "config": "",
 }  # fmt: skip
 
 
 def page() -> str:
-    stats = EngineStats(draft_tokens_per_position=[0], accepted_tokens_per_position=[0])
-    families = Metrics(lambda: stats, lambda: 0).families()
-    return INTRODUCTION + "".join(map(_row, sorted(families, key=lambda family: family.name)))
+    stats = EngineStats(num_kv_blocks=1, draft_tokens_per_position=[0], accepted_tokens_per_position=[0])
+    families = sorted(
+        Metrics(lambda: stats, lambda: 0, names="both").families(), key=lambda family: family.name
+    )
+    own = [_row(family, _unit(family)) for family in families if not family.name.startswith("vllm:")]
+    vllm = [_row(family) for family in families if family.name.startswith("vllm:")]
+    return "".join([INTRODUCTION, *own, VLLM, *vllm])
 
 
-def _row(family: Metric) -> str:
+def _row(family: Metric, *unit: str) -> str:
     suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
-    return f"| `{family.name}{suffix}`{_labels(family)} | {family.type} | {_unit(family)} | {family.documentation} |\n"
+    cells = [f"`{family.name}{suffix}`{_labels(family)}", family.type, *unit, family.documentation]
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _labels(family: Metric) -> str:
@@ -49,8 +73,9 @@ def _labels(family: Metric) -> str:
         for label, value in sample.labels.items():
             if value not in values.setdefault(label, []):
                 values[label].append(value)
-    values.pop("le", None)
-    if "position" in values or family.type == "info":
+    for label in ("le", "model_name", "engine"):
+        values.pop(label, None)
+    if "position" in values or family.type == "info" or family.name.endswith("_info"):
         values = {label: [] for label in values}
     return "".join(
         f"<br>{label} {{{', '.join(seen)}}}" if seen else f"<br>{label}" for label, seen in values.items()

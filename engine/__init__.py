@@ -50,7 +50,7 @@ from headway.engine.model_files import (
     read_text,
 )
 from headway.engine.request import FinishReason, SamplingParams
-from headway.engine.stats import STAGES, EngineStats
+from headway.engine.stats import STAGES, STEP_TOKEN_BOUNDS, EngineStats
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -65,6 +65,7 @@ __all__ = [
     "MAX_TOKENIZER_BYTES",
     "MIN_REPETITION_PENALTY",
     "STAGES",
+    "STEP_TOKEN_BOUNDS",
     "Abort",
     "ConfigError",
     "Configure",

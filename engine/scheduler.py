@@ -29,7 +29,7 @@ from headway.engine.news import Given, News, fault_event, first_tokens, round_to
 from headway.engine.orders import block_grant, history_of, next_chunk, row_of, row_setup
 from headway.engine.request import FinishReason, Request, Status
 from headway.engine.rows import RowTable
-from headway.engine.stats import EngineStats
+from headway.engine.stats import STEP_TOKEN_BOUNDS, EngineStats
 
 # For so many tokens beyond its next round a row takes blocks, if there are enough. An H200 starts each kernel of a round
 # 0.3 us later where one was launched by itself just before, as grants are.
@@ -91,6 +91,8 @@ class Scheduler:
         )
         self._stats = EngineStats(
             num_kv_blocks=num_blocks,
+            kv_block_size=config.block_size,
+            num_steps_by_tokens=[0] * (len(STEP_TOKEN_BOUNDS) + 1),
             draft_tokens_per_position=[0] * self._depth,
             accepted_tokens_per_position=[0] * self._depth,
         )
@@ -316,6 +318,8 @@ class Scheduler:
             self._stats.num_prompt_tokens += len(request.prompt_token_ids)
             request.num_prompt_cached = request.num_cached
             self._stats.num_cached_prompt_tokens += request.num_cached
+            if self._config.prefix_caching and not request.scores_prompt:
+                self._stats.num_prefix_query_tokens += len(request.prompt_token_ids)
 
     def _take_blocks(self, request: Request) -> bool:
         """Blocks for all its tokens, a first round and perhaps some more: shared where the prefix cache has them, else new.
@@ -423,12 +427,15 @@ class Scheduler:
         with the first stop token; what came behind it, or for a request that has ended, is dropped.
         """
         self._stats.count_work(result.seconds, result.num_graph_replays)
+        num_generated_before = self._stats.num_generation_tokens
         for request_id, what in result.faults:
             if (request := self._requests.get(request_id)) is not None:
                 self._end_by_fault(request, what)
         news: dict[int, News] = {}
         self._read_prefill(plan, result, news)
         self._read_round(plan, result, news)
+        num_generated = self._stats.num_generation_tokens - num_generated_before
+        self._stats.count_step(sum(len(chunk.token_ids) for chunk in plan.prefill) + num_generated)
         events: list[TokenEvent] = []
         for request_id, entry in news.items():
             if (request := self._requests.get(request_id)) is not None:

@@ -5,6 +5,7 @@ All counters only rise while the engine process lives; gauges say what holds now
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import fields
 
 import msgspec
@@ -12,6 +13,8 @@ import msgspec
 from headway.engine.batch import StageSeconds
 
 STAGES = tuple(field.name for field in fields(StageSeconds))
+# Upper bounds of the counts of steps by their tokens.
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -25,6 +28,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     Per-position lists are indexed by draft position - 1 and have max depth entries.
     A draft counts for position i only if it was valid there (within the row's limit and depth cap).
     stage_seconds: how long the device worked, by its own clock; keys are STAGES.
+    kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
+    num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens: how many
+    steps had at most STEP_TOKEN_BOUNDS[i] of them and more than the bound before; the last entry is of those above.
     """
 
     # gauges
@@ -33,11 +39,15 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_kv_blocks: int = 0
     num_kv_blocks_used: int = 0
     num_kv_blocks_cached: int = 0
+    kv_block_size: int = 0
     # counters
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    num_prefix_query_tokens: int = 0
     num_generation_tokens: int = 0
     num_steps: int = 0
+    num_step_tokens: int = 0
+    num_steps_by_tokens: list[int] = []
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -60,6 +70,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
             self.accepted_tokens_per_position[i] += i < num_accepted
         rounds = self.row_rounds_by_emitted_tokens
         rounds[num_emitted] = rounds.get(num_emitted, 0) + 1
+
+    def count_step(self, num_tokens: int) -> None:
+        self.num_step_tokens += num_tokens
+        self.num_steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
 
     def count_round(self, depth: int) -> None:
         self.rounds_by_depth[depth] = self.rounds_by_depth.get(depth, 0) + 1

@@ -27,6 +27,7 @@ class ChoiceRequest:
     wants_tokens: deltas tell their tokens.
     prompt_index: which of the request's prompts it is of.
     shows_output: False for a request that only wants its prompt scored; it generates one token unseen.
+    num_candidates: how many choices its prompt gets.
     """
 
     prompt_token_ids: list[int]
@@ -41,6 +42,7 @@ class ChoiceRequest:
     wants_tokens: bool = False
     shows_output: bool = True
     prompt_index: int = 0
+    num_candidates: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Choice:
     """Text, tokens and counts of one choice. Mutable: owned by its generation."""
 
     def __init__(self, index: int, request: ChoiceRequest, vocabulary: Vocabulary) -> None:
-        self._index = index
+        self.index = index
         self._request = request
         self._detokenizer = Detokenizer(
             vocabulary, request.prompt_token_ids, request.stop, shows_stop=request.shows_stop
@@ -112,6 +114,7 @@ class Choice:
         self.accepted_per_position: list[int] = []
         self.first_token_seconds: float | None = None
         self.last_token_seconds = 0.0
+        self.queue_seconds = 0.0  # from its arrival at the engine to its first admission
 
     @property
     def is_waiting(self) -> bool:
@@ -157,7 +160,7 @@ class Choice:
         tokens: tuple[TokenInfo, ...] = ()
         if self._hidden:
             tokens = tuple(self._release(shows_all=finish_reason is not None and not cuts))
-        return Delta(self._index, text, finish_reason, tokens, *added)
+        return Delta(self.index, text, finish_reason, tokens, *added)
 
     def _release(self, *, shows_all: bool) -> Iterator[TokenInfo]:
         """Takes the tokens out whose text begins before the end of what is shown."""

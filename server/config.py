@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headway.engine import LogFormat
+
+MetricsNames = Literal["headway", "vllm", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class ServerConfig:
     log_level: str = "info"
     log_format: LogFormat = "human"
     otlp_endpoint: str | None = None
+    metrics_names: MetricsNames = "headway"
     unix_socket: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None

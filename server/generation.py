@@ -30,6 +30,7 @@ from headway.server.detokenizer import Vocabulary
 from headway.server.engine_client import EngineClient
 from headway.server.errors import ApiError
 from headway.server.metrics import Metrics
+from headway.server.request_metrics import FinishedChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +201,33 @@ class Generation:
     def _observe(self, event: TokenEvent, choice: Choice, previous_seconds: float) -> None:
         """previous_seconds: of the choice's tokens before this event; 0 if there were none."""
         if event.queue_seconds is not None:
-            self.queue_seconds = event.queue_seconds
+            self.queue_seconds = choice.queue_seconds = event.queue_seconds
         if self._metrics is None:
             return
         if event.queue_seconds is not None:
-            self._metrics.queue_time.observe(event.queue_seconds)
+            self._metrics.requests.queue_time.observe(event.queue_seconds)
         if previous_seconds:
-            self._metrics.chunk_gap.observe(choice.last_token_seconds - previous_seconds)
+            self._metrics.requests.chunk_gap.observe(choice.last_token_seconds - previous_seconds)
 
     def _finish(self, choice: Choice) -> None:
         if self._metrics is None or choice.first_token_seconds is None:
             return
-        self._metrics.time_to_first_token.observe(choice.first_token_seconds - self.arrival_seconds)
-        self._metrics.end_to_end.observe(choice.last_token_seconds - self.arrival_seconds)
-        if choice.num_tokens > 1:
-            decode_seconds = choice.last_token_seconds - choice.first_token_seconds
-            self._metrics.time_per_output_token.observe(decode_seconds / (choice.num_tokens - 1))
+        request = self._requests[choice.index]
+        self._metrics.requests.observe_choice(
+            FinishedChoice(
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_tokens=choice.num_tokens,
+                max_tokens=request.max_tokens,
+                queue_seconds=choice.queue_seconds,
+                first_token_seconds=choice.first_token_seconds - self.arrival_seconds,
+                last_token_seconds=choice.last_token_seconds - self.arrival_seconds,
+            )
+        )
+        start = choice.index - choice.index % request.num_candidates
+        candidates = self._choices[start : start + request.num_candidates]
+        if not any(candidate.is_open for candidate in candidates):
+            longest = max(candidate.num_tokens for candidate in candidates)
+            self._metrics.requests.observe_prompt(request.num_candidates, longest)
 
 
 def _submit(request_id: int, request: ChoiceRequest) -> Submit:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,18 +18,17 @@ from prometheus_client.registry import Collector
 
 from headway import __version__
 from headway.engine import MAX_DEPTH, STAGES, EngineStats, FinishReason
+from headway.server.config import MetricsNames
 from headway.server.engine_client import State
-from headway.server.history import Buckets, History
+from headway.server.history import History
+from headway.server.request_metrics import RequestMetrics
+from headway.server.vllm_metrics import VllmCollector, step_token_buckets
 
-LATENCY_BUCKETS = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
-)  # fmt: skip
 # Shown from the start: a counter that appears with its first event hides that event from rate().
 ENDINGS = {reason.value: 0 for reason in FinishReason}
 LAST_MINUTE_SECONDS = 60.0
 ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 429, 431, 499, 500, 503, 504)
-TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 
 
 class Metrics:
@@ -42,25 +41,11 @@ class Metrics:
         *,
         read_state: Callable[[], State] = lambda: "serving",
         model_name: str = "",
+        names: MetricsNames = "headway",
     ) -> None:
+        """names: whose names the families have; with both each is there twice."""
         self._registry = CollectorRegistry()
-        self.time_to_first_token = self._histogram(
-            "headway_time_to_first_token_seconds", "From the request's arrival to its first token."
-        )
-        self.queue_time = self._histogram(
-            "headway_queue_time_seconds", "From a choice's arrival at the engine to its first admission."
-        )
-        self.time_per_output_token = self._histogram(
-            "headway_time_per_output_token_seconds",
-            "(End to end - time to first token) / (tokens - 1), of requests with two tokens or more.",
-            TOKEN_BUCKETS,
-        )
-        self.chunk_gap = self._histogram(
-            "headway_chunk_gap_seconds", "Between two pieces of one choice's output.", TOKEN_BUCKETS
-        )
-        self.end_to_end = self._histogram(
-            "headway_request_duration_seconds", "From the request's arrival to its last token."
-        )
+        self.requests = RequestMetrics(self._registry)
         self._responses = Counter(
             "headway_http_responses",
             "HTTP answers by endpoint (completions, chat, other) and status; 499: the client left before it began.",
@@ -70,34 +55,24 @@ class Metrics:
         for endpoint in (*ENDPOINTS.values(), "other"):
             for status in STATUSES:
                 self._responses.labels(endpoint, str(status))
-        self.history = History(read_stats, self._latencies)
+        self.history = History(read_stats, self.requests.latencies)
         self._registry.register(EngineCollector(read_stats, read_restarts, read_state, self.history))
         self._registry.register(_Constant(model_name))
-        ProcessCollector(registry=self._registry)
+        process, vllm = CollectorRegistry(), CollectorRegistry()
+        ProcessCollector(registry=process)
+        vllm.register(VllmCollector(read_stats, self.requests, model_name))
+        shown = {"headway": [self._registry], "vllm": [vllm], "both": [self._registry, vllm]}
+        self._shown = [*shown[names], process]
 
     def count_response(self, path: str, status: int) -> None:
         self._responses.labels(ENDPOINTS.get(path, "other"), str(status)).inc()
 
     def text(self) -> bytes:
-        return generate_latest(self._registry)
+        return b"".join(map(generate_latest, self._shown))
 
     def families(self) -> Iterable[Metric]:
         """What a scrape shows, for the page that describes it."""
-        return self._registry.collect()
-
-    def _latencies(self) -> dict[str, Buckets]:
-        histograms = {
-            "time_to_first_token": self.time_to_first_token,
-            "time_per_output_token": self.time_per_output_token,
-            "chunk_gap": self.chunk_gap,
-            "end_to_end": self.end_to_end,
-        }
-        return {name: _buckets(histogram) for name, histogram in histograms.items()}
-
-    def _histogram(
-        self, name: str, documentation: str, buckets: tuple[float, ...] = LATENCY_BUCKETS
-    ) -> Histogram:
-        return Histogram(name, documentation, registry=self._registry, buckets=buckets)
+        return (family for registry in self._shown for family in registry.collect())
 
 
 class EngineCollector(Collector):
@@ -155,6 +130,12 @@ class EngineCollector(Collector):
             stats.row_rounds_by_emitted_tokens,
             range(1, MAX_DEPTH + 2),
         )
+        yield HistogramMetricFamily(
+            "headway_tokens_per_step",
+            "Prompt tokens that a step of the engine computed and tokens that it generated.",
+            buckets=step_token_buckets(stats),
+            sum_value=stats.num_step_tokens,
+        )
 
 
 class _Constant(Collector):
@@ -195,11 +176,6 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _buckets(histogram: Histogram) -> Buckets:
-    samples = [s for family in histogram.collect() for s in family.samples if s.name.endswith("_bucket")]
-    return [(float(s.labels["le"]), s.value) for s in samples]
-
-
 def _gauges(stats: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "headway_num_requests_running", "Requests that hold a row.", stats.num_requests_running
@@ -221,6 +197,14 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     blocks.add_metric(["used"], stats.num_kv_blocks_used)
     blocks.add_metric(["cached"], stats.num_kv_blocks_cached)
     yield blocks
+    config = GaugeMetricFamily(
+        "headway_cache_config_info",
+        "Always 1; its labels are the tokens of a KV block and the number of all blocks.",
+        labels=["block_size", "num_gpu_blocks"],
+    )
+    if stats.num_kv_blocks:  # the engine has told its sizes
+        config.add_metric([str(stats.kv_block_size), str(stats.num_kv_blocks)], 1)
+    yield config
 
 
 def _counters(stats: EngineStats) -> Iterator[Metric]:
@@ -229,6 +213,11 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "headway_prefix_cache_hit_tokens",
         "Tokens of prompts that came from the prefix cache.",
         stats.num_cached_prompt_tokens,
+    )
+    yield _counter(
+        "headway_prefix_cache_query_tokens",
+        "Tokens of prompts that were looked up in the prefix cache.",
+        stats.num_prefix_query_tokens,
     )
     yield _counter("headway_generation_tokens", "Tokens generated.", stats.num_generation_tokens)
     yield _counter("headway_engine_steps", "Steps of the engine's loop.", stats.num_steps)

@@ -78,6 +78,7 @@ def choice_requests(
             or fields.wants_draft_positions,
             shows_output=wanted.max_tokens != 0,
             prompt_index=index,
+            num_candidates=num_candidates,
         )
         for index, token_ids in enumerate(prompts)
         for seed in _seeds(fields.seed, num_candidates)

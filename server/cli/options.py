@@ -180,6 +180,8 @@ SERVER = [
     Option("log-level", one_of("debug", "info", "warning", "error"), "info",
            "debug, info, warning or error", "NAME"),
     Option("otlp-endpoint", str, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
+    Option("metrics-names", one_of("headway", "vllm", "both"), "headway", "whose names the metrics have: headway, vllm "
+           "(for dashboards, autoscalers and benchmarks made for vLLM), or both", "NAME"),
     Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
 ]  # fmt: skip
 GENERATION = [

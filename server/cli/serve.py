@@ -59,6 +59,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
                 lambda: engine.status().num_restarts,
                 read_state=lambda: engine.status().state,
                 model_name=name,
+                names=config.metrics_names,
             ),
             chat=None if template is None else ChatRenderer(template),
             limits=ServiceLimits(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import random
+import re
 import runpy
 import time
 from collections import Counter
@@ -17,8 +18,10 @@ import httpx
 import msgspec
 import pytest
 from headway_testing.fake_engine import FakeEngine
+from prometheus_client.parser import text_string_to_metric_families
 
 from headway.engine import EngineStats
+from headway.server.config import MetricsNames
 from headway.server.engine_client import State
 from headway.server.metrics import ENDPOINTS, STATUSES, Metrics
 from headway.server.services import Services
@@ -79,6 +82,125 @@ def test_acceptance_is_that_of_the_last_minute_and_nan_before_the_first_draft() 
     found = samples(metrics)
     assert found["headway_spec_decode_acceptance_ratio",] == 0.75
     assert found["headway_spec_decode_acceptance_length",] == 3.5
+
+
+VLLM_STATS = EngineStats(
+    num_requests_running=2,
+    num_requests_waiting=3,
+    num_kv_blocks=8,
+    num_kv_blocks_used=2,
+    kv_block_size=16,
+    num_prompt_tokens=70,
+    num_cached_prompt_tokens=32,
+    num_prefix_query_tokens=64,
+    num_generation_tokens=90,
+    num_step_tokens=128,
+    num_steps_by_tokens=[0, 5, 2, *[0] * 10, 1],
+    num_drafts=20,
+    num_draft_tokens=60,
+    num_accepted_tokens=45,
+    draft_tokens_per_position=[20, 20, 20],
+    accepted_tokens_per_position=[18, 15, 12],
+    num_preemptions=4,
+    finished_by_reason={"stop": 6, "length": 1},
+)
+
+
+def vllm_samples(names: MetricsNames = "vllm") -> dict[tuple[str, ...], float]:
+    """With labels in the order of their names, model_name and engine checked and left out."""
+    found = {}
+    metrics = Metrics(lambda: VLLM_STATS, lambda: 0, model_name="tiny", names=names)
+    for family in text_string_to_metric_families(metrics.text().decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if sample.name.startswith("vllm:"):
+                assert labels.pop("engine") == "0"
+                assert labels.pop("model_name", "tiny") == "tiny"
+            found[sample.name, *(labels[name] for name in sorted(labels))] = sample.value
+    return found
+
+
+def test_vllm_names_tell_what_the_engine_counted() -> None:
+    found = vllm_samples()
+    expected = {
+        ("num_requests_running",): 2, ("num_requests_waiting",): 3, ("kv_cache_usage_perc",): 0.25,
+        ("cache_config_info", "16", "8"): 1, ("prompt_tokens_total",): 70, ("generation_tokens_total",): 90,
+        ("prefix_cache_queries_total",): 64, ("prefix_cache_hits_total",): 32, ("num_preemptions_total",): 4,
+        ("request_success_total", "stop"): 6, ("request_success_total", "length"): 1,
+        ("request_success_total", "abort"): 0, ("request_success_total", "error"): 0,
+        ("spec_decode_num_drafts_total",): 20, ("spec_decode_num_draft_tokens_total",): 60,
+        ("spec_decode_num_accepted_tokens_total",): 45,
+        ("spec_decode_num_accepted_tokens_per_pos_total", "0"): 18,
+        ("spec_decode_num_accepted_tokens_per_pos_total", "2"): 12,
+        ("iteration_tokens_total_sum",): 128, ("iteration_tokens_total_count",): 8,
+        ("iteration_tokens_total_bucket", "8.0"): 5, ("iteration_tokens_total_bucket", "16384.0"): 7,
+    }  # fmt: skip
+    assert {key: found.get((f"vllm:{key[0]}", *key[1:])) for key in expected} == expected
+    assert ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "3") not in found
+
+
+def test_the_sizes_of_the_cache_are_told_once_they_are_known() -> None:
+    found = vllm_samples("both")
+    assert found["headway_cache_config_info", "16", "8"] == found["vllm:cache_config_info", "16", "8"] == 1
+    loading = samples(Metrics(EngineStats, lambda: 0, names="both"))
+    assert [key for key in loading if "cache_config_info" in key[0]] == []
+
+
+def test_each_choice_of_names_shows_those_names_and_the_process() -> None:
+    prefixes = {}
+    for names in get_args(MetricsNames):
+        families = [family.name for family in Metrics(EngineStats, lambda: 0, names=names).families()]
+        assert len(set(families)) == len(families)
+        prefixes[names] = {re.split("[_:]", name)[0] for name in families}
+    assert prefixes == {
+        "headway": {"headway", "process"},
+        "vllm": {"vllm", "process"},
+        "both": {"headway", "vllm", "process"},
+    }
+
+
+def test_an_engine_without_speculation_has_no_speculation_families_of_vllm() -> None:
+    families = [family.name for family in Metrics(EngineStats, lambda: 0, names="vllm").families()]
+    assert [name for name in families if "spec_decode" in name] == []
+
+
+@pytest.mark.parametrize("name", ["headway_chunk_gap_seconds", "headway_time_per_output_token_seconds"])
+def test_times_between_tokens_are_told_apart_up_to_10_seconds(name: str) -> None:
+    bounds = [float(key[1]) for key in samples(Metrics(EngineStats, lambda: 0)) if key[0] == f"{name}_bucket"]
+    assert [bound for bound in bounds if bound > 1.0] == [2.5, 5.0, 10.0, math.inf]
+
+
+async def test_sizes_and_phases_of_a_request_are_observed_once_a_choice_and_once_a_prompt(
+    client: httpx.AsyncClient, engine: FakeEngine, services: Services
+) -> None:
+    engine.round_seconds, engine.queue_seconds = 0.02, 0.01
+    body = {"prompt": ["ab", "abcd"], "n": 3, "max_tokens": 7}
+    answer = (await client.post("/v1/completions", json=body)).json()
+    found = samples(services.metrics)
+    sums = {name: found[f"headway_{name}_sum",] for name in (
+        "request_prompt_tokens", "request_generation_tokens", "request_max_tokens",
+        "request_longest_choice_tokens", "request_choices", "queue_time_seconds", "inference_time_seconds",
+        "prefill_time_seconds", "decode_time_seconds", "request_duration_seconds",
+    )}  # fmt: skip
+    counts = [found[f"headway_{name}_count",] for name in sums]
+    assert counts == [6, 6, 6, 2, 2, 6, 6, 6, 6, 6]
+    assert sums["request_prompt_tokens"] == 3 * answer["usage"]["prompt_tokens"]
+    assert sums["request_generation_tokens"] == sums["request_max_tokens"] == 6 * 7
+    assert (sums["request_longest_choice_tokens"], sums["request_choices"]) == (2 * 7, 2 * 3)
+    phases = sums["prefill_time_seconds"] + sums["decode_time_seconds"]
+    assert phases == pytest.approx(sums["inference_time_seconds"])
+    assert phases + sums["queue_time_seconds"] == pytest.approx(sums["request_duration_seconds"])
+    assert sums["decode_time_seconds"] >= 6 * 2 * 0.02
+
+
+async def test_the_longest_choice_is_that_of_its_own_prompt(
+    client: httpx.AsyncClient, engine: FakeEngine, services: Services
+) -> None:
+    engine.script = lambda request: [40] * (2 + len(request.prompt_token_ids) * (1 + request.request_id % 2))
+    await client.post("/v1/completions", json={"prompt": ["a", "abcd"], "n": 2, "max_tokens": 50})
+    found = samples(services.metrics)
+    lengths = [len(submit.prompt_token_ids) for submit in engine.submitted]
+    assert found["headway_request_longest_choice_tokens_sum",] == sum(2 + 2 * size for size in lengths[::2])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])

@@ -9,6 +9,7 @@ from headway.server.totals import add_counters, no_gauges
 
 GAUGES = {
     "num_requests_running", "num_requests_waiting", "num_kv_blocks", "num_kv_blocks_used", "num_kv_blocks_cached",
+    "kv_block_size",
 }  # fmt: skip
 KINDS: dict[object, object] = {
     int: 5,
