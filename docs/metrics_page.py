@@ -29,7 +29,8 @@ VLLM = """
 ## vLLM's names
 
 With `--metrics-names vllm` or `both`. Names, labels and meanings are those of vLLM 0.33, so its Grafana boards,
-autoscaler rules and gateways that read them, and the acceptance section of `vllm bench serve` work unchanged.
+autoscaler rules and gateways that read them, and the acceptance section of `vllm bench serve` work unchanged. Panels
+about what Headway does not have, such as LoRA adapters and KV connectors, stay empty.
 `model_name` is the served model's name, `engine` is always `0`. Two things differ: the bounds of the buckets are
 Headway's, and latencies of a choice are observed when it ends, those between two pieces of its output excepted.
 Headway's own dashboard, rules and benchmark client read Headway's names: where they are used, take `both`.

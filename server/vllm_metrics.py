@@ -92,6 +92,7 @@ class VllmCollector(Collector):
             gauge = GaugeMetricFamily(f"vllm:{name}", f"{own} by vLLM's name.", labels=LABELS)
             gauge.add_metric(self._labels, read(stats))
             yield gauge
+        yield self._waiting_by_reason(stats)
         is_speculating = bool(stats.accepted_tokens_per_position)
         for name, (own, read) in (COUNTERS | (SPECULATION if is_speculating else {})).items():
             counter = CounterMetricFamily(f"vllm:{name}", f"{own} by vLLM's name.", labels=LABELS)
@@ -104,6 +105,17 @@ class VllmCollector(Collector):
         for name, histogram in self._histograms.items():
             yield self._renamed(f"vllm:{name}", histogram)
         yield self._step_tokens(stats)
+
+    def _waiting_by_reason(self, stats: EngineStats) -> Metric:
+        """Nothing but a lack of rows and blocks makes a request wait."""
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "headway_num_requests_waiting by vLLM's name; no request is ever deferred.",
+            labels=(*LABELS, "reason"),
+        )
+        family.add_metric((*self._labels, "capacity"), stats.num_requests_waiting)
+        family.add_metric((*self._labels, "deferred"), 0)
+        return family
 
     def _accepted_per_position(self, stats: EngineStats) -> Metric:
         """Positions count from 0."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,12 @@ import promql_parser
 import pytest
 import yaml
 from headway_testing.daemon import Server, running_server
+from headway_testing.prometheus import Prometheus, installed, running_prometheus
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"
 LOAD_SECONDS = 30.0
 PAUSE_SECONDS = 0.3  # of a client after each request; three send all kinds each second
-Sample = tuple[dict[str, str], float]
-
-
-def installed(name: str) -> str:
-    path = shutil.which(name)
-    assert path is not None, f"{name} is missing: apt-get install prometheus"
-    return path
 
 
 def promtool(*arguments: str | Path, standard_input: str | None = None) -> str:
@@ -55,22 +46,6 @@ def panel_queries() -> Iterator[tuple[str, str]]:
             expression = target["expr"].replace("$job", ".+").replace("$instance", ".+")
             assert "$" not in expression
             yield f"{panel['title']}: {target.get('legendFormat', '')}", expression
-
-
-class Prometheus:
-    """A running one, asked over its API."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def query(self, expression: str) -> list[Sample]:
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
-        assert answer["status"] == "success", answer
-        return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
-
-    def rules(self) -> list[dict[str, Any]]:
-        groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
-        return [rule for group in groups for rule in group["rules"]]
 
 
 def send(url: str, kind: str) -> None:
@@ -121,32 +96,10 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    process = subprocess.Popen(
-        [
-            installed("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address={address}", "--log.level=warn",
-        ]
-    )  # fmt: skip
-    running = Prometheus(f"http://{address}")
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            assert time.monotonic() < deadline, "Prometheus did not become ready"
-            assert process.poll() is None, f"Prometheus left with {process.returncode}"
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{running.url}/-/ready").status_code == 200:
-                    break
-            time.sleep(0.1)
+    for running in running_prometheus(folder, config):
         load(server.url, LOAD_SECONDS)
         time.sleep(2)
         yield running
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
 
 
 def selectors(expression: str) -> Iterator[str]:
