@@ -9,6 +9,7 @@ from headway.engine.batch import Plan, StepResult
 from headway.engine.errors import INTERNAL_ERROR
 from headway.engine.mailbox import TokenEvent
 from headway.engine.request import FinishReason
+from headway.engine.stats import STEP_TOKEN_BOUNDS
 
 # --- ends ------------------------------------------------------------------------------------------------
 
@@ -140,6 +141,38 @@ def test_counters_are_those_of_the_events_and_plans() -> None:
     assert stats.accepted_tokens_per_position == [3, 2, 0]
     assert stats.finished_by_reason == {"length": 2}
     assert (stats.num_prompt_tokens, stats.num_cached_prompt_tokens) == (40, 0)
+
+
+def test_steps_count_by_the_tokens_that_they_computed_and_generated() -> None:
+    device = ScheduledDevice(depth=3, accept=lambda num_valid: 2, prefill_chunk=64)
+    device.add(20, max_tokens=7)
+    first, second, *_ = [device.step()[0] for _ in range(2)]
+    assert (len(first.prefill[0].token_ids), second.prefill) == (20, ())
+    stats = device.scheduler.snapshot()
+    # Where a first step has the prompt's 20 tokens and 4 generated ones, the second ends with 3 more.
+    assert stats.num_step_tokens == 20 + stats.num_generation_tokens == 27
+    by_bound = dict(zip([*STEP_TOKEN_BOUNDS, None], stats.num_steps_by_tokens, strict=True))
+    assert {bound: count for bound, count in by_bound.items() if count} == {8: 1, 32: 1}
+
+
+def test_prompts_are_counted_as_looked_up_where_the_prefix_cache_is_asked() -> None:
+    device = ScheduledDevice(depth=0)
+    device.add(list(range(40)), max_tokens=2)
+    device.drain()
+    device.add(list(range(40)), max_tokens=2)
+    device.add(30, max_tokens=2, num_prompt_logprobs=0)  # scored from its first token on
+    device.drain()
+    stats = device.scheduler.snapshot()
+    assert (stats.num_prompt_tokens, stats.num_prefix_query_tokens) == (110, 80)
+    assert stats.num_cached_prompt_tokens == 32
+
+
+def test_nothing_is_looked_up_without_prefix_caching() -> None:
+    device = ScheduledDevice(depth=0, prefix_caching=False)
+    device.add(40, max_tokens=2)
+    device.drain()
+    stats = device.scheduler.snapshot()
+    assert (stats.num_prompt_tokens, stats.num_prefix_query_tokens) == (40, 0)
 
 
 def test_prompt_tokens_count_once_though_a_preempted_request_is_prefilled_again() -> None:
