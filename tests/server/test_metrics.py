@@ -170,6 +170,20 @@ def test_times_between_tokens_are_told_apart_up_to_10_seconds(name: str) -> None
     assert [bound for bound in bounds if bound > 1.0] == [2.5, 5.0, 10.0, math.inf]
 
 
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [
+        ("headway_request_duration_seconds", 1800.0),  # a long answer on a slow machine
+        ("headway_time_to_first_token_seconds", 1800.0),
+        ("headway_request_prompt_tokens", 1e6),  # the longest contexts that models have
+        ("headway_request_max_tokens", 1e6),
+    ],
+)
+def test_what_is_long_is_told_apart_too(name: str, longest: float) -> None:
+    bounds = [float(key[1]) for key in samples(Metrics(EngineStats, lambda: 0)) if key[0] == f"{name}_bucket"]
+    assert bounds[-2:] == [longest, math.inf]
+
+
 async def test_sizes_and_phases_of_a_request_are_observed_once_a_choice_and_once_a_prompt(
     client: httpx.AsyncClient, engine: FakeEngine, services: Services
 ) -> None:
