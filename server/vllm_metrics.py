@@ -93,6 +93,7 @@ class VllmCollector(Collector):
             gauge.add_metric(self._labels, read(stats))
             yield gauge
         yield self._waiting_by_reason(stats)
+        yield self._prompt_tokens_by_source(stats)
         is_speculating = bool(stats.accepted_tokens_per_position)
         for name, (own, read) in (COUNTERS | (SPECULATION if is_speculating else {})).items():
             counter = CounterMetricFamily(f"vllm:{name}", f"{own} by vLLM's name.", labels=LABELS)
@@ -115,6 +116,19 @@ class VllmCollector(Collector):
         )
         family.add_metric((*self._labels, "capacity"), stats.num_requests_waiting)
         family.add_metric((*self._labels, "deferred"), 0)
+        return family
+
+    def _prompt_tokens_by_source(self, stats: EngineStats) -> Metric:
+        """Their sum is prompt_tokens."""
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source",
+            "headway_prompt_tokens_total by vLLM's name, apart by whether the prefix cache had them.",
+            labels=(*LABELS, "source"),
+        )
+        num_cached = stats.num_cached_prompt_tokens
+        family.add_metric((*self._labels, "local_compute"), stats.num_prompt_tokens - num_cached)
+        family.add_metric((*self._labels, "local_cache_hit"), num_cached)
+        family.add_metric((*self._labels, "external_kv_transfer"), 0)
         return family
 
     def _accepted_per_position(self, stats: EngineStats) -> Metric:
