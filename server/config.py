@@ -54,6 +54,7 @@ class ServerConfig:
     max_body_bytes: int = 8 * 2**20
     max_waiting_tokens: int | None = None
     request_timeout: float = 0.0
+    engine_timeout: float = 10.0
     keep_alive: float = 15.0
     force_include_usage: bool = False
 

@@ -40,6 +40,7 @@ from headway.server.engine_process import ENGINE_COMMAND, EngineProcess, Patienc
 from headway.server.totals import add_counters, no_gauges
 
 MAX_FIRST_STARTS = 3
+MAX_FAILED_STARTS = 3  # in a row; then /health no longer counts on the next one
 
 State = Literal["loading", "serving", "paused", "restarting", "draining", "stopped"]
 _FATAL: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
@@ -58,7 +59,11 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What /health and /ready tell. heartbeat_age_seconds: None while no process runs."""
+    """What /health and /ready tell. heartbeat_age_seconds: None while no process runs.
+
+    num_failed_starts: lives in a row that ended before the engine was ready. failure: why the last life ended; None
+    once the next one is ready.
+    """
 
     state: State
     phase: Phase
@@ -67,6 +72,8 @@ class EngineStatus:
     heartbeat_age_seconds: float | None
     is_alive: bool
     num_restarts: int
+    num_failed_starts: int = 0
+    failure: str | None = None
 
 
 class Receiver(Protocol):
@@ -96,7 +103,8 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._state: State = "loading"
         self._is_held = False  # an operator has paused it: also the next life of the engine
-        self._num_restarts = 0
+        self._num_restarts = self._num_failed_starts = 0
+        self._failure: str | None = None
         self._past = EngineStats()
         self._now = EngineStats()
         self.info: EngineInfo | None = None
@@ -155,8 +163,10 @@ class EngineClient:
             progress=beat.progress if beat else 0.0,
             step=beat.step if beat else 0,
             heartbeat_age_seconds=process.heartbeat_age_seconds if process else None,
-            is_alive=process is not None and process.is_alive,
+            is_alive=process is not None and process.is_alive and self._num_failed_starts < MAX_FAILED_STARTS,
             num_restarts=self._num_restarts,
+            num_failed_starts=self._num_failed_starts,
+            failure=self._failure,
         )
 
     @property
@@ -172,7 +182,7 @@ class EngineClient:
     def submit(self, requests: Sequence[Submit], receiver: Receiver) -> None:
         """Sends the requests of one group. Raises EngineDeadError when no engine takes them now."""
         if self._state not in ("serving", "paused") or self._process is None:
-            raise EngineDeadError(_WHY_NOT[self._state])
+            raise EngineDeadError(self._why_not())
         for request in requests:
             self._receivers[request.request_id] = receiver
             self._process.send(request)
@@ -194,12 +204,16 @@ class EngineClient:
         while True:
             started_seconds = time.monotonic()
             failure = await self._live()
+            self._failure = failure.message
             if self._state in ("draining", "stopped") or self._gave_up(failure):
                 return
             self._num_restarts += 1
             if time.monotonic() - started_seconds > self._back_off.healthy_seconds:
                 pause_seconds = self._back_off.first_seconds
-            logger.error("the engine ended: %s; restart in %g s", failure.message, pause_seconds)
+            attempts = (
+                f" (start {self._num_failed_starts} in a row that failed)" if self._num_failed_starts else ""
+            )
+            logger.error("the engine ended: %s; restart in %g s%s", failure.message, pause_seconds, attempts)
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, self._back_off.longest_seconds)
 
@@ -231,20 +245,25 @@ class EngineClient:
             self._bury()
             if process is not None:
                 process.close()
-        self._count_lost(len(self._receivers))
-        self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
+        self._lose_requests(failure)
         return failure
 
     def _bury(self) -> None:
+        if self._process is not None and self._process.heartbeat.phase != "serve":
+            self._num_failed_starts += 1
         self._process = None
         if self._state in ("serving", "paused"):
             self._state = "restarting"
         self._past, self._now = no_gauges(self.stats), EngineStats()
 
-    def _count_lost(self, num_requests: int) -> None:
-        """Requests that ended with the engine, which could not count them itself."""
+    def _lose_requests(self, failure: Failure) -> None:
+        """Fails what is in flight, and counts it: the engine cannot do so any more."""
+        self._failure = failure.message
+        if self._state in ("serving", "paused"):
+            self._state = "restarting"
         finished = self._past.finished_by_reason
-        finished["error"] = finished.get("error", 0) + num_requests
+        finished["error"] = finished.get("error", 0) + len(self._receivers)
+        self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
 
     def _gave_up(self, failure: Failure) -> bool:
         """A first start that cannot succeed by trying again is reported to who waits for it."""
@@ -265,9 +284,12 @@ class EngineClient:
             self._now = message.stats
         elif isinstance(message, Ready):
             self._begin_serving(message.info)
+        elif isinstance(message, Failure):
+            self._lose_requests(message)
 
     def _begin_serving(self, info: EngineInfo) -> None:
         self.info = info
+        self._num_failed_starts, self._failure = 0, None
         if self._state in ("loading", "restarting"):
             self._state = "serving"
             if self._is_held:
@@ -282,6 +304,18 @@ class EngineClient:
         receiver = receivers.pop(event.request_id, None) if is_last else receivers.get(event.request_id)
         if receiver is not None:
             receiver.put(event)
+
+    def _why_not(self) -> str:
+        """Why no engine takes requests now; of an engine that does not start, what the last start failed with."""
+        message = _WHY_NOT[self._state]
+        if self._state != "restarting" or self._failure is None:
+            return message
+        if self._num_failed_starts == 0:
+            return f"{message}; it ended because: {self._failure}"
+        return (
+            f"the engine ended and could not be started again, {self._num_failed_starts} times in a row; it is tried again "
+            f"after a pause of at most {self._back_off.longest_seconds:g} s. The last start failed with: {self._failure}"
+        )
 
     def _fail_all(self, error: HeadwayError) -> None:
         receivers, self._receivers = self._receivers, {}

@@ -28,34 +28,40 @@ from headway.engine import (
     Failure,
     FromEngine,
     Heartbeat,
-    Phase,
     Ready,
     Shutdown,
     ToEngine,
 )
+from headway.server.process_signs import is_stopped, processor_ticks
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
 # Then the loop's others have their turn: an engine may make them faster than they are taken.
 FRAMES_AT_ONCE = 4
-STACKS_SECONDS = 2.0  # for a process that got stuck to write where
+STACKS_SECONDS = 0.5  # for a process that got stuck to write where
 
 logger = logging.getLogger("headway.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds without a sign of life after which the engine counts as stuck, and for its farewell.
+    """How many seconds the engine may go without a sign before it counts as stuck, and how many it has to leave.
 
-    Loading is given more: importing libraries from a cold disk says nothing for a while.
+    serve_seconds: while it serves, without a frame from it and without processor time used by it or by what it
+    started. A process that is stopped (SIGSTOP) has so long at any time of its life. step_seconds: without a frame,
+    though it computes: the longest that one step may take. load_seconds: the same before it serves, since importing
+    libraries from a cold disk says nothing for a while.
     """
 
     load_seconds: float = 300.0
-    serve_seconds: float = 60.0
+    serve_seconds: float = 10.0
     shutdown_seconds: float = 10.0
+    step_seconds: float = 60.0
 
-    def limit_seconds(self, phase: Phase) -> float:
-        return self.serve_seconds if phase == "serve" else self.load_seconds
+    @property
+    def look_seconds(self) -> float:
+        """Between two looks at the process."""
+        return min(0.5, self.serve_seconds / 8)
 
 
 class EngineProcess:
@@ -88,7 +94,9 @@ class EngineProcess:
         self._is_configured = self._will_read = False
         self._failure: Failure | None = None
         self._process: Process | None = None
-        self._heard_seconds = time.monotonic()
+        self._heard_seconds = self._sign_seconds = self._looked_seconds = time.monotonic()
+        self._ticks: int | None = None
+        self._is_stuck = False
         self.heartbeat = Heartbeat("load", 0.0)
 
     @property
@@ -97,8 +105,8 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Signs of life come in time; stricter than what gets it killed."""
-        return self.heartbeat_age_seconds < self._patience.limit_seconds(self.heartbeat.phase) / 2
+        """It has not been found stuck, and is not about to be."""
+        return not self._is_stuck and self._why_stuck() is None
 
     @property
     def _child(self) -> Process:
@@ -131,23 +139,71 @@ class EngineProcess:
         self._read_soon()
 
     async def ended(self) -> Failure:
-        """Waits for the process to leave or to get stuck (then it is killed). Says why it ended."""
+        """Waits for the process to leave or to get stuck (then it is killed). Says why it ended.
+
+        `receive` gets the failure of a stuck process, too: nobody waits until it is gone.
+        """
         exit_code = asyncio.ensure_future(self._child.wait())
-        reason = None
         while not exit_code.done():
-            limit = self._patience.limit_seconds(self.heartbeat.phase)
-            await asyncio.wait([exit_code], timeout=min(1.0, limit / 4))
-            if reason is None and not exit_code.done() and self.heartbeat_age_seconds > limit:
-                reason = (
-                    f"the engine gave no sign of life for {limit:g} s and was stopped; where its threads stood is on "
-                    "stderr"
-                )
-                with suppress(ProcessLookupError):
-                    self._child.send_signal(signal.SIGUSR1)
-                await asyncio.wait([exit_code], timeout=STACKS_SECONDS)
+            await asyncio.wait([exit_code], timeout=self._patience.look_seconds)
+            if exit_code.done() or self._is_stuck:
+                continue
+            self._look()
+            reason = self._why_stuck()
+            if reason is not None:
+                self._is_stuck = True
+                self._failure = self._failure or Failure("crash", reason)
+                await self._show_stacks(exit_code)
+                self._receive(self._failure)
                 self._kill()
         await self._hear_last_words(exit_code.result())
-        return self._failure or Failure("crash", reason or _describe_exit(exit_code.result()))
+        return self._failure or Failure("crash", _describe_exit(exit_code.result()))
+
+    def _look(self) -> None:
+        """Notes whether the process has given a sign since the last look.
+
+        If this process was itself stopped meanwhile, what it missed says nothing about the engine.
+        """
+        now = time.monotonic()
+        if now - self._looked_seconds > self._patience.serve_seconds / 2:
+            self._heard_seconds = self._sign_seconds = now
+        self._looked_seconds = now
+        if now - self._sign_seconds < self._patience.serve_seconds / 4:
+            self._ticks = None  # its frames say enough
+            return
+        ticks = processor_ticks(self._child.pid)
+        if ticks is None or (self._ticks is not None and ticks != self._ticks):
+            self._sign_seconds = now
+        self._ticks = ticks
+
+    def _why_stuck(self) -> str | None:
+        """None for a process that is not."""
+        now, patience = time.monotonic(), self._patience
+        num_silent, num_unheard = now - self._sign_seconds, now - self._heard_seconds
+        is_serving = self.heartbeat.phase == "serve"
+        if num_silent > patience.serve_seconds and (is_serving or self._is_halted()):
+            state = "is stopped (SIGSTOP?)" if self._is_halted() else "used no processor time"
+            return (
+                f"the engine gave no sign of life for {patience.serve_seconds:g} s (--engine-timeout) and its process "
+                f"{state}; it is being replaced"
+            )
+        longest = max(patience.step_seconds, patience.serve_seconds) if is_serving else patience.load_seconds
+        if num_unheard > longest:
+            return (
+                f"the engine gave no sign of life for {longest:g} s, though its process lives; where its threads stand "
+                "is on stderr; it is being replaced"
+            )
+        return None
+
+    def _is_halted(self) -> bool:
+        return self._process is not None and is_stopped(self._process.pid)
+
+    async def _show_stacks(self, exit_code: asyncio.Future[int]) -> None:
+        """On stderr; a stopped process cannot."""
+        if not self._is_halted():
+            with suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGUSR1)
+            await asyncio.wait([exit_code], timeout=STACKS_SECONDS)
 
     async def stop(self) -> None:
         """Asks the process to leave, then insists. Returns when it is gone."""
@@ -194,7 +250,7 @@ class EngineProcess:
         return True
 
     def _take(self, message: FromEngine) -> None:
-        self._heard_seconds = time.monotonic()
+        self._heard_seconds = self._sign_seconds = time.monotonic()
         if isinstance(message, Heartbeat):
             self.heartbeat = message
         elif isinstance(message, Ready):

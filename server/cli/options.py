@@ -174,6 +174,8 @@ SERVER = [
     Option("max-body", parse_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
     Option("max-waiting-tokens", parse_count, None, "prompt tokens that may wait; more get status 429 (default: no limit)"),
     Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
+    Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for so long is replaced; one that "
+           "computes or loads is not", "S"),
     Option("keep-alive", parse_seconds, 15.0, "silence in a stream before a comment is sent; 0 for none", "S"),
     Option("force-include-usage", parse_switch, False, "end every stream with its usage, whatever its stream_options say"),
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),

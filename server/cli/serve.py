@@ -25,6 +25,7 @@ from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.listening import allow_many_connections, listen, url_of
 from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
+from headway.server.engine_process import Patience
 from headway.server.hub import model_folder, model_name
 from headway.server.keys import Keys
 from headway.server.metrics import Metrics
@@ -48,7 +49,10 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         folder = model_folder(source)
         tokenizer = load_tokenizer(folder, read_model_config(folder).vocab_size)
         template = load_chat_template(folder)
-        engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder)))
+        engine = EngineClient(
+            msgspec.structs.replace(engine_config, model_path=str(folder)),
+            patience=Patience(serve_seconds=config.engine_timeout),
+        )
         name, *other_names = config.served_model_name or [model_name(source)]
         services = Services(
             model_name=name,

@@ -23,8 +23,10 @@ router = APIRouter()
 PROBE_SECONDS = 10.0
 
 
-class Health(msgspec.Struct):
-    """is_alive: the engine gives signs of life in time, while it loads as well as while it serves."""
+class Health(msgspec.Struct, omit_defaults=True):
+    """is_alive: the engine gives signs of life in time, while it loads as well as while it serves, and its last starts
+    did not all fail. Told only while it does not serve: num_failed_starts (in a row), and why the engine ended the last
+    time."""
 
     is_alive: bool
     state: State
@@ -33,6 +35,8 @@ class Health(msgspec.Struct):
     step: int
     heartbeat_age_seconds: float | None
     num_restarts: int
+    num_failed_starts: int = 0
+    failure: str | None = None
 
 
 class Probe(msgspec.Struct):
@@ -74,6 +78,8 @@ async def health(request: Request) -> Response:
         step=status.step,
         heartbeat_age_seconds=status.heartbeat_age_seconds,
         num_restarts=status.num_restarts,
+        num_failed_starts=status.num_failed_starts,
+        failure=status.failure,
     )
     return _json(body, is_good=status.is_alive)
 
@@ -117,9 +123,10 @@ async def load(request: Request) -> Response:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     engine = services_of(request).engine
-    state = engine.status().state
-    is_ready = state == "serving"
-    return _json(Readiness(is_ready, state, engine.info if is_ready else None), is_good=is_ready)
+    status = engine.status()
+    is_ready = status.state == "serving" and status.is_alive
+    reason = "no sign of life" if status.state == "serving" and not is_ready else status.state
+    return _json(Readiness(is_ready, reason, engine.info if is_ready else None), is_good=is_ready)
 
 
 @router.get("/version")

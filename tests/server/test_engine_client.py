@@ -366,3 +366,96 @@ async def test_what_was_paused_finishes_while_the_server_drains(client: EngineCl
     client.drain(seconds=10)
     assert client.status().state == "draining"
     assert len((await within(5, collect(stream))).popitem()[1]) == 10
+
+
+async def test_a_stopped_engine_is_seen_by_ready_and_by_clients_and_is_replaced() -> None:
+    async with started(patience=Patience(10, 1.0, 0.3)) as client:
+        await client.wait_until_ready()
+        stream = submit(client, [request(client, max_tokens=100_000)])
+        await stream.take()
+        os.kill(pid_of(client), signal.SIGSTOP)
+        stopped = time.monotonic()
+        with pytest.raises(EngineDeadError, match=r"no sign of life for 1 s .*is stopped"):
+            await within(10, collect(stream))
+        assert 0.9 < time.monotonic() - stopped < 2.5
+        assert (client.status().state, client.status().is_alive) == ("restarting", False)
+        assert client.stats.finished_by_reason["error"] == 1
+        with pytest.raises(EngineDeadError, match="because: the engine gave no sign of life"):
+            submit(client, [request(client)])
+        await until(lambda: client.status().state == "serving")
+        assert client.status().failure is None
+        assert len((await collect(submit(client, [request(client)]))).popitem()[1]) == 10
+
+
+async def test_an_engine_that_goes_on_in_time_is_kept(client: EngineClient) -> None:
+    stream = submit(client, [request(client, max_tokens=90)])
+    await stream.take()
+    os.kill(pid_of(client), signal.SIGSTOP)
+    await asyncio.sleep(0.5)
+    assert (client.status().state, client.status().is_alive) == ("serving", True)
+    os.kill(pid_of(client), signal.SIGCONT)
+    await within(5, collect(stream))
+    assert client.status().num_restarts == 0
+
+
+@pytest.mark.parametrize("max_tokens", [fake_process.BUSY_MAX_TOKENS, fake_process.COMPILING_MAX_TOKENS])
+async def test_a_long_step_is_not_taken_for_a_stuck_engine(max_tokens: int) -> None:
+    """It says nothing for 3 s: it computes without ever giving the interpreter away, or waits for a compiler."""
+    async with started(patience=Patience(10, 0.7, 0.3)) as client:
+        await client.wait_until_ready()
+        stream = submit(client, [request(client, max_tokens)])
+        for _ in range(20):
+            assert client.status().is_alive
+            await asyncio.sleep(0.1)
+        await within(10, collect(stream))
+        assert client.status().num_restarts == 0
+
+
+async def test_a_step_that_never_ends_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    async with started(patience=Patience(10, 0.3, 0.3, step_seconds=1.0)) as client:
+        await client.wait_until_ready()
+        stream = submit(client, [request(client, fake_process.BUSY_MAX_TOKENS)])
+        with pytest.raises(EngineDeadError, match="no sign of life for 1 s, though its process lives"):
+            await within(5, collect(stream))
+        await until(lambda: client.status().state == "serving")
+
+
+async def test_a_start_that_is_stopped_is_replaced_while_a_slow_one_is_kept() -> None:
+    async with started("slow-load", patience=Patience(10, 0.5, 0.3)) as client:
+        await until(lambda: client.status().progress > 0.8)
+        await asyncio.sleep(1.5)
+        assert (client.status().is_alive, client.status().num_restarts) == (True, 0)
+        os.kill(pid_of(client), signal.SIGSTOP)
+        await until(lambda: client.status().num_restarts == 1, 3)
+
+
+async def test_an_api_process_that_was_itself_stopped_does_not_blame_the_engine() -> None:
+    async with started(patience=Patience(10, 0.8, 0.3)) as client:
+        await client.wait_until_ready()
+        await asyncio.sleep(0.5)
+        time.sleep(2)  # noqa: ASYNC251
+        await asyncio.sleep(0.5)
+        assert (client.status().state, client.status().num_restarts) == ("serving", 0)
+
+
+async def test_starts_that_fail_are_told_with_their_reason_until_one_succeeds(tmp_path: Path) -> None:
+    """The folder of the model vanishes, the engine dies, the folder returns."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    async with started(f"needs:{folder}") as client:
+        await client.wait_until_ready()
+        folder.rmdir()
+        os.kill(pid_of(client), signal.SIGKILL)
+        await until(lambda: client.status().num_failed_starts >= 3)
+        status = client.status()
+        assert (status.state, status.is_alive) == ("restarting", False)
+        assert status.failure == f"{folder} is missing"
+        with pytest.raises(EngineDeadError, match=rf"times in a row.*{folder} is missing"):
+            submit(client, [request(client)])
+        for _ in range(20):  # also while the next start loads
+            assert not client.status().is_alive
+            await asyncio.sleep(0.02)
+        folder.mkdir()
+        await until(lambda: client.status().state == "serving")
+        assert (client.status().is_alive, client.status().num_failed_starts) == (True, 0)
+        assert len((await collect(submit(client, [request(client)]))).popitem()[1]) == 10

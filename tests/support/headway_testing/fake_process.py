@@ -1,7 +1,8 @@
 """A process that speaks the engine's frames: `python -m headway_testing.fake_process [MODE] ADDRESS`.
 
 It counts up from the prompt's last id, three tokens a round. A request with max_tokens 666 kills it.
-Modes: serve, model-error, crash-at-start, silent, slow-load, deaf (serves, ignores Shutdown and SIGTERM).
+Modes: serve, model-error, crash-at-start, silent, slow-load, deaf (serves, ignores Shutdown and SIGTERM),
+needs:FOLDER (serves if the folder is there).
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 from headway.engine import (
     Abort,
@@ -35,6 +38,10 @@ DEADLY_MAX_TOKENS = 666
 SILENCING_MAX_TOKENS = 667
 FAULTY_MAX_TOKENS = 668
 GARBLING_MAX_TOKENS = 669
+BUSY_MAX_TOKENS = 671
+COMPILING_MAX_TOKENS = 672
+LONG_STEP_SECONDS = 3.0
+COMPILER = f"import time; end = time.monotonic() + {LONG_STEP_SECONDS}\nwhile time.monotonic() < end: pass"
 ROUND_SECONDS = 0.01
 
 
@@ -75,6 +82,12 @@ class FakeLoop:
             time.sleep(3600)
         if message.max_tokens == GARBLING_MAX_TOKENS:
             self.mailbox._socket.send(b"no frame of ours")
+        if message.max_tokens == BUSY_MAX_TOKENS:
+            end = time.monotonic() + LONG_STEP_SECONDS
+            while time.monotonic() < end:
+                pass
+        if message.max_tokens == COMPILING_MAX_TOKENS:
+            subprocess.run([sys.executable, "-S", "-c", COMPILER], check=True)
         if message.max_tokens == FAULTY_MAX_TOKENS:
             raise RuntimeError("a fault of the engine's own")
         self.stats.num_prompt_tokens += len(message.prompt_token_ids)
@@ -105,6 +118,8 @@ def main(mode: str, address: str) -> int:
     assert isinstance(configure, Configure), configure
     if mode == "model-error":
         mailbox.send(Failure("ModelError", "config.json is missing"))
+    elif mode.startswith("needs:") and not Path(mode.removeprefix("needs:")).is_dir():
+        mailbox.send(Failure("ModelError", f"{mode.removeprefix('needs:')} is missing"))
     elif mode == "silent":
         time.sleep(3600)
     elif mode == "slow-load":
@@ -112,7 +127,7 @@ def main(mode: str, address: str) -> int:
             mailbox.send(Heartbeat("load", tenth / 10))
             time.sleep(0.05)
         time.sleep(3600)
-    elif mode in ("serve", "deaf"):
+    elif mode.startswith(("serve", "deaf", "needs:")):
         if mode == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         mailbox.send(Ready(info(configure)))

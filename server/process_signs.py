@@ -1,0 +1,43 @@
+"""What the operating system tells of a process that says nothing itself: whether it is stopped, whether it computes.
+
+Read from /proc; where there is none, every question is answered with "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+STATE, SESSION = 0, 3  # places of the fields behind the name in /proc/PID/stat: proc_pid_stat(5)
+TIMES = slice(11, 15)  # user and system time, its own and that of its children that have ended
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal or by a tracer; False if unknown."""
+    fields = _stat(Path(f"/proc/{pid}/stat"))
+    return bool(fields) and fields[STATE] in ("T", "t")
+
+
+def processor_ticks(session: int) -> int | None:
+    """Processor time used so far by all processes of a session (a compiler that one of them started counts, too).
+
+    In clock ticks, usually 10 ms each. None if unknown. A process that leaves takes its share along, so that only a
+    change tells anything.
+    """
+    ticks = [sum(map(int, fields[TIMES])) for fields in _stats() if fields[SESSION] == str(session)]
+    return sum(ticks) if ticks else None
+
+
+def _stats() -> Iterator[list[str]]:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        fields = _stat(path)
+        if fields:
+            yield fields
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields behind the name, which may itself hold spaces and brackets; none of a process that is gone."""
+    try:
+        return path.read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
