@@ -13,6 +13,7 @@ from headway.engine.adjustments import AdjustmentTable, table_bytes
 from headway.engine.cache.pool import KVPool
 from headway.engine.checkpoint import load_model, make_dummy_model, parameter_counts
 from headway.engine.config import (
+    CPU_MAX_EXTRA_ROWS,
     CPU_MAX_RUNNING,
     CUDA_MAX_RUNNING,
     DEFAULT_PREFILL_CHUNK,
@@ -103,6 +104,7 @@ def assemble(
         draft_lm_head=draft_lm_head,
         draft_layers=draft_layers,
         max_running=config.max_running or _max_running(model, depth),
+        max_extra_rows=config.max_extra_rows or _max_extra_rows(device),
         prefill_chunk=prefill_chunk,
         mixed_prefill_chunk=_mixed_prefill_chunk(config, prefill_chunk),
         late_prefill_chunk=_late_prefill_chunk(config, prefill_chunk),
@@ -287,6 +289,12 @@ def _max_running(model: CausalLM, depth: int) -> int:
     row_bytes = (depth + 1) * model.config.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
     fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
     return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
+
+
+def _max_extra_rows(device: torch.device) -> int | None:
+    """On a CPU a round takes the longer the more rows it has, and a small request waits for the one that runs: 64 choices
+    of one request would make it wait three times as long as 16, for 1.4 times their tokens a second."""
+    return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
 
 
 def _prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int:

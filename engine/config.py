@@ -16,6 +16,7 @@ from headway.engine.logs import LogFormat
 MAX_DEPTH = 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
+CPU_MAX_EXTRA_ROWS = 16
 MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
 # Prompt tokens that one forward pass may compute beside those of a round.
 MAX_MIXED_TOKENS = 640
@@ -32,7 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
     a step beside a decode round; mixed_prefill_chunk: where the round's forward pass takes them in; late_prefill_chunk:
     likewise, but LATE_KEYS keys or more stand before them; idle_prefill_chunk: while nobody decodes, who would have to
-    wait for it. mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more
+    wait for it. max_extra_rows: requests that run at once beside the first of each HTTP request; None: no limit but
+    max_running. max_waiting: HTTP requests that may wait. mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more
     tokens; None: of no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
@@ -50,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_layers: DraftLayers = "auto"
     max_model_len: int | None = None
     max_running: int | None = None
+    max_extra_rows: int | None = None
     max_waiting: int = 1024
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None

@@ -198,6 +198,7 @@ def _request(message: Submit) -> Request:
         max_draft_tokens=message.max_draft_tokens,
         cache_salt=message.cache_salt,
         priority=message.priority,
+        group_id=message.group_id,
     )
 
 

@@ -31,6 +31,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
     max_draft_tokens: the request's own depth cap; None for none, 0 turns speculation off.
     priority: lower is served first, equals in the order of their coming.
+    group_id: the same for all choices of one HTTP request, which together take turns with other HTTP requests; no other
+    group's requests may have it as their id.
     """
 
     request_id: int
@@ -41,6 +43,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     max_draft_tokens: int | None = None
     cache_salt: str = ""
     priority: int = 0
+    group_id: int | None = None
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

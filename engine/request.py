@@ -70,6 +70,7 @@ class Request:
     num_tokens - 1 after each round that was read. num_cached: how many of them the last admission found in
     the prefix cache. num_chunks_in_flight and num_rounds_in_flight count what was launched and not read yet:
     each round may have added up to depth + 1 tokens that the host does not know.
+    group_id: the same for all choices of one HTTP request; None for a request that is alone.
     priority: lower is served first. arrival: how many requests the scheduler took in before this one.
     prompt_logprobs: of the prompt so far, chunk by chunk, if the request asked for them.
     num_prompt_cached: num_cached of the first admission.
@@ -84,6 +85,7 @@ class Request:
     max_draft_tokens: int | None = None
     cache_salt: str = ""
     priority: int = 0
+    group_id: int | None = None
     arrival: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
@@ -112,8 +114,12 @@ class Request:
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """Who has the lower one is admitted first and preempted last."""
+        """The order within a group, and of what is computed for those that run."""
         return self.priority, self.arrival
+
+    @property
+    def group(self) -> int:
+        return self.request_id if self.group_id is None else self.group_id
 
     @property
     def scores_prompt(self) -> bool:

@@ -21,6 +21,10 @@ class RowTable:
     def is_full(self) -> bool:
         return self._num_taken == len(self._requests)
 
+    @property
+    def num_free(self) -> int:
+        return len(self._requests) - self._num_taken
+
     def take(self, request: Request) -> None:
         """Gives the request the lowest free row."""
         assert request.row is None, f"request {request.request_id} has row {request.row} already"

@@ -21,12 +21,13 @@ from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory, i
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.config import DEFAULT_PREFILL_CHUNK, LATE_KEYS, MAX_MIXED_TOKENS, EngineConfig
-from headway.engine.errors import QueueFullError, describe_fault
+from headway.engine.errors import describe_fault
 from headway.engine.limits import Limits
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.mailbox import TokenEvent
 from headway.engine.news import Given, News, fault_event, first_tokens, round_tokens
 from headway.engine.orders import block_grant, history_of, next_chunk, row_of, row_setup
+from headway.engine.queue import Queue
 from headway.engine.request import FinishReason, Request, Status
 from headway.engine.rows import RowTable
 from headway.engine.stats import STEP_TOKEN_BOUNDS, EngineStats
@@ -43,9 +44,10 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Mutable: owns the requests, the blocks and the rows; called by the loop only.
 
-    At most one step may be unread when `plan` is called. `_running` and `_waiting` are both in order of
-    precedence (priority, then arrival): admission takes the first that waits, preemption the last that runs.
-    Who runs gives way only when a row before it needs its blocks, never to one that waits.
+    At most one step may be unread when `plan` is called. `_running` is in order of precedence (priority, then
+    arrival). Admission takes the first that waits, preemption the last that runs, both in the order of their turns: see
+    `Queue`. Who runs gives way when a row before it needs its blocks; to one that waits only a further row of a group
+    gives way, if that one's group has no row.
     """
 
     def __init__(
@@ -70,14 +72,15 @@ class Scheduler:
         self._mixed_prefill_chunk = config.mixed_prefill_chunk or self._prefill_chunk
         self._late_prefill_chunk = config.late_prefill_chunk or self._mixed_prefill_chunk
         self._idle_prefill_chunk = config.idle_prefill_chunk or self._prefill_chunk
+        self._max_extra_rows = config.max_extra_rows or config.num_rows
         self._num_blocks = num_blocks
         self._has_mtp = has_mtp
         self._depth = config.depth if has_mtp else 0
-        self._holds_rounds = False
+        self._holds_rounds = self._has_held_round = False
         self._step = 0
         self._fault_events: list[TokenEvent] = []
         self._requests: dict[int, Request] = {}
-        self._waiting: list[Request] = []
+        self._waiting = Queue(config.max_waiting)
         self._num_taken_in = 0
         self._running: list[Request] = []
         self._rows = RowTable(config.num_rows)
@@ -142,12 +145,7 @@ class Scheduler:
         The caller has cut max_tokens so that prompt + max_tokens <= max_model_len.
         """
         self._limits.check(request)
-        if len(self._waiting) >= self._config.max_waiting:
-            raise QueueFullError(
-                f"{len(self._waiting):,} requests wait, the limit is {self._config.max_waiting:,} "
-                "(max_waiting); try again later",
-                code="queue_full",
-            )
+        self._waiting.check_room(request)
         assert request.max_tokens >= 1, f"max_tokens is {request.max_tokens}"
         max_model_len = self._limits.max_model_len
         assert request.limit < max_model_len, f"limit {request.limit} of {max_model_len} tokens"
@@ -156,7 +154,7 @@ class Scheduler:
         request.arrival = self._num_taken_in
         self._num_taken_in += 1
         self._requests[request.request_id] = request
-        _insert(self._waiting, request)
+        self._waiting.add(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request at any state; what a step in flight adds to it is dropped. It counts under `reason`."""
@@ -179,13 +177,15 @@ class Scheduler:
     def plan(self) -> Plan | None:
         """The next step, or None when there is nothing to compute before a step in flight is read."""
         grown = self._grow_rows()
+        self._make_room()
         admitted = self._admit_waiting()
         if not any(r.status is Status.PREFILLING or self._can_decode(r) for r in self._running):
             return None
         moves = self._rows.compact()
         released = self._rows.drain_released()  # a row released from here on is padding until the next step
         setups = tuple(row_setup(r, history, self._depth_cap(r)) for r, history in admitted)
-        grants = tuple(block_grant(r, first) for r, first in [*grown, *((r, 0) for r, _ in admitted)])
+        served = [(r, first) for r, first in grown if r.row is not None]  # others were preempted later on
+        grants = tuple(block_grant(r, first) for r, first in [*served, *((r, 0) for r, _ in admitted)])
         chunks = self._take_chunks()
         depth, decode_request_ids, is_mixed = self._join_round(chunks)
         self._step += 1
@@ -206,7 +206,7 @@ class Scheduler:
     def _grow_rows(self) -> list[tuple[Request, int]]:
         """Blocks for the next round of each row that lacks some, in order: (request, index of its first new block).
 
-        Whoever is preempted on the way comes after all that were served so far.
+        Who was served may still be preempted for one that comes later, but has more right to its blocks.
         """
         grown: list[tuple[Request, int]] = []
         for request in list(self._running):
@@ -221,7 +221,7 @@ class Scheduler:
         if missing <= 0:
             return
         while (block_ids := self._allocate(missing + self._num_spare(request, missing))) is None:
-            victim = self._running[-1]
+            victim = max(self._running, key=self._waiting.turn)
             self._preempt(victim)
             if victim is request:
                 return
@@ -269,24 +269,49 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Back to its place in the queue; all its tokens so far are prefilled again."""
-        popped = self._running.pop()
-        assert popped is request, f"request {request.request_id} is not the last"
+        self._running.remove(request)
+        self._waiting.note_end(request)
         self._release(request)
         request.status = Status.WAITING
         request.num_computed = 0
         request.has_draft_gap = False
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
-        _insert(self._waiting, request)
+        self._waiting.add(request)
+
+    def _make_room(self) -> None:
+        """Rows and blocks for groups that have no row, as far as groups with several can give them. Before any request is
+        admitted, so that none that the device does not know yet has to move."""
+        if not self._waiting or self._waiting.num_extra == 0:
+            return
+        budget = self._prefill_budget()
+        num_blocks = 0
+        for num_rows, request in enumerate(self._waiting.newcomers(), start=1):
+            if request.is_in_flight or self._num_tokens_before(request) >= budget:
+                return
+            num_blocks += self._num_blocks_needed(request, request.num_tokens)
+            while self._rows.num_free < num_rows or not self._has_blocks(num_blocks):
+                extra = [r for r in self._running if self._may_give_way(r, request.priority)]
+                if not extra:
+                    return
+                self._preempt(max(extra, key=self._waiting.turn))
+
+    def _has_blocks(self, count: int) -> bool:
+        return count <= self._blocks.num_free or (self._take_back_spares() and count <= self._blocks.num_free)
+
+    def _may_give_way(self, request: Request, priority: int) -> bool:
+        """To a request of that priority, whose group has no row."""
+        turn = self._waiting.turn(request)
+        return turn.rank > 1 and turn.priority >= priority
 
     def _admit_waiting(self) -> list[Admitted]:
-        """Takes from the queue's front as long as this step has room for its tokens behind those of who comes before."""
+        """Takes them in the order of their turns as long as this step has room for its tokens behind those of who comes
+        before."""
         admitted: list[Admitted] = []
         if not self._waiting or self._rows.is_full:
             return admitted
         budget = self._prefill_budget()
-        while self._waiting and not self._rows.is_full:
-            request = self._waiting[0]
+        while (request := self._next_to_admit()) is not None:
             if self._num_tokens_before(request) >= budget:
                 break
             if not request.is_in_flight:
@@ -295,12 +320,18 @@ class Scheduler:
                 break  # nobody overtakes it
         return admitted
 
+    def _next_to_admit(self) -> Request | None:
+        if self._rows.is_full:
+            return None
+        return self._waiting.first(allows_extra=self._waiting.num_extra < self._max_extra_rows)
+
     def _num_tokens_before(self, request: Request) -> int:
-        """Still to be prefilled of running requests that precede it."""
+        """Still to be prefilled of running requests whose turn is before its own."""
+        turn = self._waiting.turn(request)
         return sum(
             running.num_tokens - running.num_computed
             for running in self._running
-            if running.status is Status.PREFILLING and running.precedence < request.precedence
+            if running.status is Status.PREFILLING and self._waiting.turn(running) < turn
         )
 
     def _try_admit(self, request: Request, admitted: list[Admitted]) -> None:
@@ -310,8 +341,9 @@ class Scheduler:
             return
         self._waiting.remove(request)
         request.status = Status.PREFILLING
-        _insert(self._running, request)
+        bisect.insort(self._running, request, key=lambda r: r.precedence)
         self._rows.take(request)
+        self._waiting.note_start(request)
         admitted.append((request, history))
         if request.num_preemptions == 0:
             request.queue_seconds = self._clock() - request.arrival_seconds
@@ -347,15 +379,20 @@ class Scheduler:
         decoding = [request for request in self._running if self._can_decode(request)]
         if not decoding:
             return self._idle_prefill_chunk
-        first = next((r for r in self._running if r.status is Status.PREFILLING), None)
+        first = next(iter(self._prefilling()), None)
         num_keys = 0 if first is None else first.num_computed
         if is_far(num_keys) or not self._takes_prompts(decoding):
             return self._prefill_chunk
         return self._late_prefill_chunk if num_keys >= LATE_KEYS else self._mixed_prefill_chunk
 
+    def _prefilling(self) -> list[Request]:
+        """Running requests whose prompts are not computed yet, in the order of their turns."""
+        prefilling = [request for request in self._running if request.status is Status.PREFILLING]
+        return sorted(prefilling, key=self._waiting.turn)
+
     def _take_chunks(self) -> tuple[PrefillChunk, ...]:
         chunks: list[PrefillChunk] = []
-        prefilling = [request for request in self._running if request.status is Status.PREFILLING]
+        prefilling = self._prefilling()
         budget = self._prefill_budget() if prefilling else 0
         for request in prefilling:
             if budget > 0:
@@ -408,6 +445,8 @@ class Scheduler:
         prefilled = {chunk.request_id for chunk in chunks}
         others = [request for request in decoding if request.request_id not in prefilled]
         is_mixed = self._mixes(chunks, others)
+        if self._gives_first_tokens_first(chunks, others):
+            return self._depth, (), False
         by_row = {row_of(request): request for request in (others if is_mixed else decoding)}
         if not by_row:
             return self._depth, (), is_mixed
@@ -417,6 +456,13 @@ class Scheduler:
         self._stats.count_round(depth)
         rows = range(max(by_row) + 1)
         return depth, tuple(by_row[row].request_id if row in by_row else None for row in rows), is_mixed
+
+    def _gives_first_tokens_first(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
+        """Whether the round of the others waits for the next step, since a prompt ends in this one and a CPU's results come
+        all at once. Not twice in a row."""
+        has_first = bool(others) and self._config.device == "cpu" and any(chunk.is_last for chunk in chunks)
+        self._has_held_round = has_first and not self._has_held_round
+        return self._has_held_round
 
     # --- update ----------------------------------------------------------------------------------------
 
@@ -535,6 +581,7 @@ class Scheduler:
             self._waiting.remove(request)
         else:
             self._running.remove(request)
+            self._waiting.note_end(request)
         self._release(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
@@ -554,7 +601,3 @@ class Scheduler:
     def _free_blocks(self, request: Request) -> None:
         block_ids, request.block_ids = request.block_ids, []
         self._blocks.free(block_ids)
-
-
-def _insert(requests: list[Request], request: Request) -> None:
-    bisect.insort(requests, request, key=lambda r: r.precedence)

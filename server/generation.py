@@ -110,7 +110,9 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
-        submits = [_submit(self._engine.new_request_id(), request) for request in self._requests]
+        ids = [self._engine.new_request_id() for _ in self._requests]
+        pairs = zip(ids, self._requests, strict=True)
+        submits = [_submit(request_id, request, group_id=ids[0]) for request_id, request in pairs]
         self._choices_by_id = {s.request_id: c for s, c in zip(submits, self._choices, strict=True)}
         self._engine.submit(submits, self)
         try:
@@ -230,7 +232,7 @@ class Generation:
             self._metrics.requests.observe_prompt(request.num_candidates, longest)
 
 
-def _submit(request_id: int, request: ChoiceRequest) -> Submit:
+def _submit(request_id: int, request: ChoiceRequest, *, group_id: int) -> Submit:
     return Submit(
         request_id=request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -240,6 +242,7 @@ def _submit(request_id: int, request: ChoiceRequest) -> Submit:
         max_draft_tokens=request.max_draft_tokens,
         cache_salt=request.cache_salt,
         priority=request.priority,
+        group_id=group_id,
     )
 
 

@@ -33,6 +33,18 @@ class Keys:
         if not _is_among(_token(authorization), [self.admin]):
             raise _refusal("this needs the admin key; send it as `Authorization: Bearer KEY`")
 
+    def check_priority(self, priority: int | None, authorization: str) -> None:
+        """Only with the admin key a request may go before all others. Raises ApiError 403."""
+        has_key = self.admin is not None and _is_among(_token(authorization), [self.admin])
+        if priority is not None and priority < 0 and not has_key:
+            raise ApiError(
+                f"priority is {priority}; below 0 it needs the admin key (--admin-key), sent as `Authorization: Bearer KEY`; "
+                "send 0 or more",
+                status=403,
+                param="priority",
+                code="priority_not_allowed",
+            )
+
 
 def _token(authorization: str) -> str:
     scheme, _, token = authorization.partition(" ")

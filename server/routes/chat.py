@@ -47,6 +47,7 @@ async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), ChatRequest)
     check_model(body.model, services)
+    services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
     chat = await chat_prompt(body.messages, services)
     info = engine_info(services)

@@ -40,6 +40,7 @@ async def create_completion(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), CompletionRequest)
     check_model(body.model, services)
+    services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
     writer = await _writer(body, services, request_id_of(request))
     record_of(request).answer = writer.answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from typing import Literal
 
 import hypothesis.strategies as st
 import pytest
@@ -36,6 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.sampled_from([True, True, True, False]),
         acceptance=st.sampled_from(sorted(ACCEPTANCE)),
         mixed_above_tokens=st.sampled_from([None, 0, 3, 9]),
+        fairness=st.sampled_from([("auto", None), ("cpu", None), ("cpu", 1), ("cpu", 3)]),
     )
     def start(
         self,
@@ -49,7 +51,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         acceptance: str,
         mixed_above_tokens: int | None,
+        fairness: tuple[Literal["auto", "cpu"], int | None],
     ) -> None:
+        device, max_extra_rows = fairness
         self.config = EngineConfig(
             model_path="none",
             depth=depth,
@@ -60,6 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             block_size=BLOCK_SIZE,
             mixed_above_tokens=mixed_above_tokens,
+            device=device,
+            max_extra_rows=max_extra_rows,
         )
         self.scheduler = Scheduler(
             self.config,
@@ -82,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             accept=self._accept,
             is_published=self.blocks.is_published,
         )
+        self.runner.may_hold_rounds = device == "cpu"
         self.in_flight: deque[tuple[Plan, FakeHandle]] = deque()
         self.requests: dict[int, Request] = {}
         self.outputs: dict[int, list[int]] = {}
@@ -106,6 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.sampled_from([False, False, True]),
         salt=st.sampled_from(["", "", "other"]),
         priority=st.sampled_from([0, 0, 0, -1, 1, 1]),
+        group_id=st.sampled_from([None, None, -1, -1, -2]),
     )
     def add(
         self,
@@ -117,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops: bool,
         salt: str,
         priority: int,
+        group_id: int | None,
     ) -> None:
         request_id = len(self.requests)
         shared = [(family + 7 * i) % VOCAB_SIZE for i in range(min(num_shared, length))]
@@ -130,6 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_draft_tokens=cap,
             cache_salt=salt,
             priority=priority,
+            group_id=group_id,
         )
         self.scheduler.add(request)
         self.requests[request_id] = request
@@ -221,11 +231,23 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_equal_that_came_later_runs_in_its_place(self) -> None:
-        """Of those that one priority has, all that run came before all that wait."""
-        order = [*self.scheduler._running, *self.scheduler._waiting]
+        """Of those that one priority has and that are alone in their group, all that run came before all that wait."""
+        queues = self.scheduler._running, self.scheduler._waiting
+        order = [r for queue in queues for r in queue if r.group_id is None]
         for priority in {r.priority for r in order}:
             arrivals = [r.request_id for r in order if r.priority == priority]
             assert arrivals == sorted(arrivals)
+
+    @invariant()
+    def the_queue_knows_who_runs(self) -> None:
+        queue, running = self.scheduler._waiting, self.scheduler._running
+        by_group = Counter(r.group for r in running)
+        assert queue.num_extra == by_group.total() - len(by_group)
+        for group in by_group:
+            ranks = [queue.turn(r).rank for r in running if r.group == group]
+            assert ranks == list(range(1, by_group[group] + 1)) or queue.num_extra == 0
+        known = {r.group for r in [*running, *queue]}
+        assert set(queue._groups) == known
 
     @invariant()
     def outputs_so_far_are_those_of_the_oracle(self) -> None:

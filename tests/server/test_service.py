@@ -286,10 +286,34 @@ class TestLoad:
         assert accepted.status_code == 200
 
 
+@pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [(Keys(), ""), (Keys((), "admin"), ""), (Keys(("one",), "admin"), "one")],
+    ids=["no-admin-key-set", "none-given", "api-key"],
+)
+async def test_nobody_without_the_admin_key_goes_before_all_others(
+    connect: Connect, engine: FakeEngine, url: str, keys: Keys, key: str
+) -> None:
+    asked = {"prompt": [1]} if url == URL else {"messages": [{"role": "user", "content": "x"}]}
+    async with connect(keys=keys) as client:
+        answer = await client.post(url, json={**asked, "priority": -1}, headers=bearer(key) if key else {})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (403, "priority", "priority_not_allowed")
+    assert engine.submitted == []
+
+
+async def test_who_has_the_admin_key_goes_before_all_others(connect: Connect, engine: FakeEngine) -> None:
+    async with connect(keys=Keys((), "admin")) as client:
+        answer = await client.post(URL, json={**BODY, "priority": -1000}, headers=bearer("admin"))
+    assert answer.status_code == 200
+    assert [s.priority for s in engine.submitted] == [-1000]
+
+
 async def test_the_priority_goes_to_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    for priority in (None, 0, -7, 2**31 - 1):
+    for priority in (None, 0, 7, 2**31 - 1):
         assert (await client.post(URL, json={**BODY, "priority": priority})).status_code == 200
-    assert [s.priority for s in engine.submitted] == [0, 0, -7, 2**31 - 1]
+    assert [s.priority for s in engine.submitted] == [0, 0, 7, 2**31 - 1]
     refused = await client.post(URL, json={**BODY, "priority": 2**31})
     assert refused.json()["error"]["param"] == "priority"
 

@@ -23,7 +23,7 @@ class ScheduledDevice:
         max_model_len: int = 256,
         has_mtp: bool = True,
         accept: Callable[[int], int] = lambda num_valid: num_valid,
-        **options: int | bool,
+        **options: int | bool | str,
     ) -> None:
         self.config = EngineConfig(model_path="none", **options)
         self.scheduler = Scheduler(
@@ -56,6 +56,7 @@ class ScheduledDevice:
         max_draft_tokens: int | None = None,
         salt: str = "",
         priority: int = 0,
+        group_id: int | None = None,
         **sampling: object,
     ) -> Request:
         """prompt: token ids, or how many of this request's own."""
@@ -71,6 +72,7 @@ class ScheduledDevice:
             max_draft_tokens=max_draft_tokens,
             cache_salt=salt,
             priority=priority,
+            group_id=group_id,
         )
         self.scheduler.add(request)
         self._num_requests += 1
