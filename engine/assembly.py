@@ -48,6 +48,7 @@ from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.kernels import FEW_ROWS, has_float8_products
 
+PARAMETERS_A_THREAD = 10_000_000
 CPU_STEP_FLOP = 5e10  # about a second of two slow cores
 # Of an H200's about a thirtieth of a second, and while no stream waits a fifth.
 MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
@@ -96,6 +97,8 @@ def assemble(
     prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
+    if config.threads is None and device.type == "cpu":
+        torch.set_num_threads(num_threads(num_parameters, torch.get_num_threads()))
     prefill_chunk = _prefill_chunk(config, model, num_parameters)
     config = msgspec.structs.replace(
         config,
@@ -148,6 +151,12 @@ def assemble(
     )
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
+
+
+def num_threads(num_parameters: int, most: int) -> int:
+    """Of a small model's operations two threads share so little that waiting for each other costs more, and beside another
+    busy process far more. most: what torch takes by itself, the cores or OMP_NUM_THREADS."""
+    return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
 
 
 def _warn_of_meaningless_text(config: EngineConfig) -> None:

@@ -35,6 +35,9 @@ from headway.engine import (
 from headway.server.process_signs import is_stopped, processor_ticks
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
+# Threads that wait for each other at the end of each operation spin only briefly: beside another busy process a thread may
+# be without a core for milliseconds, and the others would burn theirs meanwhile. What the user has set stays.
+SPINNING = {"GOMP_SPINCOUNT": "1000"}
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
 # Then the loop's others have their turn: an engine may make them faster than they are taken.
 FRAMES_AT_ONCE = 4
@@ -127,7 +130,7 @@ class EngineProcess:
         self._taken.callback(loop.remove_reader, self._socket.fileno())
         # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, address, stdin=DEVNULL, start_new_session=True
+            *self._command, address, stdin=DEVNULL, start_new_session=True, env=_environment()
         )
         self._taken.callback(self._kill)
 
@@ -274,6 +277,11 @@ class EngineProcess:
         """The whole group: what the engine started must not outlive it."""
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    is_decided = "OMP_WAIT_POLICY" in os.environ
+    return {**({} if is_decided else SPINNING), **os.environ}
 
 
 def _describe_exit(exit_code: int) -> str:

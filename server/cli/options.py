@@ -134,7 +134,7 @@ MODEL = [
     Option("deterministic", parse_switch, False, "on a GPU, too, the same text beside any other requests and at any depth, "
            "to the last bit, for some of the speed; on an x86 CPU float32 and float64 always are so"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's)"),
-    Option("threads", parse_int, None, "CPU threads of the engine (default: all cores)"),
+    Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
 ]  # fmt: skip
 SPECULATION = [
     Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
