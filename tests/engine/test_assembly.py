@@ -21,6 +21,7 @@ from headway.engine.assembly import (
     _mixed_prefill_chunk,
     _prefill_chunk,
     assemble,
+    num_threads,
 )
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ConfigError
@@ -290,3 +291,18 @@ def test_positions_beyond_all_memory_are_served_in_part_or_refused_before_weight
         assemble(
             EngineConfig(model_path=path, device="cpu", max_model_len=10**12 + 1), progress=lambda _: None
         )
+
+
+@pytest.mark.parametrize(
+    ("num_parameters", "most", "expected"),
+    [
+        (4_000_000, 2, 1),
+        (4_000_000, 64, 1),
+        (25_000_000, 64, 2),
+        (500_000_000, 2, 2),
+        (7_000_000_000, 64, 64),
+        (500_000_000, 1, 1),
+    ],
+)
+def test_small_models_take_few_threads(num_parameters: int, most: int, expected: int) -> None:
+    assert num_threads(num_parameters, most) == expected

@@ -459,3 +459,22 @@ async def test_starts_that_fail_are_told_with_their_reason_until_one_succeeds(tm
         await until(lambda: client.status().state == "serving")
         assert (client.status().is_alive, client.status().num_failed_starts) == (True, 0)
         assert len((await collect(submit(client, [request(client)]))).popitem()[1]) == 10
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+    ids=["nothing-said", "a-count", "a-policy"],
+)
+async def test_threads_of_the_engine_spin_briefly_unless_the_user_has_decided(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    async with started() as client:
+        await client.wait_until_ready()
+        environment = Path(f"/proc/{pid_of(client)}/environ").read_bytes().decode().split("\0")
+    counts = [line.partition("=")[2] for line in environment if line.startswith("GOMP_SPINCOUNT=")]
+    assert counts == ([] if expected is None else [expected])
