@@ -96,6 +96,7 @@ class Plan:
     """One step. Applied in the order of the fields; where is_mixed, the round before its prefill or with it.
 
     released_rows: rows whose request ended or was preempted; they become padding.
+    wiped_block_ids: blocks that hold NaN and that nobody uses; zeroed before all else, since 0 * NaN is NaN.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; unless is_mixed, rows of this step's last chunks are already in it.
     depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
@@ -110,6 +111,7 @@ class Plan:
     grants: tuple[BlockGrant, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode_request_ids: tuple[int | None, ...] = ()
+    wiped_block_ids: tuple[int, ...] = ()
     fills_drafts: bool = True
     is_mixed: bool = False
 

@@ -44,6 +44,10 @@ class QueueFullError(RequestError):
     """The waiting queue is at its limit."""
 
 
+class LogitsError(HeadwayError):
+    """The model gave logits that are no numbers, so that no token can be picked."""
+
+
 class EngineDeadError(HeadwayError):
     """The engine process ended, or answers no more."""
 

@@ -21,6 +21,7 @@ from headway.engine.errors import HeadwayError
 from headway.engine.logs import configure_logging
 from headway.engine.loop import EngineLoop
 from headway.engine.mailbox import Configure, Failure, Heartbeat, Mailbox, Ready
+from headway.engine.probe import check_logits
 
 CONFIGURE_SECONDS = 30.0
 
@@ -61,6 +62,7 @@ def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
     engine.runner.capture(
         range(engine.info.depth + 1), progress=lambda done: mailbox.send(Heartbeat("capture", done))
     )
+    check_logits(engine)
     loop = EngineLoop(engine.scheduler, engine.runner, mailbox)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(engine.info))

@@ -92,7 +92,7 @@ class Queue:
                 code="queue_full",
             )
 
-    def add(self, request: Request) -> None:
+    def append(self, request: Request) -> None:
         """The request waits from now on."""
         group = self._groups.setdefault(request.group, _Group())
         self._hide(request.group)

@@ -14,7 +14,7 @@ import torch
 from headway.engine.cache.pool import KVPool
 from headway.engine.models.inputs import ForwardInputs, beside, inputs_of
 from headway.engine.models.registry import CausalLM
-from headway.engine.sampler import pick_tokens
+from headway.engine.sampler import NO_TOKEN, are_broken, pick_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
@@ -28,7 +28,7 @@ class Outcome:
     """What a round leaves, for the host all of it in one piece.
 
     packed: times in nanoseconds (begin, drafts done, target done, end), then row by row how many picked
-    tokens stay (0: padding) and all depth + 1 of them. The first one of a row with a prompt follows the prompt.
+    tokens stay (0: padding) and all depth + 1 of them, NO_TOKEN where logits were no numbers. The first one of a row with a prompt follows the prompt.
     The end is written by what delivers the rest.
     """
 
@@ -124,6 +124,8 @@ def decode_round(
             pool.block_hidden if depth > 0 else None,
             size,
         )
+    # The device goes on with a token that exists; the host ends the row's request.
+    emitted[:, 1:].masked_fill_(are_broken(logits), NO_TOKEN)
     if rows.adjustments is not None:
         count_tokens(picked, emitted[:, 0], rows.adjustments)
     return Outcome(packed, depth, logits if keeps_logits else None, prompt_hidden)

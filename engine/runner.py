@@ -34,7 +34,7 @@ from headway.engine.padded_prefill import HEADER, Prefill, fill_padded_drafts, p
 from headway.engine.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
 from headway.engine.results import DeviceResults, RoundHandle
 from headway.engine.round import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
-from headway.engine.sampler import SCORED_AT_ONCE, pick_tokens, score_tokens
+from headway.engine.sampler import NO_TOKEN, SCORED_AT_ONCE, are_broken, pick_tokens, score_tokens
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
@@ -197,6 +197,8 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RoundHandle:
         """Starts all the work of one step, in the order of the plan's fields; of a mixed one the round first."""
+        if plan.wiped_block_ids:
+            self.pool.wipe(self._to_device(plan.wiped_block_ids))
         self._release(plan.released_rows)
         self._move(plan.moves)
         faults = self._set_up(plan.setups)
@@ -261,7 +263,7 @@ class Runner:
         """[rows, depth + 1, score]: of the tokens that the round picked in them, as `score_tokens` has them."""
         assert outcome.logits is not None
         index = self._to_device(rows)
-        picked = outcome.emitted[index, 1:]
+        picked = outcome.emitted[index, 1:].clamp(min=0)
         return score_tokens(outcome.logits[index].flatten(0, 1), picked.flatten()).view(*picked.shape, -1)
 
     def _launch_mixed_round(self, packed: torch.Tensor, wanted: Mixed) -> Outcome:
@@ -488,13 +490,13 @@ class Runner:
         lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
         index, length = self._to_device([[chunk.row for chunk in chunks], lengths])
         if picked is None:
-            tokens = self._pick_first(chunks, index, length, hidden, results)
+            tokens, results.first_tokens = self._pick_first(chunks, index, length, hidden, results)
         else:
             assert not any(chunk.row in self._num_logprobs for chunk in chunks), (
                 "the round's picks are not scored"
             )
-            tokens = picked[index]
-        results.first_tokens = tokens
+            results.first_tokens = picked[index]
+            tokens = results.first_tokens.clamp(min=0)
         self.adjustments.count(index, tokens)
         start_rows(slots.state(), index, tokens, length, self.pool.block_size)
         if self.model.has_mtp:
@@ -507,11 +509,12 @@ class Runner:
         positions: torch.Tensor,  # [chunks] int64: behind the prompts
         hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
         results: DeviceResults,
-    ) -> torch.Tensor:
-        """[chunks] int64: the tokens at these positions, scored where that is wanted. Some at a time: a row's adjustments,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[chunks] int64: the tokens at these positions, scored where that is wanted; the same for the host, with NO_TOKEN
+        where logits were no numbers. Some at a time: a row's adjustments,
         which are copied, are 9 bytes for each token of the vocabulary."""
         wanted = {i: n for i, c in enumerate(chunks) if (n := self._num_logprobs.get(c.row)) is not None}
-        tokens, scores = [], []
+        tokens, told, scores = [], [], []
         for first in range(0, len(chunks), SCORED_AT_ONCE):
             part = slice(first, first + SCORED_AT_ONCE)
             some = index[part]
@@ -519,13 +522,14 @@ class Runner:
             logits = self.model.logits(hidden[part])
             picked = pick_tokens(logits[:, None], rows, positions[part], some.new_zeros((len(some), 0)))[:, 0]
             tokens.append(picked)
+            told.append(picked.masked_fill(are_broken(logits), NO_TOKEN))
             places = [i - first for i in wanted if first <= i < part.stop]
             if places:
                 scored = self._to_device(places)
                 scores.append(score_tokens(logits[scored], picked[scored]))
         if wanted:
             results.first_logprobs = (wanted, torch.cat(scores)[:, None])
-        return torch.cat(tokens)
+        return torch.cat(tokens), torch.cat(told)
 
     def _to_device(self, values: Sequence[int] | Sequence[Sequence[int]] | torch.Tensor) -> torch.Tensor:
         return to_device(values, self.device)

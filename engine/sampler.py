@@ -8,6 +8,7 @@ from headway.engine.limits import MAX_LOGPROBS
 from headway.engine.slots import SlotTable
 from headway.kernels import adjust_logits, sample
 
+NO_TOKEN = -1  # for the host, instead of what was picked from logits that are no numbers
 SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities then stays small
 
 
@@ -27,6 +28,11 @@ def pick_tokens(
         logits = adjust_logits(logits, window_tokens, positions, rows.adjustments)
     parameters = rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
     return sample(logits, positions, *parameters, out=out)
+
+
+def are_broken(logits: torch.Tensor) -> torch.Tensor:
+    """[...] bool, of [..., vocab]: whether any is NaN or +inf, so that no probabilities exist. -inf is a masked token."""
+    return ~(logits.amax(-1) < torch.inf)  # NaN is the greatest to amax and not less than anything
 
 
 def score_tokens(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
@@ -21,7 +22,7 @@ from headway.engine.batch import Plan, PrefillChunk, StepResult, TokenHistory, i
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
 from headway.engine.config import DEFAULT_PREFILL_CHUNK, LATE_KEYS, MAX_MIXED_TOKENS, EngineConfig
-from headway.engine.errors import describe_fault
+from headway.engine.errors import LogitsError, describe_fault
 from headway.engine.limits import Limits
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.mailbox import TokenEvent
@@ -35,6 +36,10 @@ from headway.engine.stats import STEP_TOKEN_BOUNDS, EngineStats
 # For so many tokens beyond its next round a row takes blocks, if there are enough. An H200 starts each kernel of a round
 # 0.3 us later where one was launched by itself just before, as grants are.
 SPARE_TOKENS = 128
+_BROKEN_LOGITS = (
+    "the model produced NaN or infinite logits for this request, at {}; other requests are not affected. A weight that "
+    "these tokens need is broken, or a value exceeds what --dtype can hold"
+)
 
 P = ParamSpec("P")
 Admitted = tuple[Request, TokenHistory | None]
@@ -83,6 +88,7 @@ class Scheduler:
         self._waiting = Queue(config.max_waiting)
         self._num_taken_in = 0
         self._running: list[Request] = []
+        self._broken_block_ids: list[int] = []
         self._rows = RowTable(config.num_rows)
         self._blocks = BlockAllocator(num_blocks)
         self._prefixes = PrefixCache(
@@ -154,7 +160,7 @@ class Scheduler:
         request.arrival = self._num_taken_in
         self._num_taken_in += 1
         self._requests[request.request_id] = request
-        self._waiting.add(request)
+        self._waiting.append(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request at any state; what a step in flight adds to it is dropped. It counts under `reason`."""
@@ -201,7 +207,13 @@ class Scheduler:
             decode_request_ids,
             fills_drafts=self._depth > 0,
             is_mixed=is_mixed,
+            wiped_block_ids=self._drain_broken_blocks(),
         )
+
+    def _drain_broken_blocks(self) -> tuple[int, ...]:
+        """Blocks of requests that ended by broken logits since the last call."""
+        broken, self._broken_block_ids = self._broken_block_ids, []
+        return tuple(broken)
 
     def _grow_rows(self) -> list[tuple[Request, int]]:
         """Blocks for the next round of each row that lacks some, in order: (request, index of its first new block).
@@ -277,7 +289,7 @@ class Scheduler:
         request.has_draft_gap = False
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
-        self._waiting.add(request)
+        self._waiting.append(request)
 
     def _make_room(self) -> None:
         """Rows and blocks for groups that have no row, as far as groups with several can give them. Before any request is
@@ -286,10 +298,10 @@ class Scheduler:
             return
         budget = self._prefill_budget()
         num_blocks = 0
-        for num_rows, request in enumerate(self._waiting.newcomers(), start=1):
+        for num_rows, request in enumerate(list(self._waiting.newcomers()), start=1):
             if request.is_in_flight or self._num_tokens_before(request) >= budget:
                 return
-            num_blocks += self._num_blocks_needed(request, request.num_tokens)
+            num_blocks += -(-(request.num_tokens + self._depth + 1) // self._config.block_size)
             while self._rows.num_free < num_rows or not self._has_blocks(num_blocks):
                 extra = [r for r in self._running if self._may_give_way(r, request.priority)]
                 if not extra:
@@ -460,7 +472,8 @@ class Scheduler:
     def _gives_first_tokens_first(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
         """Whether the round of the others waits for the next step, since a prompt ends in this one and a CPU's results come
         all at once. Not twice in a row."""
-        has_first = bool(others) and self._config.device == "cpu" and any(chunk.is_last for chunk in chunks)
+        is_parted = self._config.device == "cpu" and self._config.mixed_above_tokens is None
+        has_first = is_parted and bool(others) and any(chunk.is_last for chunk in chunks)
         self._has_held_round = has_first and not self._has_held_round
         return self._has_held_round
 
@@ -501,6 +514,8 @@ class Scheduler:
     def _read_chunk(self, request: Request, chunk: PrefillChunk, scores: TokenLogprobs | None) -> None:
         request.num_chunks_in_flight -= 1
         if scores is not None:
+            if any(map(math.isnan, scores.logprobs)):
+                raise LogitsError(_BROKEN_LOGITS.format("its prompt"))
             earlier = request.prompt_logprobs if chunk.start > 0 else []
             request.prompt_logprobs = [*earlier, scores]
         if request.block_ids:
@@ -546,6 +561,8 @@ class Scheduler:
     def _append(self, request: Request, given: Given, news: dict[int, News]) -> int:
         """Adds tokens up to the first that ends the request; returns how many were kept."""
         kept = news.setdefault(request.request_id, News()).add(request, given)
+        if any(token_id < 0 for token_id in kept):
+            raise LogitsError(_BROKEN_LOGITS.format(f"token {request.num_tokens + 1:,} of its context"))
         request.output_token_ids += kept
         self._stats.num_generation_tokens += len(kept)
         return len(kept)
@@ -568,6 +585,14 @@ class Scheduler:
         """Does work for one request; a fault in it ends that request alone."""
         try:
             work(request, *args, **kwargs)
+        except LogitsError as error:
+            logger.error("request %d ends: %s", request.request_id, error)
+            self._stats.num_nan_logits += 1
+            block_ids = request.block_ids
+            self._blocks.unpublish(block_ids)
+            self._end_by_fault(request, str(error))
+            # What others share fails them, too, or is sound.
+            self._broken_block_ids += [block_id for block_id in block_ids if not self._blocks.is_used(block_id)]
         except Exception as error:
             logger.exception("request %d ends because of a fault", request.request_id)
             self._end_by_fault(request, describe_fault(error))

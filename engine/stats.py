@@ -27,6 +27,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     that still hold a prefix; they are not among the used ones.
     Per-position lists are indexed by draft position - 1 and have max depth entries.
     A draft counts for position i only if it was valid there (within the row's limit and depth cap).
+    num_nan_logits: requests that ended because their logits were NaN or infinite.
     stage_seconds: how long the device worked, by its own clock; keys are STAGES.
     kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
     num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens: how many
@@ -58,6 +59,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     stage_seconds: dict[str, float] = {}
     num_graph_replays: int = 0
     num_preemptions: int = 0
+    num_nan_logits: int = 0
     finished_by_reason: dict[str, int] = {}
 
     def count_row_round(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:

@@ -237,6 +237,11 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     yield _counter(
         "headway_preemptions", "Requests that gave their blocks back and start over.", stats.num_preemptions
     )
+    yield _counter(
+        "headway_nan_logits",
+        "Requests that ended because their logits were NaN or infinite.",
+        stats.num_nan_logits,
+    )
 
 
 def _counter(name: str, documentation: str, value: int) -> Metric:

@@ -46,6 +46,7 @@ def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
         stage_seconds=_add_dicts(past.stage_seconds, now.stage_seconds),
         num_graph_replays=past.num_graph_replays + now.num_graph_replays,
         num_preemptions=past.num_preemptions + now.num_preemptions,
+        num_nan_logits=past.num_nan_logits + now.num_nan_logits,
         finished_by_reason=_add_dicts(past.finished_by_reason, now.finished_by_reason),
     )
 

@@ -69,6 +69,16 @@ class BlockAllocator:
         if self._blocks.setdefault(key, block_id) == block_id:
             self._keys[block_id] = key
 
+    def unpublish(self, block_ids: Iterable[int]) -> None:
+        """Nobody finds these used blocks from now on; who shares one keeps it."""
+        for block_id in block_ids:
+            key = self._keys.pop(block_id, None)
+            if key is not None:
+                del self._blocks[key]
+
+    def is_used(self, block_id: int) -> bool:
+        return self._counts[block_id] > 0
+
     def is_published(self, block_id: int) -> bool:
         return block_id in self._keys
 

@@ -41,6 +41,16 @@ class KVPool:
         """(keys, values) of one layer: [num_blocks, block_size, kv_heads, head_dim] each."""
         return self.keys[index], self.values[index]
 
+    def wipe(
+        self,
+        block_ids: torch.Tensor,  # [n] int64
+    ) -> None:
+        """Zeros all that these blocks hold."""
+        for cache in (self.keys, self.values):
+            cache.index_fill_(1, block_ids, 0)
+        if self.block_hidden is not None:
+            self.block_hidden.index_fill_(0, block_ids, 0)
+
     def keep_hidden(
         self,
         slot_mapping: torch.Tensor,  # [n] int64: block id * block size + offset; -1: not in the cache
