@@ -36,6 +36,8 @@ from headway.engine.stats import STEP_TOKEN_BOUNDS, EngineStats
 # For so many tokens beyond its next round a row takes blocks, if there are enough. An H200 starts each kernel of a round
 # 0.3 us later where one was launched by itself just before, as grants are.
 SPARE_TOKENS = 128
+# On a CPU a first token waits for a round of so many rows, which does not take long.
+SHORT_ROUND_ROWS = 4
 _BROKEN_LOGITS = (
     "the model produced NaN or infinite logits for this request, at {}; other requests are not affected. A weight that "
     "these tokens need is broken, or a value exceeds what --dtype can hold"
@@ -473,7 +475,7 @@ class Scheduler:
         """Whether the round of the others waits for the next step, since a prompt ends in this one and a CPU's results come
         all at once. Not twice in a row."""
         is_parted = self._config.device == "cpu" and self._config.mixed_above_tokens is None
-        has_first = is_parted and bool(others) and any(chunk.is_last for chunk in chunks)
+        has_first = is_parted and len(others) > SHORT_ROUND_ROWS and any(chunk.is_last for chunk in chunks)
         self._has_held_round = has_first and not self._has_held_round
         return self._has_held_round
 
@@ -592,7 +594,9 @@ class Scheduler:
             self._blocks.unpublish(block_ids)
             self._end_by_fault(request, str(error))
             # What others share fails them, too, or is sound.
-            self._broken_block_ids += [block_id for block_id in block_ids if not self._blocks.is_used(block_id)]
+            self._broken_block_ids += [
+                block_id for block_id in block_ids if not self._blocks.is_used(block_id)
+            ]
         except Exception as error:
             logger.exception("request %d ends because of a fault", request.request_id)
             self._end_by_fault(request, describe_fault(error))

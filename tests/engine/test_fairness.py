@@ -105,7 +105,7 @@ def test_the_rows_beyond_the_first_of_each_group_are_bounded() -> None:
 def test_on_a_cpu_a_first_token_does_not_wait_for_the_round_of_others() -> None:
     device = ScheduledDevice(max_running=16, num_blocks=2000, device="cpu")
     device.runner.may_hold_rounds = True
-    running = device.add(4, max_tokens=60)
+    running = [device.add(4, max_tokens=60) for _ in range(5)]
     device.step()
     device.add(4)
     plan = device.launch()
@@ -113,4 +113,4 @@ def test_on_a_cpu_a_first_token_does_not_wait_for_the_round_of_others() -> None:
     device.add(4)
     assert device.launch().decode_request_ids != ()  # not twice in a row
     device.drain()
-    assert running.output_token_ids == oracle(running)
+    assert all(request.output_token_ids == oracle(request) for request in running)
