@@ -6,6 +6,7 @@ Steps are foreseen by the device's own clock, by which a host that comes late do
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,11 @@ _FORGETTING = 0.9
 _NUM_KNOWN, _NUM_KINDS = 16, 1024
 # Steps of as many rows, prompt tokens and keys before those, to within these numbers, are of one kind.
 _ROWS, _TOKENS, _KEYS = 16, 128, 2048
+# A step that takes so many times as long as the shortest of at least so many of its kind, and so long, is told of, but not
+# more often than this.
+_SLOW_TIMES, _SLOW_KNOWN, _SLOW_SECONDS, _TOLD_SECONDS = 8, 8, 0.1, 60.0
+
+logger = logging.getLogger(__name__)
 
 Kind = tuple[int, int, int, int]
 
@@ -38,6 +44,7 @@ class Pace:
         self._known: dict[Kind, deque[float]] = {}
         self._launch_seconds = 0.0
         self._due: float | None = None
+        self._told: float | None = None
 
     def learn_launch(self, since: float) -> None:
         """A step was launched, with all that the host did for it since then, or since it was due."""
@@ -49,7 +56,17 @@ class Pace:
         if kind not in self._known and len(self._known) >= _NUM_KINDS:
             self._known.clear()
         known = self._known.setdefault(kind, deque(maxlen=_NUM_KNOWN))
-        known.append(result.seconds.total)
+        seconds, now = result.seconds.total, self._clock()
+        is_slow = len(known) >= _SLOW_KNOWN and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * min(known))
+        if is_slow and (self._told is None or now - self._told >= _TOLD_SECONDS):
+            self._told = now
+            logger.warning(
+                "a step took %.2f s, %.0f times as long as the shortest of its kind; another process may hold its "
+                "processors or its GPU",
+                seconds,
+                seconds / max(min(known), 1e-6),
+            )
+        known.append(seconds)
 
     def expect(self, plan: Plan | None, begin: float) -> None:
         """It is on the device since then. None: nothing is, or nobody knows since when; a step is due at once."""

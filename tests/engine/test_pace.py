@@ -343,3 +343,19 @@ class TestPace:
         assert len(pace._known) == 1024
         pace.learn_step(plan_of((0, 512)), result_of(0.02))
         assert len(pace._known) == 1
+
+
+def test_a_step_of_many_times_its_usual_length_is_told_of_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    pace = Pace(lambda: now)
+    plan = Plan(1, 3, decode_request_ids=(0,))
+    for seconds in [0.02] * 8 + [0.15, 0.3, 0.3]:
+        pace.learn_step(plan, StepResult(seconds=StageSeconds(target=seconds)))
+    assert [record.getMessage()[:46] for record in caplog.records] == [
+        "a step took 0.30 s, 15 times as long as the sh"
+    ]
+    now = 61.0
+    pace.learn_step(plan, StepResult(seconds=StageSeconds(target=0.3)))
+    assert len(caplog.records) == 2
