@@ -159,7 +159,8 @@ async def collect(answer: Answer) -> list[Delta]:
 
 def _joined(parts: Sequence[Delta]) -> Delta:
     tokens = tuple(token for part in parts for token in part.tokens)
-    return Delta(parts[0].index, "".join(part.text for part in parts), parts[-1].finish_reason, tokens)
+    text, last = "".join(part.text for part in parts), parts[-1]
+    return Delta(last.index, text, last.finish_reason, tokens, stop_reason=last.stop_reason)
 
 
 async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:

@@ -1,14 +1,13 @@
 """One choice of an answer: token events in, deltas out, and the counts of what was generated.
 
-What a delta tells of tokens is about its text: a token comes with the delta in which its text begins, and
-tokens that a stop string cut away never come.
+Every token that is counted is told. It comes with the delta in which its text begins; one that has no text in the
+answer (it ended the text, or a stop string cut it away) comes with the last delta and is placed at the end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -23,6 +22,8 @@ NOTHING: Added = (0, 0, 0)
 class ChoiceRequest:
     """One choice: what goes to the engine, where its text ends and what is told of it.
 
+    end_token_ids: those of stop_token_ids that are the model's own; no stop_reason names them.
+    min_tokens: no stop string that is complete after that many tokens ends the text; the engine masks stop tokens.
     shows_stop: the stop string or token that ends the text is part of it.
     wants_tokens: deltas tell their tokens.
     prompt_index: which of the request's prompts it is of.
@@ -34,6 +35,7 @@ class ChoiceRequest:
     sampling: SamplingParams
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     max_draft_tokens: int | None = None
     cache_salt: str = ""
@@ -64,6 +66,7 @@ class TokenInfo:
 class Delta(msgspec.Struct, frozen=True):
     """A piece of a choice's text. The last one of a choice carries its finish_reason.
 
+    stop_reason: the stop string or the id of the stop token that ended the text; None for the model's own end.
     num_tokens, num_accepted, num_rejected: what it adds to the counts of its choice. A piece that has nothing
     to show yet carries its counts alone.
     """
@@ -75,6 +78,7 @@ class Delta(msgspec.Struct, frozen=True):
     num_tokens: int = 0
     num_accepted: int = 0
     num_rejected: int = 0
+    stop_reason: str | int | None = None
 
     @property
     def is_shown(self) -> bool:
@@ -90,7 +94,16 @@ class Delta(msgspec.Struct, frozen=True):
             self.num_tokens + other.num_tokens,
             self.num_accepted + other.num_accepted,
             self.num_rejected + other.num_rejected,
+            other.stop_reason,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Why a choice is at its end, as its last delta tells it; all None while it runs."""
+
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
 
 
 class Choice:
@@ -100,7 +113,11 @@ class Choice:
         self.index = index
         self._request = request
         self._detokenizer = Detokenizer(
-            vocabulary, request.prompt_token_ids, request.stop, shows_stop=request.shows_stop
+            vocabulary,
+            request.prompt_token_ids,
+            request.stop,
+            shows_stop=request.shows_stop,
+            min_tokens=request.sampling.min_tokens,
         )
         self._hidden: list[TokenInfo] = []
         self._num_shown = 0  # characters
@@ -128,17 +145,23 @@ class Choice:
         if event.num_cached is not None:
             self.num_cached = event.num_cached
         if not self._request.shows_output:
-            return self._delta("", _reason_unseen(event), NOTHING)
+            return self._delta("", _Ending(_reason_unseen(event)), NOTHING)
         hides_last = event.finish_reason is FinishReason.STOP and not self._request.shows_stop
-        shown = event.token_ids[:-1] if hides_last else event.token_ids
-        decoded = self._push(shown, event)
-        added = self._count(event, decoded.num_tokens if decoded.is_stopped else len(event.token_ids))
-        if decoded.is_stopped or event.finish_reason is None:
-            reason = "stop" if decoded.is_stopped else None
-            return self._delta(decoded.text, reason, added, cuts=decoded.is_stopped)
+        decoded = self._push(event.token_ids[:-1] if hides_last else event.token_ids, event)
+        if decoded.stop is not None:
+            return self._delta(
+                decoded.text, _Ending("stop", decoded.stop), self._count(event, decoded.num_tokens)
+            )
+        added = self._count(event, len(event.token_ids))
+        if event.finish_reason is None:
+            return self._delta(decoded.text, _Ending(), added)
         rest = self._detokenizer.flush()
-        reason = "stop" if rest.is_stopped else event.finish_reason.value
-        return self._delta(decoded.text + rest.text, reason, added, cuts=rest.is_stopped)
+        if hides_last and self._request.wants_tokens:
+            self._hidden.append(
+                _token_info(event, len(event.token_ids) - 1, self._detokenizer.num_characters)
+            )
+        ending = _Ending("stop", rest.stop) if rest.stop is not None else self._ending(event)
+        return self._delta(decoded.text + rest.text, ending, added)
 
     def _push(self, token_ids: list[int], event: TokenEvent) -> Decoded:
         if not self._request.wants_tokens:
@@ -149,32 +172,36 @@ class Choice:
             decoded = self._detokenizer.push([token_id])
             self._hidden.append(_token_info(event, i, start))
             text.append(decoded.text)
-            if decoded.is_stopped:
-                return Decoded("".join(text), i + 1, is_stopped=True)
+            if decoded.stop is not None:
+                return Decoded("".join(text), i + 1, decoded.stop)
         return Decoded("".join(text), len(token_ids))
 
-    def _delta(self, text: str, finish_reason: str | None, added: Added, *, cuts: bool = False) -> Delta:
-        self.is_open = finish_reason is None
-        self.finish_reason = finish_reason
-        self._num_shown += len(text)
-        tokens: tuple[TokenInfo, ...] = ()
-        if self._hidden:
-            tokens = tuple(self._release(shows_all=finish_reason is not None and not cuts))
-        return Delta(self.index, text, finish_reason, tokens, *added)
+    def _ending(self, event: TokenEvent) -> _Ending:
+        """How the engine ended the output."""
+        assert event.finish_reason is not None, event
+        is_told = (
+            event.finish_reason is FinishReason.STOP
+            and event.token_ids[-1] not in self._request.end_token_ids
+        )
+        return _Ending(event.finish_reason.value, event.token_ids[-1] if is_told else None)
 
-    def _release(self, *, shows_all: bool) -> Iterator[TokenInfo]:
-        """Takes the tokens out whose text begins before the end of what is shown."""
-        num_ready = len(self._hidden)
-        if not shows_all:
-            num_ready = sum(token.start < self._num_shown for token in self._hidden)
+    def _delta(self, text: str, ending: _Ending, added: Added) -> Delta:
+        self.is_open = ending.finish_reason is None
+        self.finish_reason = ending.finish_reason
+        self._num_shown += len(text)
+        tokens = self._release() if self._hidden else ()
+        return Delta(self.index, text, ending.finish_reason, tokens, *added, stop_reason=ending.stop_reason)
+
+    def _release(self) -> tuple[TokenInfo, ...]:
+        """Takes the tokens out whose text begins before the end of what is shown; at the end all of them."""
+        end = self._num_shown
+        num_ready = sum(token.start < end for token in self._hidden) if self.is_open else len(self._hidden)
         released, self._hidden = self._hidden[:num_ready], self._hidden[num_ready:]
-        yield from released
+        return tuple(token if token.start <= end else replace(token, start=end) for token in released)
 
     def _count(self, event: TokenEvent, num_tokens: int) -> Added:
-        num_accepted, num_rejected = (
-            min(event.num_accepted, num_tokens),
-            event.num_drafted - event.num_accepted,
-        )
+        num_accepted = max(0, min(event.num_accepted, num_tokens - event.draft_start))
+        num_rejected = event.num_drafted - event.num_accepted
         self.num_tokens += num_tokens
         self.num_rejected += num_rejected
         _count_up(self.drafted_per_position, event.num_drafted)

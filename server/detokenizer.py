@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders
 
+from headway.server.stop_strings import Match, SilentMatcher, StopMatcher
+
 REPLACEMENT = "�"
 MAX_PENDING = 16  # tokens held back for a character that does not complete
 CONTEXT_TOKENS = 32  # how far back in the prompt to look for a token that stands for itself
@@ -69,6 +71,16 @@ class Vocabulary:
             return bytes(BYTE_OF_CHARACTER[character] for character in token)
         return token.encode()
 
+    def silent_text(self, token_id: int) -> str:
+        """What a special token would show if it were not silent; nothing for any other."""
+        return "" if self._shows_special else self._contents.get(token_id, b"").decode()
+
+    def has_silent_text(self, text: str) -> bool:
+        """A special token that is not shown is spelled out in the text."""
+        return not self._shows_special and any(
+            content and content.decode() in text for content in self._contents.values()
+        )
+
     def stands_for_a_byte(self, token_id: int) -> bool:
         """Byte-fallback tokens `<0x00>` .. `<0xFF>`: what a run of them means is known at its end only."""
         return not self.is_byte_level and bool(
@@ -84,7 +96,9 @@ class Decoder(Protocol):
     """Ids to certain text. Two kinds: by bytes, and by the tokenizer's own decoder in a window."""
 
     def push(self, token_id: int) -> str: ...
-    def flush(self) -> str: ...
+    def rest(self) -> str:
+        """What is not certain yet, as it would be at the end."""
+        ...
 
 
 class ByteDecoder:
@@ -97,8 +111,11 @@ class ByteDecoder:
     def push(self, token_id: int) -> str:
         return self._utf8.decode(self._vocabulary.token_bytes(token_id))
 
-    def flush(self) -> str:
-        return self._utf8.decode(b"", final=True)
+    def rest(self) -> str:
+        state = self._utf8.getstate()
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.setstate(state)
+        return text
 
 
 class WindowDecoder:
@@ -125,7 +142,7 @@ class WindowDecoder:
         self._anchor, self._pending = [token_id], []
         return text
 
-    def flush(self) -> str:
+    def rest(self) -> str:
         return self._pending_text() if self._pending else ""
 
     def _pending_text(self) -> str:
@@ -136,58 +153,28 @@ class WindowDecoder:
         return not (self._vocabulary.is_silent(token_id) or self._vocabulary.stands_for_a_byte(token_id))
 
 
-class StopMatcher:
-    """Finds stop strings in text that comes in pieces. Mutable: holds what could begin one.
-
-    The stop string that is complete first wins, the longest of those that end together; so the place of
-    the cut does not depend on the pieces.
-    """
-
-    def __init__(self, stop: Sequence[str], *, shows_stop: bool = False) -> None:
-        self._stop = stop
-        self._shows_stop = shows_stop
-        self._first_characters = frozenset(s[0] for s in stop)
-        self._max_held = max(map(len, stop), default=1) - 1
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, int | None]:
-        """(text that may be shown, how far into the pushed text a stop string ends, if one does)."""
-        if not self._stop:
-            return text, None
-        num_held = len(self._held)
-        text = self._held + text
-        matches = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
-        if matches:
-            end, start = min(matches)
-            self._held = ""
-            return text[: end if self._shows_stop else start], end - num_held
-        cut = len(text) - self._num_held(text)
-        self._held = text[cut:]
-        return text[:cut], None
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
-
-    def _num_held(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        tail = text[-self._max_held :] if self._max_held else ""
-        if self._first_characters.isdisjoint(tail):
-            return 0
-        ends = (tail[i:] for i, character in enumerate(tail) if character in self._first_characters)
-        return next((len(end) for end in ends if any(s.startswith(end) for s in self._stop)), 0)
-
-
 class Decoded(NamedTuple):
-    """text: what may be shown now. num_tokens: ids that were used; fewer than given after a stop string."""
+    """text: what may be shown now. num_tokens: ids that were used; fewer than given after a stop string.
+
+    stop: the stop string that ended the text.
+    """
 
     text: str
     num_tokens: int
-    is_stopped: bool = False
+    stop: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
 
 
 class Detokenizer:
-    """The text of one choice. Mutable: owned by that choice."""
+    """The text of one choice. Mutable: owned by that choice.
+
+    A stop string that has a silent special token in it is found where that token came, too.
+    min_tokens: a stop string counts only if a token behind that many completes it.
+    num_characters: decoded so far, shown or held back.
+    """
 
     def __init__(
         self,
@@ -196,29 +183,103 @@ class Detokenizer:
         stop: Sequence[str] = (),
         *,
         shows_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
+        self._vocabulary = vocabulary
         self._decoder: Decoder = (
             ByteDecoder(vocabulary)
             if vocabulary.is_byte_level
             else WindowDecoder(vocabulary, prompt_token_ids)
         )
-        self._matcher = StopMatcher(stop, shows_stop=shows_stop)
-        self.num_characters = 0  # decoded so far, shown or held back
+        self._shows_stop = shows_stop
+        self._min_tokens = min_tokens if stop else 0
+        self._num_tokens = 0
+        self._ripe = 0  # characters of the first min_tokens tokens
+        self._matcher = StopMatcher(stop)
+        watched = [s for s in stop if vocabulary.has_silent_text(s)]
+        self._silent_matcher = SilentMatcher(watched) if watched else None
+        self._held = ""
+        self.num_characters = 0
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
-        pieces = [self._decoder.push(token_id) for token_id in token_ids]
-        decoded = "".join(pieces)
-        text, stop_end = self._matcher.push(decoded)
-        if stop_end is None:
-            self.num_characters += len(decoded)
-            return Decoded(text, len(token_ids))
-        ends = list(accumulate(map(len, pieces)))
-        num_tokens = next(count for count, end in enumerate(ends, start=1) if end >= stop_end)
-        self.num_characters += ends[num_tokens - 1]
-        return Decoded(text, num_tokens, is_stopped=True)
+        if self._silent_matcher is None:
+            return self._push(token_ids)
+        texts = []
+        for count, token_id in enumerate(token_ids, start=1):
+            decoded = self._push_watched(token_id, self._silent_matcher)
+            texts.append(decoded.text)
+            if decoded.stop is not None:
+                return Decoded("".join(texts), count, decoded.stop)
+        return Decoded("".join(texts), len(token_ids))
 
     def flush(self) -> Decoded:
         """The end: what was held back is certain now."""
-        text, stop_end = self._matcher.push(self._decoder.flush())
-        is_stopped = stop_end is not None
-        return Decoded(text if is_stopped else text + self._matcher.flush(), 0, is_stopped)
+        rest = self._decoder.rest()
+        self._take([rest], num_tokens=0)
+        matches = [self._matcher.push(rest, self._ripe)]
+        if self._silent_matcher is not None:
+            matches.append(self._silent_matcher.push(rest, is_ripe=self._is_ripe))
+        if (match := min(filter(None, matches), default=None)) is not None:
+            return Decoded(self._ended(match), 0, match.stop)
+        return Decoded(self._released(self.num_characters), 0)
+
+    @property
+    def _is_ripe(self) -> bool:
+        """The newest token may complete a stop string."""
+        return not self._min_tokens or self._num_tokens > self._min_tokens
+
+    def _push(self, token_ids: Sequence[int]) -> Decoded:
+        """All at once: nothing is found out token by token unless a stop string is complete."""
+        pieces = [self._decoder.push(token_id) for token_id in token_ids]
+        before = self.num_characters
+        decoded = self._take(pieces, num_tokens=len(pieces))
+        match = self._matcher.push(decoded, self._ripe)
+        if match is None:
+            return Decoded(self._released(self._matcher.position), len(token_ids))
+        ends = list(accumulate(map(len, pieces), initial=before))[1:]
+        num_tokens = next(count for count, end in enumerate(ends, start=1) if end >= match.end)
+        text = self._ended(match)
+        self.num_characters = ends[num_tokens - 1]
+        return Decoded(text, num_tokens, match.stop)
+
+    def _push_watched(self, token_id: int, silent_matcher: SilentMatcher) -> Decoded:
+        piece = self._decoder.push(token_id)
+        self._take([piece], num_tokens=1)
+        match = self._matcher.push(piece, self._ripe)
+        pending = ""
+        if content := self._vocabulary.silent_text(token_id):
+            pending = self._decoder.rest()
+            watched = silent_matcher.push_silent(content, pending, is_ripe=self._is_ripe)
+        else:
+            watched = silent_matcher.push(piece, is_ripe=self._is_ripe)
+        match = min(filter(None, (match, watched)), default=None)
+        if match is None:
+            return Decoded(self._released(min(self._matcher.position, silent_matcher.position)), 1)
+        self._take(
+            [pending], num_tokens=0
+        )  # what came before a silent token is certain if that ends the text
+        return Decoded(self._ended(match), 1, match.stop)
+
+    def _take(self, pieces: Sequence[str], *, num_tokens: int) -> str:
+        """The text of the next tokens, which is held from now on."""
+        text = "".join(pieces)
+        if not self._num_tokens + num_tokens > self._min_tokens:
+            self._ripe = self.num_characters + len(text)
+        elif self._num_tokens < self._min_tokens:
+            self._ripe = self.num_characters + sum(map(len, pieces[: self._min_tokens - self._num_tokens]))
+        self._num_tokens += num_tokens
+        self._held += text
+        self.num_characters += len(text)
+        return text
+
+    def _released(self, position: int) -> str:
+        """Takes out what is held before a position."""
+        count = position - (self.num_characters - len(self._held))
+        text, self._held = self._held[:count], self._held[count:]
+        return text
+
+    def _ended(self, match: Match) -> str:
+        """Takes out what is to be shown before a stop string, and the stop string if it is to be shown."""
+        text = self._released(match.start)
+        self._held = ""
+        return text + (match.stop if self._shows_stop else "")

@@ -68,6 +68,7 @@ def choice_requests(
             sampling=msgspec.structs.replace(sampling, seed=seed),
             max_tokens=_max_tokens(fields, wanted, len(token_ids), info.max_model_len),
             stop_token_ids=stop_token_ids,
+            end_token_ids=() if fields.ignore_eos else tokenizer.stop_token_ids,
             stop=fields.stop_strings,
             max_draft_tokens=_depth_cap(fields, wanted),
             cache_salt=fields.cache_salt or "",

@@ -179,6 +179,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None
     token_ids: list[int] | UnsetType = UNSET
     speculation: DraftPositions | UnsetType = UNSET
+    stop_reason: str | int | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -205,3 +206,4 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
     speculation: DraftPositions | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET

@@ -68,7 +68,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """A whole choice, or a piece of one in a stream."""
+    """A whole choice, or a piece of one in a stream. stop_reason: with finish_reason only; see docs/api.md."""
 
     index: int
     text: str
@@ -76,6 +76,7 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
     speculation: DraftPositions | UnsetType = UNSET
 
 

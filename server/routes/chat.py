@@ -125,7 +125,13 @@ class ChatWriter:
         logprobs = self._logprobs(delta)
         positions = draft_positions(self.body, delta)
         return ChatChoice(
-            delta.index, message, logprobs, delta.finish_reason, self._token_ids(delta), positions
+            index=delta.index,
+            message=message,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            token_ids=self._token_ids(delta),
+            speculation=positions,
+            stop_reason=delta.stop_reason,
         )
 
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
@@ -141,7 +147,14 @@ class ChatWriter:
                 ChatChunkChoice(delta.index, piece, logprobs, token_ids=token_ids, speculation=positions)
             )
         if delta.finish_reason:
-            choices.append(ChatChunkChoice(delta.index, ChatDelta(), finish_reason=delta.finish_reason))
+            choices.append(
+                ChatChunkChoice(
+                    delta.index,
+                    ChatDelta(),
+                    finish_reason=delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                )
+            )
         return choices
 
     def _logprobs(self, delta: Delta) -> ChoiceLogprobs | None:

@@ -104,7 +104,7 @@ def best(choices: Sequence[Delta], body: CompletionRequest) -> list[Delta]:
 
 
 def _mean_logprob(choice: Delta) -> float:
-    """An empty text has lost nothing: 0."""
+    """Of all its tokens, the one that ended the text included."""
     return sum(token.logprob or 0.0 for token in choice.tokens) / max(1, len(choice.tokens))
 
 
@@ -143,6 +143,8 @@ class CompletionWriter:
     def _choice(self, delta: Delta, text: str, logprobs: CompletionLogprobs | None) -> CompletionChoice:
         token_ids = [token.token_id for token in delta.tokens] if self.body.return_token_ids else UNSET
         choice = CompletionChoice(delta.index, text, logprobs, delta.finish_reason, token_ids)
+        if delta.finish_reason is not None:
+            choice.stop_reason = delta.stop_reason
         choice.speculation = draft_positions(self.body, delta, offset=len(self._echo(delta)))
         return choice
 

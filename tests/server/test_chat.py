@@ -72,7 +72,7 @@ async def test_a_chat_completion_has_the_shape_of_openai(
     assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
     message = {"content": tokenizer.decode(fox[:4]), "role": "assistant", "refusal": None}
     assert answer["choices"] == [
-        {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
+        {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
     assert answer["usage"] == {
         "prompt_tokens": len(prompt), "completion_tokens": 4, "total_tokens": len(prompt) + 4,
@@ -91,7 +91,8 @@ async def test_a_stream_begins_with_the_role_and_ends_with_the_reason(
     ]
     assert all(set(c["choices"][0]["delta"]) == {"content"} for c in middle)
     assert "".join(c["choices"][0]["delta"]["content"] for c in middle) == tokenizer.decode(fox)
-    assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}]
+    ending = {"finish_reason": "length", "stop_reason": None}
+    assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, **ending}]
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(fox))
 
 
@@ -141,9 +142,9 @@ async def test_the_shared_fields_reach_the_engine(
     (submitted,) = engine.submitted
     assert (submitted.sampling.top_k, submitted.cache_salt, submitted.max_draft_tokens) == (7, "s", 2)
     assert answer["prompt_token_ids"] == submitted.prompt_token_ids
-    assert answer["choices"][0]["token_ids"] == fox[:3]
+    assert answer["choices"][0]["token_ids"] == fox[:4]
     assert answer["speculation"]["max_draft_tokens"] == 2
-    assert answer["choices"][0]["speculation"]["draft_positions"] == [1, 2, 0]
+    assert answer["choices"][0]["speculation"]["draft_positions"] == [1, 2, 0, 0]
     pieces = [
         part["choices"][0].get("speculation")
         for part in await chunks(client, speculation={"draft_positions": True})

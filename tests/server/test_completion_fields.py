@@ -85,7 +85,7 @@ async def test_skip_special_tokens_false_shows_them(
 
 
 @pytest.mark.parametrize("tokens_per_round", [1, 2, 5])
-async def test_token_ids_are_those_of_the_text_that_is_shown(
+async def test_token_ids_are_those_that_usage_counts(
     client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer, fox: list[int], tokens_per_round: int
 ) -> None:
     engine.tokens_per_round = tokens_per_round
@@ -94,12 +94,12 @@ async def test_token_ids_are_those_of_the_text_that_is_shown(
     for choice in await both_ways(client, return_token_ids=True, stop=["own fox"]):
         text = choice["text"]
         assert text == "the quick br"
-        shown = [i for i in range(len(fox)) if len(tokenizer.decode(fox[:i])) < len(text)]
-        assert choice["token_ids"] == [fox[i] for i in shown]
+        complete_at = next(i for i in range(len(fox)) if "own fox" in tokenizer.decode(fox[:i]))
+        assert choice["token_ids"] == fox[:complete_at]
     end = tokenizer.stop_token_ids[0]
     engine.script = lambda request: [*fox, end]
     for choice in await both_ways(client, return_token_ids=True):
-        assert (choice["token_ids"], choice["text"]) == (fox, TEXT)
+        assert (choice["token_ids"], choice["text"]) == ([*fox, end], TEXT)
 
 
 async def test_tokens_of_a_split_character_come_with_the_character(
@@ -121,7 +121,13 @@ async def test_the_prompts_ids_come_once_a_choice(client: httpx.AsyncClient, tok
 
 
 async def test_token_ids_are_left_out_unless_asked_for(client: httpx.AsyncClient) -> None:
-    assert set((await complete(client))["choices"][0]) == {"index", "text", "logprobs", "finish_reason"}
+    assert set((await complete(client))["choices"][0]) == {
+        "index",
+        "text",
+        "logprobs",
+        "finish_reason",
+        "stop_reason",
+    }
 
 
 async def test_cache_salt_reaches_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:

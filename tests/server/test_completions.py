@@ -44,7 +44,9 @@ async def test_a_completion_has_the_shape_of_openai(client: httpx.AsyncClient, t
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
     text = tokenizer.decode((ids * 5)[:5])
-    assert answer["choices"] == [{"text": text, "index": 0, "logprobs": None, "finish_reason": "length"}]
+    assert answer["choices"] == [
+        {"text": text, "index": 0, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
     assert answer["usage"] == {
         "prompt_tokens": len(ids), "completion_tokens": 5, "total_tokens": len(ids) + 5,
         "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 3},

@@ -156,7 +156,7 @@ def test_tokens_are_counted_up_to_the_one_that_completes_the_stop_string() -> No
     ids = tokens_of("the quick brown fox jumps")
     end = len(tokens_of("the quick brown"))
     decoded = Detokenizer(BYTE_LEVEL, stop=["brown"]).push(ids)
-    assert decoded == Decoded("the quick ", end, is_stopped=True)
+    assert decoded == Decoded("the quick ", end, "brown")
 
 
 def test_a_stop_string_that_only_the_flush_completes_still_cuts() -> None:
@@ -164,7 +164,7 @@ def test_a_stop_string_that_only_the_flush_completes_still_cuts() -> None:
     ids = BYTE_FALLBACK.tokenizer.encode("x\x01").ids
     detokenizer = Detokenizer(BYTE_FALLBACK, stop=["\x01"])
     assert detokenizer.push(ids) == Decoded("x", len(ids))
-    assert detokenizer.flush() == Decoded("", 0, is_stopped=True)
+    assert detokenizer.flush() == Decoded("", 0, "\x01")
 
 
 @pytest.mark.parametrize("vocabulary", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])

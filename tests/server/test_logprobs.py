@@ -73,15 +73,15 @@ async def test_zero_rivals_leave_the_token_itself(
 
 
 @pytest.mark.parametrize("tokens_per_round", [1, 2, 5])
-async def test_tokens_that_a_stop_string_cut_away_are_not_told(
+async def test_tokens_that_a_stop_string_cut_away_are_told_at_the_end(
     client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer, tokens_per_round: int
 ) -> None:
     engine.tokens_per_round = tokens_per_round
     script(engine, tokenizer.encode(TEXT))
     for found in (await choice(client, stop=["own fox"]), await streamed(client, stop=["own fox"])):
         assert found["text"] == "the quick br"
-        assert all(offset < len(found["text"]) for offset in found["logprobs"]["text_offset"])
-        assert "".join(found["logprobs"]["tokens"]).startswith("the quick br")
+        assert all(offset <= len(found["text"]) for offset in found["logprobs"]["text_offset"])
+        assert "".join(found["logprobs"]["tokens"]).startswith("the quick brown fox")
 
 
 async def test_pieces_of_a_character_are_named_by_their_bytes(
