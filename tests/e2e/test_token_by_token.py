@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Expected:
-    """token_ids: those whose text begins before the end of what is shown."""
+    """token_ids: all that usage counts."""
 
     text: str
     token_ids: list[int]
@@ -104,27 +104,26 @@ class Oracle:
         ids, logprobs, reason = self.generate(body, max_tokens)
         shows_stop = body.get("include_stop_str_in_output", False)
         visible = ids[:-1] if reason is FinishReason.STOP and not shows_stop else ids
-        for count in range(1, len(visible) + 1):
+        stop, min_tokens = body.get("stop", []), body.get("min_tokens", 0)
+        ripe = len(self.text(visible[:min_tokens], is_whole=False)) if min_tokens else 0
+        for count in range(min_tokens + 1, len(visible) + 1):
             so_far = self.text(visible[:count], is_whole=False)
-            if (cut := self._cut(so_far, body.get("stop", []), shows_stop=shows_stop)) is not None:
-                return self._cut_off(cut, visible, logprobs, count)
+            if (cut := self._cut(so_far, stop, ripe, shows_stop=shows_stop)) is not None:
+                return Expected(cut, ids[:count], logprobs[:count], count, "stop")
         text = self.text(visible)
-        if (cut := self._cut(text, body.get("stop", []), shows_stop=shows_stop)) is not None:
-            return self._cut_off(cut, visible, logprobs, len(ids))
-        return Expected(text, visible, logprobs[: len(visible)], len(ids), reason.value)
+        is_ripe = len(visible) > min_tokens or not min_tokens
+        if is_ripe and (cut := self._cut(text, stop, ripe, shows_stop=shows_stop)) is not None:
+            return Expected(cut, ids, logprobs, len(ids), "stop")
+        return Expected(text, ids, logprobs, len(ids), reason.value)
 
-    def _cut(self, text: str, stop: list[str], *, shows_stop: bool) -> str | None:
-        """The stop string that ends first, the longest of those that end together."""
-        places = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+    def _cut(self, text: str, stop: list[str], ripe: int, *, shows_stop: bool) -> str | None:
+        """The stop string that ends first behind `ripe`, the longest of those that end together."""
+        found = ((s, text.find(s, max(0, ripe - len(s) + 1))) for s in stop)
+        places = [(start + len(s), start) for s, start in found if start >= 0]
         if not places:
             return None
         end, start = min(places)
         return text[: end if shows_stop else start]
-
-    def _cut_off(self, text: str, ids: list[int], logprobs: list[float], num_tokens: int) -> Expected:
-        starts = [len(self.text(ids[:place], is_whole=False)) for place in range(len(ids))]
-        num_shown = sum(start < len(text) for start in starts[:num_tokens])
-        return Expected(text, ids[:num_shown], logprobs[:num_shown], num_tokens, "stop")
 
 
 def random_bodies(oracle: Oracle, seed: int) -> list[dict[str, Any]]:
