@@ -4,16 +4,22 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
 SERVE_ARGS ?=
+# Flags of pytest: make test TEST_ARGS="-k sampler"
+TEST_ARGS ?=
+CLIENTS_VENV := .venv-clients
 
-.PHONY: serve test test-long test-container bench-cpu bench-frontend bench-kernels soak lint format docs clean
+.PHONY: serve test test-long test-clients test-container bench-cpu bench-frontend bench-kernels soak lint format docs clean
 
-$(VENV)/.ready-serve: pyproject.toml constraints.txt
+# Debian's python3 has no venv module of its own.
+$(BIN)/pip:
+	@PY=$(PY) tests/install_tools.sh venv
 	$(PY) -m venv $(VENV)
+
+$(VENV)/.ready-serve: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install -q -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml constraints.txt
-	$(PY) -m venv $(VENV)
+$(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.ready-serve
 
@@ -21,12 +27,28 @@ serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
 
 test: $(VENV)/.ready-test
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long'
+	@PY=$(PY) tests/install_tools.sh test
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long and not clients' $(TEST_ARGS)
 
 # The text's exactness once more, of more prompts and in float64; more requests and examples; every case of every kernel
 # compiled for every architecture.
 test-long: $(VENV)/.ready-test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m long
+
+# The clients that people use, in versions of their own, against running servers. In an environment of their own, for
+# they and the project want different versions of the same packages.
+test-clients: $(VENV)/.ready-test $(CLIENTS_VENV)/.ready tests/clients/node_modules/.ready
+	$(BIN)/pytest -q -m clients $(TEST_ARGS) tests/clients
+
+$(CLIENTS_VENV)/.ready: tests/clients/requirements.txt | $(BIN)/pip
+	@PY=$(PY) tests/install_tools.sh clients
+	$(PY) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/pip install -q --no-compile -r tests/clients/requirements.txt
+	@touch $@
+
+tests/clients/node_modules/.ready: tests/clients/package.json | $(CLIENTS_VENV)/.ready
+	npm install --prefix tests/clients --no-package-lock --no-audit --no-fund --silent
+	@touch $@
 
 # The image, built and run without a daemon: as root, with Debian's buildah, podman, runc and mmdebstrap.
 test-container: $(VENV)/.ready-test
@@ -48,7 +70,7 @@ docs: $(VENV)/.ready-test
 	$(BIN)/python -P deploy/grafana/build_dashboard.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) $(CLIENTS_VENV) tests/clients/node_modules build dist src/*.egg-info
 
 # Ratios on the CPU: speculation, batching, and transformers on the same weights.
 bench-cpu: $(VENV)/.ready-test

@@ -8,12 +8,41 @@ from typing import Any
 
 import pytest
 import torch
+from headway_testing.tools import skipped_for_missing_tools
 
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != _ROOT]
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-tools", action="store_true", help="a test skipped for a missing program fails the run"
+    )
+
+
+def _skipped(config: pytest.Config) -> list[str]:
+    """Tests skipped for a missing program; none in a worker of pytest-xdist, which writes no summary."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return skipped_for_missing_tools(reporter.stats.get("skipped", [])) if reporter else []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--require-tools") and _skipped(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What was skipped for want of a program, by name, and how many."""
+    if skipped := _skipped(config):
+        terminalreporter.section("skipped because a program is missing")
+        for line in skipped:
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(
+            f"skipped: {len(skipped)}; `tests/install_tools.sh test` says what to install"
+        )
 
 
 def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

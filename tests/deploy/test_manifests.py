@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from headway_testing.tools import installed
 
 from headway.server.config import ServerConfig
 
@@ -24,9 +24,13 @@ Object = dict[str, Any]
 
 def tool(name: str, *arguments: str | Path) -> str:
     """Output of a tool that must succeed. Tools are those of the virtual environment, then the system's."""
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
-    assert found is not None, f"{name} is missing: see .ci/run for what the tests need"
-    done = subprocess.run([found, *map(str, arguments)], capture_output=True, text=True, check=False)
+    own = Path(sys.executable).parent / name
+    done = subprocess.run(
+        [own if own.exists() else installed(name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

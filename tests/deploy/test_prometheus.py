@@ -17,7 +17,8 @@ import promql_parser
 import pytest
 import yaml
 from headway_testing.daemon import Server, running_server
-from headway_testing.prometheus import Prometheus, installed, running_prometheus
+from headway_testing.prometheus import Prometheus, running_prometheus
+from headway_testing.tools import installed
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"

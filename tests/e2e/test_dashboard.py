@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from headway_testing.daemon import Server
+from headway_testing.tools import installed
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 FLAGS = [
@@ -22,8 +22,7 @@ MILLISECONDS = 60_000  # for a text on a busy machine
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium")
-    assert path is not None, "chromium is missing: apt-get install chromium"
+    path = installed("chromium")
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
         yield running

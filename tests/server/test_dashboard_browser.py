@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 
 import pytest
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.tools import installed
 from playwright.async_api import Page, async_playwright, expect
 
 from headway.server.services import Services
@@ -28,8 +28,7 @@ def services(services: Services) -> Services:
 
 @pytest.fixture
 async def page(address: str) -> AsyncIterator[Page]:
-    path = shutil.which("chromium")
-    assert path is not None, "chromium is missing: apt-get install chromium"
+    path = installed("chromium")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
         opened = await browser.new_page()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -13,14 +12,9 @@ from typing import Any
 
 import httpx
 import yaml
+from headway_testing.tools import installed
 
 Sample = tuple[dict[str, str], float]
-
-
-def installed(name: str) -> str:
-    path = shutil.which(name)
-    assert path is not None, f"{name} is missing: apt-get install prometheus"
-    return path
 
 
 class Prometheus:
