@@ -16,6 +16,10 @@ need() {
   "$@" >/dev/null 2>&1 || missing="$missing $packages"
 }
 
+has_library() {
+  /sbin/ldconfig -p | /bin/grep -q "$1"
+}
+
 case $group in
   venv) need python3-venv "$python" -c "import ensurepip" ;;
   test)
@@ -23,6 +27,7 @@ case $group in
     need "chromium fonts-dejavu-core" command -v chromium
     need kubernetes-client command -v kubectl
     need systemd command -v systemd-analyze
+    need libatomic1 has_library libatomic.so.1  # of the browser's driver
     need curl command -v curl
     ;;
   clients)
