@@ -27,7 +27,7 @@ from headway.engine.demo.optimizer import Schedule
 from headway.engine.demo.prepare import prepare
 from headway.engine.demo.refine import RefinementRecipe, refine, to_device
 
-GENERATION_CONFIG = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "eos_token_id": 0}
+GENERATION_CONFIG = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "eos_token_id": 0}
 TOKENIZER_CONFIG = {
     "add_bos_token": False,
     "add_prefix_space": False,

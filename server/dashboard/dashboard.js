@@ -2,7 +2,7 @@
 import { Charts } from "./charts.js";
 import { Tiles } from "./tiles.js";
 import { Playground } from "./playground.js";
-import { authorized, setKey } from "./key.js";
+import { authorized, hasKey, setKey } from "./key.js";
 
 const POLL_MILLISECONDS = 1000;
 const KEPT_SECONDS = 900;
@@ -19,10 +19,11 @@ async function poll() {
     const after = points.length ? points.at(-1).time_unix : 0;
     const answer = await fetch(`dashboard/data?after=${after}`, authorized());
     $("key-form").hidden = answer.status !== 401;
-    if (!answer.ok) throw new Error(answer.status === 401 ? "needs a key" : `status ${answer.status}`);
-    show(await answer.json());
-  } catch (error) {
-    showState(error.message === "needs a key" ? "needs a key" : "unreachable");
+    if (answer.status === 401) askForKey();
+    else if (answer.ok) show(await answer.json());
+    else showState("unreachable");
+  } catch {
+    showState("unreachable");
   }
   setTimeout(poll, POLL_MILLISECONDS);
 }
@@ -37,6 +38,11 @@ function show({ server, fields, points: rows }) {
   playground.setServer(server);
   tiles.show(newest, server);
   charts.show(points, server.depth ?? 0);
+}
+
+function askForKey() {
+  showState(hasKey() ? "wrong key" : "needs a key");
+  $("key-label").textContent = hasKey() ? "This server refused the key; try another" : "This server wants an API key";
 }
 
 function showState(state) {

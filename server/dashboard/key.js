@@ -5,6 +5,10 @@ export function setKey(key) {
   sessionStorage.setItem(NAME, key);
 }
 
+export function hasKey() {
+  return Boolean(sessionStorage.getItem(NAME));
+}
+
 export function authorized(options = {}) {
   const key = sessionStorage.getItem(NAME);
   if (!key) return options;

@@ -17,6 +17,7 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 PROMPT = "def parse(text):\n    "
+BODY = {"temperature": 0, "repetition_penalty": 1.1}  # what the page sends at temperature 0
 MILLISECONDS = 60_000  # for a text on a busy machine
 
 
@@ -79,7 +80,7 @@ def test_the_page_offers_every_depth_of_the_server(page: Page) -> None:
 def test_the_text_is_what_the_api_gives_and_its_drafts_are_coloured(page: Page, server: Server) -> None:
     page.locator("#temperature").fill("0")
     generate(page, depth=3)
-    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "speculation": {"draft_positions": True}}
+    body = BODY | {"prompt": PROMPT, "max_tokens": 40, "speculation": {"draft_positions": True}}
     (choice,) = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
     assert text_of(page) == choice["text"]
     positions = choice["speculation"]["draft_positions"]
@@ -99,6 +100,7 @@ def test_the_text_is_what_the_api_gives_and_its_drafts_are_coloured(page: Page, 
 
 
 def test_without_drafts_every_token_is_the_models(page: Page) -> None:
+    page.locator("#temperature").fill("0")  # a drawn text may end before
     generate(page, depth=0)
     assert tokens_by_position(page) == {"0": 40}
     expect(page.locator(".run .counts")).to_have_text("40 tokens in 40 steps of the model")
@@ -109,6 +111,9 @@ def test_two_depths_stand_side_by_side_with_the_same_text(page: Page) -> None:
     generate(page, depth=2, compares=True)
     expect(page.locator(".run h3")).to_have_text(["2 drafts a round", "without drafts"])
     expect(page.locator("#verdict")).to_contain_text("the same text, token for token")
+    counts = tokens_by_position(page)
+    told = f"{sum(counts.values()) / counts['0']:.2f} tokens a step of the model"
+    expect(page.locator("#verdict strong")).to_have_text(told)
     assert text_of(page, 0) == text_of(page, 1) != ""
     for speed in page.locator(".speed output").all_text_contents():
         assert float(speed.replace(",", "")) > 0
@@ -117,7 +122,7 @@ def test_two_depths_stand_side_by_side_with_the_same_text(page: Page) -> None:
 def test_text_beyond_the_basic_plane_keeps_its_tokens(page: Page, server: Server) -> None:
     """JavaScript counts code units, the API characters."""
     page.locator("#temperature").fill("0")
-    body = {"prompt": "# 😀😀 naïve 日本\n", "max_tokens": 24, "temperature": 0}
+    body = BODY | {"prompt": "# 😀😀 naïve 日本\n", "max_tokens": 24}
     (choice,) = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
     page.locator("#compare").set_checked(False)
     page.locator("#prompt").fill(body["prompt"])
@@ -200,6 +205,8 @@ def test_a_server_with_keys_asks_for_one_and_keeps_it_for_the_tab(
         opened.locator("#key").fill("wrong")
         opened.locator("#key-form button").click()
         expect(opened.locator("#key-form")).to_be_visible()
+        expect(opened.locator("#key-form label")).to_contain_text("refused the key")
+        expect(opened.locator("#state")).to_have_text("wrong key")
         opened.locator("#key").fill("secret")
         opened.locator("#key-form button").click()
         expect(opened.locator("#state")).to_have_text("serving")
