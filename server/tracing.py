@@ -1,6 +1,6 @@
 """OpenTelemetry spans of requests that generate, sent over OTLP: the request, and in it queue, prefill and decode.
 
-Imported only when an endpoint is given: the packages are an extra, `pip install headway[otel]`. Spans are made when
+Imported only when an endpoint is given: the packages are the extra `otel`. Spans are made when
 a request ends, from what was kept of it, so that nothing is done for them on the way.
 """
 

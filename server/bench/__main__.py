@@ -53,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
 def run(arguments: argparse.Namespace) -> tuple[list[Figures], list[Interference]]:
     """Raises UsageError, httpx.HTTPError, httpx.InvalidURL."""
     if arguments.plot is not None and not CAN_PLOT:
-        raise UsageError("--plot needs matplotlib: pip install 'headway[bench]'")
+        raise UsageError(
+            "--plot needs matplotlib: install it from a clone: .venv/bin/pip install -e '.[bench]'"
+        )
     for flag, file in (("--json", arguments.json), ("--plot", arguments.plot)):
         if file is not None and not file.parent.is_dir():
             raise UsageError(
@@ -269,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
         "--plot",
         type=Path,
         metavar="FILE.png",
-        help="draw throughput over latency there; needs headway[bench]",
+        help="draw throughput over latency there; needs matplotlib, the extra `bench`",
     )
     return parser
 

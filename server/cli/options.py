@@ -138,7 +138,7 @@ MODEL = [
 ]  # fmt: skip
 SPECULATION = [
     Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
-           "Never changes the text, only the speed", aliases=("max-depth",)),
+           "Changes the speed, not the text of a stream", aliases=("max-depth",)),
     Option("draft-lm-head", one_of("auto", "full", "int4", "int8", "fp8"), "auto", "weights by which drafts are picked, "
            "which cannot change the text: full, int8 or fp8 (half the bytes to read; fp8 on Ada, Hopper and later), int4 (there; a "
            "quarter, and in full those of tokens that could be picked; beyond 16 rows, 8 where hidden is below 2,048, fp8), or "

@@ -139,7 +139,7 @@ def _open_tracing(endpoint: str | None) -> Trace | None:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--otlp-endpoint is {endpoint!r}, it must be left out without OpenTelemetry ({error}); "
-            "pip install headway[otel]"
+            "install it from a clone: .venv/bin/pip install -e '.[otel]'"
         ) from None
     tracing: Trace = module.open_tracing(endpoint)
     return tracing

@@ -153,6 +153,16 @@ def test_everything_waits_longer_than_the_server_drains() -> None:
 # --- compose -------------------------------------------------------------------------------------------
 
 
+def test_compose_publishes_to_this_machine_only() -> None:
+    """Nothing asks for a key unless one is set."""
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    published = {port for service in services.values() for port in service.get("ports", [])}
+    assert len(published) == 3
+    assert all(port.startswith(("127.0.0.1:", "${BIND:-127.0.0.1}:")) for port in published), published
+    keys = services["headway"]["environment"]
+    assert {name for name, value in keys.items() if value is None} == {"HEADWAY_API_KEY", "HEADWAY_ADMIN_KEY"}
+
+
 def test_compose_mounts_what_exists_and_scrapes_what_it_runs() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     mounts = [v.split(":")[0] for s in services.values() for v in s["volumes"] if v.startswith("./")]

@@ -115,7 +115,7 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
 def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "headway.server.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"--otlp-endpoint.*headway\[otel\]"):
+    with pytest.raises(ConfigError, match=r"--otlp-endpoint.*pip install -e '\.\[otel\]'"):
         _open_tracing("http://localhost:4318")
 
 

@@ -157,7 +157,10 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--plot", "x.png"], "--plot needs matplotlib: pip install 'headway[bench]'"),
+        (
+            ["--plot", "x.png"],
+            "--plot needs matplotlib: install it from a clone: .venv/bin/pip install -e '.[bench]'",
+        ),
         (["--baseline", "/none"], "/none cannot be read"),
         (["--baseline", __file__], "it must be a file that headway bench serve"),
         (["--base-url", "http://127.0.0.1:9"], "refused"),
