@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import yaml
+
 from headway_testing.tools import installed
 
 Sample = tuple[dict[str, str], float]
