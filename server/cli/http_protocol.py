@@ -1,29 +1,71 @@
-"""uvicorn's HTTP protocol with bounds on what a client may leave half done: headers, and reading its answer."""
+"""uvicorn's HTTP protocol, completed: bounds on slow clients, ignored upgrades, framing of HTTP/1.0, prompt closing."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 from headway.server.cli.listening import connection_limits
 from headway.server.guard import MAX_HEADER_BYTES
 
 HEAD_SECONDS = 60.0  # from the connection, or the first byte of a further request, to complete headers
 STALLED_SECONDS = 60.0  # an answer waits so long for a client that has stopped reading
+CLOSE_SECONDS = 1.0  # TLS asks the peer to confirm that the connection ends; at shutdown this is the wait
+UPGRADE_FIELDS = (b"upgrade", b"http2-settings")  # also as options of the header Connection
+
+
+class UnframedApp:
+    """Runs the application for a client of HTTP/1.0, which does not know chunks.
+
+    A body without a length ends with the connection. Mutable: writes the cycle's framing; the cycle is its own.
+    """
+
+    def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._has_length = False
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_unframed(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", []))
+                self._has_length = any(name.lower() == b"content-length" for name, _ in headers)
+                if not self._has_length:
+                    self._cycle.keep_alive = self._cycle.chunked_encoding = False
+                elif self._cycle.keep_alive:
+                    message["headers"] = [*headers, (b"connection", b"keep-alive")]
+            elif message["type"] == "http.response.body" and not self._has_length:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_unframed)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Mutable as its base: one connection. The guard refuses too many headers politely once they are complete;
     this closes a connection whose headers never are. A connection that is aborted ends its request as any
     disconnect does. Requests of connections beyond what descriptors allow for are marked, and the guard refuses
-    them; connections far beyond are closed at once."""
+    them; connections far beyond are closed at once.
+
+    A client that offers another protocol is served over the one that it used (RFC 9110, 7.8). The parser would
+    stop at such a request's headers and take its body for the other protocol; it is therefore started anew, with
+    the same headers less the offer.
+    """
 
     _num_head_bytes = 0
     _has_head = False
     _is_crowded = False
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _running_cycle: RequestResponseCycle | None = None
+    _is_shutting_down = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -37,10 +79,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self._stop_stall_timer()
         self._unset_keepalive_if_required()  # the base forgets it when a client resets: it would keep all this alive
+        if self._running_cycle is not None:  # the base tells only the last of several pipelined requests
+            self._running_cycle.disconnected = True
+            self._running_cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         self._num_head_bytes = 0 if self._has_head else self._num_head_bytes + len(data)
         if self._num_head_bytes > MAX_HEADER_BYTES:
             self.transport.close()
@@ -53,9 +100,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["state"]["is_crowded"] = self._is_crowded
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `_parse` presents the request once more
         self._has_head = True
         self._stop_head_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_shutting_down:
+            self._close_in_time()
+
+    def shutdown(self) -> None:
+        self._is_shutting_down = True
+        super().shutdown()
+        self._close_in_time()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -64,6 +127,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_stall_timer()
         super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running_cycle = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.keep_alive = not self._is_shutting_down and b"keep-alive" in _connection_options(
+                cycle.scope["headers"]
+            )
+            app = UnframedApp(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse("CONNECT is not served here.")
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = _new_parser(self)
+            except httptools.HttpParserError:
+                self._refuse("Invalid HTTP request received.")
+                return
+            else:
+                return
+
+    def _refuse(self, message: str) -> None:
+        self.logger.warning(message)
+        self.send_400_response(message)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in _without_upgrade(self.headers)]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _close_in_time(self) -> None:
+        """Ends a connection that is closing and has nothing left to send, whether its peer confirms or not."""
+        if self.transport.is_closing() and self.scheme == "https":
+            self.loop.call_later(CLOSE_SECONDS, self._abort_when_sent)
+
+    def _abort_when_sent(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self._close_in_time()
+        else:
+            self.transport.abort()
 
     def _await_head(self) -> None:
         if self._head_timer is None:
@@ -78,3 +187,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """A parser as the base makes it: it reads on after a request that says `Connection: close`."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def _connection_options(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    values = [value for name, value in headers if name == b"connection"]
+    return [option.strip().lower() for value in values for option in value.split(b",")]
+
+
+def _without_upgrade(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in headers:
+        if name == b"connection":
+            options = [
+                option for option in _connection_options([(name, value)]) if option not in UPGRADE_FIELDS
+            ]
+            if options:
+                yield name, b", ".join(options)
+        elif name not in UPGRADE_FIELDS:
+            yield name, value

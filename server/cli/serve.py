@@ -96,6 +96,7 @@ class DrainingServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=BoundedHttpProtocol,
+                ws="none",
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,
                 log_config=None,

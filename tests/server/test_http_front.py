@@ -1,0 +1,224 @@
+"""What HTTP leaves to the server: upgrades that are not taken, framing by version, pipelines, the end of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+import trustme
+from headway_testing.fake_engine import FakeEngine
+
+from headway.server.app import create_app
+from headway.server.cli.listening import listen, url_of
+from headway.server.cli.serve import DrainingServer
+from headway.server.config import ServerConfig
+from headway.server.services import Services
+
+BODY = b'{"prompt":"abc def","max_tokens":3}'
+STREAM = b'{"prompt":"abc def","max_tokens":3,"stream":true}'
+OFFERS = {
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA\r\n",
+    "websocket": b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+    "unknown": b"Connection: keep-alive, Upgrade\r\nUpgrade: foo/2, bar\r\n",
+    "two-lines": b"Connection: Upgrade\r\nConnection: HTTP2-Settings\r\nUpgrade: h2c\r\n",
+    "tls": b"Upgrade: TLS/1.0\r\nConnection: Upgrade\r\n",
+}
+PLAIN = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class CalmEngine(FakeEngine):
+    def drain(self, seconds: float) -> None:
+        self.state = "draining"
+
+
+@pytest.fixture
+async def url(services: Services) -> AsyncIterator[str]:
+    config = ServerConfig(port=0)
+    listener = listen(config)
+    server = DrainingServer(create_app(services), config, CalmEngine())
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield url_of(listener, config)
+    server.should_exit = True
+    await running
+
+
+def post(offer: bytes = b"", body: bytes = BODY, version: bytes = b"1.1", *, chunked: bool = False) -> bytes:
+    head = b"POST /v1/completions HTTP/%s\r\nHost: localhost\r\n%s" % (version, offer)
+    if chunked:
+        parts = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:]))
+        return head + b"Transfer-Encoding: chunked\r\n\r\n" + parts + b"0\r\n\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    address = urlsplit(url)
+    return await asyncio.open_connection(address.hostname, address.port)
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of an answer that has a Content-Length."""
+    async with asyncio.timeout(5):
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+        return head, await reader.readexactly(int(length.split(b":")[1]))
+
+
+def num_tokens(body: bytes) -> int:
+    return int(msgspec.json.decode(body)["usage"]["completion_tokens"])
+
+
+@pytest.mark.parametrize("step", [0, 1, 50], ids=["at-once", "byte-by-byte", "in-parts"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+async def test_an_offered_upgrade_is_ignored_and_the_connection_goes_on(
+    url: str, offer: bytes, chunked: bool, step: int
+) -> None:
+    reader, writer = await connect(url)
+    request = post(offer, chunked=chunked)
+    for start in range(0, len(request), step or len(request)):
+        writer.write(request[start : start + (step or len(request))])
+        await asyncio.sleep(0 if step else 0.01)
+    head, body = await answer(reader)
+    assert (head[:12], num_tokens(body)) == (b"http/1.1 200", 3)
+    for again in (PLAIN, request):
+        writer.write(again)
+        assert (await answer(reader))[0].startswith(b"http/1.1 200")
+    writer.close()
+
+
+async def test_pipelined_requests_with_and_without_an_offer_are_all_answered(url: str) -> None:
+    reader, writer = await connect(url)
+    offer = OFFERS["h2c"]
+    bare = b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n"
+    writer.write(post(offer) + bare + post(offer, chunked=True) + PLAIN + bare + post())
+    bodies = [(await answer(reader))[1] for _ in range(6)]
+    assert [b"completion_tokens" in body for body in bodies] == [True, False, True, False, False, True]
+    writer.close()
+
+
+async def test_a_body_with_an_offer_is_asked_for(url: str) -> None:
+    reader, writer = await connect(url)
+    head, _, body = post(OFFERS["h2c"] + b"Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    assert b"100 Continue" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    writer.write(body)
+    assert num_tokens((await answer(reader))[1]) == 3
+    writer.close()
+
+
+async def test_connect_is_refused_and_the_connection_ends(url: str) -> None:
+    reader, writer = await connect(url)
+    writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+async def test_a_stream_for_http_1_0_has_no_chunks_and_ends_with_the_connection(url: str) -> None:
+    for offer in (b"", b"Connection: keep-alive\r\n", OFFERS["h2c"]):
+        reader, writer = await connect(url)
+        writer.write(post(offer, STREAM, b"1.0"))
+        head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close" in head.lower()
+        assert body.startswith(b"data: {")
+        assert body.endswith(b"data: [DONE]\n\n")
+        writer.close()
+
+
+async def test_http_1_0_keeps_a_connection_only_if_asked(url: str) -> None:
+    reader, writer = await connect(url)
+    for _ in range(2):
+        writer.write(post(b"Connection: Keep-Alive\r\n", version=b"1.0"))
+        head, body = await answer(reader)
+        assert b"\r\nconnection: keep-alive\r\n" in head
+        assert num_tokens(body) == 3
+    writer.write(post(version=b"1.0"))
+    head, _ = await answer(reader)
+    assert b"\r\nconnection: close\r\n" in head
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+@pytest.mark.parametrize("protocol", ["--http2", "--http1.0", "--http1.1"])
+async def test_curl_completes_and_streams_by_any_protocol(url: str, protocol: str) -> None:
+    for body in (BODY, STREAM):
+        command = ["curl", "-sSN", "--max-time", "10", protocol, "-d", body.decode(), f"{url}/v1/completions"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        text, _ = await process.communicate()
+        assert process.returncode == 0
+        assert text.endswith(b"data: [DONE]\n\n") if body == STREAM else num_tokens(text) == 3, text
+
+
+async def test_an_idle_tls_connection_does_not_hold_the_end_up(services: Services, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(tmp_path / "cert", append=True)
+    config = ServerConfig(port=0, tls_cert=str(tmp_path / "cert"), tls_key=str(tmp_path / "key"))
+    listener = listen(config)
+    server = DrainingServer(create_app(services), config, CalmEngine())
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    idle = await asyncio.to_thread(_kept_tls, listener.getsockname(), context)
+    started = time.monotonic()
+    server.should_exit = True
+    await running
+    assert time.monotonic() - started < 3
+    idle.close()
+
+
+def _kept_tls(address: tuple[str, int], context: ssl.SSLContext) -> ssl.SSLSocket:
+    """A connection that has had an answer and then neither reads nor writes."""
+    client = context.wrap_socket(socket.create_connection(address), server_hostname="127.0.0.1")
+    client.sendall(PLAIN)
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    return client
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
+async def test_a_client_that_leaves_at_any_moment_makes_no_traceback(
+    url: str, engine: FakeEngine, caplog: pytest.LogCaptureFixture, resets: bool
+) -> None:
+    engine.round_seconds = 0.002
+    whole = [
+        post(),
+        post(body=STREAM),
+        post(OFFERS["h2c"], chunked=True),
+        post() + post(body=STREAM),
+        post() * 3,
+    ]
+    for request in whole:
+        for cut in (10, 60, len(request) // 2, len(request) - 1, len(request)):
+            for delay in (0.0, 0.001, 0.004):
+                await asyncio.to_thread(_leave, url, request[:cut], delay, resets)
+    async with asyncio.timeout(5):
+        while engine.running:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def _leave(url: str, request: bytes, delay: float, resets: bool) -> None:
+    address = urlsplit(url)
+    client = socket.create_connection((address.hostname, address.port))
+    client.sendall(request)
+    time.sleep(delay)
+    if resets:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
