@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway.server.choice import ChoiceRequest, Delta
-from headway.server.errors import ApiError
+from headway.server.errors import NO_RETRY, ApiError
 from headway.server.generation import Generation
 from headway.server.protocol.parameters import GenerationFields
 from headway.server.protocol.usage import (
@@ -24,7 +24,7 @@ from headway.server.protocol.usage import (
     Usage,
 )
 from headway.server.services import Services, max_draft_tokens, system_fingerprint
-from headway.server.sse import DONE, EventStreamResponse
+from headway.server.sse import DONE, EventStreamResponse, escape_line_ends
 
 # A delta and whether it is its choice's first -> the entries of `choices`, one chunk each.
 ChunkChoices = Callable[[Delta, bool], Sequence[msgspec.Struct]]
@@ -72,7 +72,7 @@ class Answer:
             yield
             return
         message = f"the request was not done after {seconds:g} s (request_timeout); ask for fewer tokens"
-        error = ApiError(message, status=504, code="request_timeout")
+        error = ApiError(message, status=504, code="request_timeout", headers=NO_RETRY)
         timer = asyncio.get_running_loop().call_later(seconds, self.generation.fail, error)
         try:
             yield
@@ -198,4 +198,4 @@ def _last_words(answer: Answer) -> bytes:
 
 
 def _json(value: object) -> bytes:
-    return msgspec.json.encode(value)
+    return escape_line_ends(msgspec.json.encode(value))

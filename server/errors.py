@@ -8,6 +8,7 @@ HeadwayError (engine)
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -20,6 +21,7 @@ from starlette.routing import Match, Route
 from headway.engine import EngineDeadError, HeadwayError, QueueFullError, RequestError
 
 RETRY_AFTER = {"Retry-After": "1"}
+NO_RETRY = {"x-should-retry": "false"}  # heeded by OpenAI's clients, which repeat every 5xx otherwise
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -27,6 +29,13 @@ _TYPES = {
     500: "internal_error",
     503: "service_unavailable_error",
 }
+
+# APIs of OpenAI, Anthropic and other servers, below /v1 or without it.
+UNSERVED_PATHS = re.compile(
+    r"(/v1)?/(responses|embeddings|messages|audio|images|videos|files|uploads|batches|moderations|fine_tuning|assistants"
+    r"|threads|vector_stores|realtime|conversations|evals|containers|rerank|score|classify|pooling|generate|infill"
+    r"|invocations|edits|engines)(/.*)?|/v2/rerank"
+)
 
 logger = logging.getLogger("headway.server")
 
@@ -102,12 +111,25 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
-        error = ApiError(f"there is no {request.url.path} here", status=404, code="not_found")
+        error = _unsupported(request.url.path) or ApiError(
+            f"there is no {request.url.path} here", status=404, code="not_found"
+        )
     elif isinstance(error, HTTPException) and error.status_code == 405:
         allowed = ", ".join(sorted(_allowed_methods(request)))
         message = f"{request.method} is not allowed on {request.url.path}; allowed: {allowed}"
         error = ApiError(message, status=405, code="method_not_allowed", headers={"Allow": allowed})
     return error_response(as_api_error(error))
+
+
+def _unsupported(path: str) -> ApiError | None:
+    """A refusal by 400: proxies such as LiteLLM take a server that answers 404 out of service for everybody."""
+    if UNSERVED_PATHS.fullmatch(path) is None:
+        return None
+    message = (
+        f"{path} is not served here; use POST /v1/completions, POST /v1/chat/completions, GET /v1/models, "
+        "POST /tokenize or POST /detokenize; docs/api.md describes them"
+    )
+    return ApiError(message, code="unsupported_endpoint")
 
 
 def _allowed_methods(request: Request) -> set[str]:

@@ -106,4 +106,11 @@ def _error_event(error: Exception) -> bytes:
     api_error = as_api_error(error)
     if api_error.status == 500:
         logger.error("a stream failed", exc_info=error)
-    return b"data: " + envelope(api_error) + b"\n\n"
+    return b"data: " + escape_line_ends(envelope(api_error)) + b"\n\n"
+
+
+def escape_line_ends(payload: bytes) -> bytes:
+    """JSON in UTF-8 without U+0085, U+2028 and U+2029, at which some clients end a line."""
+    if b"\xe2\x80" in payload:
+        payload = payload.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return payload.replace(b"\xc2\x85", b"\\u0085") if b"\xc2\x85" in payload else payload

@@ -149,6 +149,7 @@ async def test_a_request_that_takes_too_long_fails_and_is_aborted(
     async with connect(limits=ServiceLimits(request_seconds=0.1)) as client:
         response = await client.post(URL, json={**BODY, "n": 2, "stream": stream})
     assert response.status_code == (200 if stream else 504)
+    assert response.headers.get("x-should-retry") == (None if stream else "false")
     error = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
     assert error["code"] == "request_timeout"
     assert "0.1 s" in error["message"]
