@@ -18,7 +18,7 @@ from headway.server.answer import Answer
 from headway.server.metrics import Metrics
 
 CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
-QUIET_PATHS = ("/health", "/ready", "/load", "/metrics", "/version", "/dashboard")
+QUIET_PATHS = ("/health", "/ready", "/load", "/metrics", "/version", "/dashboard", "/favicon.ico")
 
 logger = logging.getLogger("headway.access")
 

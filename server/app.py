@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from headway import __version__
 from headway.server.access import AccessLog, RequestRecord
 from headway.server.errors import install_error_handlers
-from headway.server.guard import REQUEST_ID, Guard, RequestIds
+from headway.server.guard import REQUEST_ID, Guard, HeadAsGet, RequestIds
 from headway.server.routes import (
     admin,
     chat,
@@ -46,7 +46,7 @@ def create_app(
     for module in (completions, chat, tokens, speculation, models, ops, admin, description, dashboard):
         app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)
-    guarded: ASGIApp = Guard(app, services.keys)
+    guarded: ASGIApp = Guard(HeadAsGet(app), services.keys)
     if cors_origins:
         guarded = CORSMiddleware(
             guarded,

@@ -19,6 +19,8 @@ OPEN_PATHS = PAGE_PATHS | {
     "/ready",
     "/version",
     "/metrics",
+    "/",
+    "/favicon.ico",
 }  # browsers, probes and scrapers have no keys
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
@@ -43,6 +45,25 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class HeadAsGet:
+    """A HEAD request is answered as GET would be, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message["body"] = b""
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class Guard:

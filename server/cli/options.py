@@ -21,6 +21,20 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * (_SIZE_UNITS | _BINARY_UNITS)[match[2]])
 
 
+def parse_body_size(text: str) -> int:
+    size = parse_size(text)
+    if size == 0:
+        raise ValueError("a size of 1 byte or more, such as 8MiB")
+    return size
+
+
+def parse_origin(text: str) -> str:
+    """A page's origin as browsers send it: scheme, host and perhaps a port, in lower case; or *."""
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", text):
+        raise ValueError("* or an origin such as https://example.org:8443, without a path")
+    return text
+
+
 def parse_switch(text: str) -> bool:
     values = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
     if text.lower() not in values:
@@ -170,8 +184,8 @@ SERVER = [
     Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "
            "others see the command line", "KEY", is_list=True),
     Option("admin-key", parse_key, None, "the key for /abort and for changing limits; without it nobody may", "KEY"),
-    Option("cors-origin", str, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
-    Option("max-body", parse_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
+    Option("cors-origin", parse_origin, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
+    Option("max-body", parse_body_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
     Option("max-waiting-tokens", parse_count, None, "prompt tokens that may wait; more get status 429 (default: no limit)"),
     Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
     Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for so long is replaced; one that "

@@ -59,6 +59,16 @@ class DashboardData(msgspec.Struct):
     points: list[Point]
 
 
+@router.get("/")
+async def root() -> Response:
+    return Response(status_code=307, headers={"Location": "/dashboard"})
+
+
+@router.get("/favicon.ico")
+async def favicon() -> Response:
+    return _file("icon.svg")
+
+
 @router.get("/dashboard")
 async def dashboard() -> Response:
     return _file("index.html")

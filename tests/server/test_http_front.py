@@ -17,6 +17,7 @@ import pytest
 import trustme
 from headway_testing.fake_engine import FakeEngine
 
+from headway.server import cli
 from headway.server.app import create_app
 from headway.server.cli.listening import listen, url_of
 from headway.server.cli.serve import DrainingServer
@@ -189,6 +190,16 @@ def _kept_tls(address: tuple[str, int], context: ssl.SSLContext) -> ssl.SSLSocke
     client.sendall(PLAIN)
     assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
     return client
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--max-body", "0"), ("--cors-origin", "notaurl"), ("--cors-origin", "http://a/b")]
+)
+def test_options_that_cannot_serve_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
+) -> None:
+    assert cli.main(["serve", "--port", "0", *arguments]) == 1
+    assert f"{arguments[0]} is {arguments[1]!r}, it must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])

@@ -75,7 +75,7 @@ async def test_version(client: httpx.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": "0.1.0"}
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/nonsense", "/v1/completions/", "/docs"])
+@pytest.mark.parametrize("path", ["/v1/nonsense", "/v1/completions/", "/docs"])
 async def test_an_unknown_path_is_404_in_the_envelope(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(path)
     assert response.status_code == 404
@@ -132,3 +132,19 @@ async def test_times_are_observed_once_a_choice(client: httpx.AsyncClient, engin
     assert found["headway_time_to_first_token_seconds_sum",] >= 3 * 0.02
     assert 2 * 2 * 0.02 / 6 <= found["headway_time_per_output_token_seconds_sum",] < 2 * seconds / 6
     assert found["headway_request_duration_seconds_sum",] >= 2 * 0.06 + 0.02
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/metrics", "/v1/models", "/version", "/dashboard"]
+)
+async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
+    head, get = await client.head(path), await client.get(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert "content-length" in head.headers
+
+
+async def test_a_browser_finds_the_page_and_an_icon(client: httpx.AsyncClient) -> None:
+    response = await client.get("/")
+    assert (response.status_code, response.headers["location"]) == (307, "/dashboard")
+    assert (await client.get("/favicon.ico")).headers["content-type"].startswith("image/svg+xml")
