@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import httptools
@@ -196,7 +196,7 @@ def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
     return parser
 
 
-def _connection_options(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+def _connection_options(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     values = [value for name, value in headers if name == b"connection"]
     return [option.strip().lower() for value in values for option in value.split(b",")]
 

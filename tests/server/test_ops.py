@@ -134,9 +134,7 @@ async def test_times_are_observed_once_a_choice(client: httpx.AsyncClient, engin
     assert found["headway_request_duration_seconds_sum",] >= 2 * 0.06 + 0.02
 
 
-@pytest.mark.parametrize(
-    "path", ["/health", "/ready", "/metrics", "/v1/models", "/version", "/dashboard"]
-)
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/version", "/dashboard"])
 async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
     head, get = await client.head(path), await client.get(path)
     assert (head.status_code, head.content) == (get.status_code, b"")
