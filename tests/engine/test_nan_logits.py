@@ -6,6 +6,7 @@ meets it.
 
 from __future__ import annotations
 
+import gc
 import math
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def engine_of(folder: Path, device: str, depth: int) -> LocalEngine:
     )  # fmt: skip
     engine = LocalEngine(config)
     if device == "cuda":
+        gc.collect()  # graphs of earlier tests must not be freed while others are captured
         engine.engine.runner.capture(range(depth + 1), progress=lambda _: None)
     with torch.no_grad():
         engine.engine.runner.model.trunk.embedding[BROKEN] = torch.inf
