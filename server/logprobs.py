@@ -79,20 +79,12 @@ def prompt_tokens(
 
 
 def _starts(prompt: EncodedPrompt, tokenizer: Tokenizer) -> list[int]:
-    """Where each token's text begins in the echo: special tokens are part of a text that the client wrote."""
-    vocabulary = tokenizer.vocabulary if prompt.text is None else tokenizer.full_vocabulary
-    detokenizer = Detokenizer(vocabulary)
+    """Where each token's text begins in the echo: in the client's text, or in what the ids are decoded to."""
+    if prompt.starts:
+        return prompt.starts
+    detokenizer = Detokenizer(tokenizer.vocabulary)
     starts = []
-    for place, token_id in enumerate(prompt.token_ids):
+    for token_id in prompt.token_ids:
         starts.append(detokenizer.num_characters)
-        if place > 0 or not _was_added(prompt, tokenizer):
-            detokenizer.push([token_id])
+        detokenizer.push([token_id])
     return starts
-
-
-def _was_added(prompt: EncodedPrompt, tokenizer: Tokenizer) -> bool:
-    """The first token is one that was put before the client's text."""
-    start = tokenizer.start_token_id
-    if prompt.text is None or start is None or prompt.token_ids[0] != start:
-        return False
-    return not prompt.text.startswith(tokenizer.full_vocabulary.token_bytes(start).decode())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from headway.engine import EngineInfo
 from headway.server.control_text import ChatPrompt
@@ -12,43 +13,56 @@ from headway.server.errors import ApiError
 from headway.server.protocol.completions import Prompt
 from headway.server.tokenizer import Tokenizer
 
-THREAD_CHARACTERS = 8192  # longer prompts are tokenised off the event loop: about 2 ms of work
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """text: None when the client sent ids, or the text was cut; then `echo` decodes the ids."""
+    """text: None when the client sent ids, or the text was cut; then `echo` decodes the ids.
+
+    starts: the index in `text` of each token's first character; empty where it was not asked for.
+    """
 
     text: str | None
     token_ids: list[int]
+    starts: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """How prompts are encoded. keep_last: ids at most, of which special tokens at the beginning are not cut away.
+
+    num_wanted: tokens to generate, None if the client does not say. adds_special: puts the model's special tokens
+    around a text.
+    """
+
+    keep_last: int | None = None
+    num_wanted: int | None = None
+    adds_special: bool = True
+    wants_starts: bool = False
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Room that the prompt must leave in the context."""
+        return 0 if self.num_wanted == 0 else 1
 
 
 async def encode_prompts(
-    prompt: Prompt,
-    tokenizer: Tokenizer,
-    info: EngineInfo,
-    *,
-    keep_last: int | None = None,
-    num_wanted: int | None = None,
+    prompt: Prompt, tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions | None = None
 ) -> list[EncodedPrompt]:
-    """One entry for each prompt of the body, checked against vocabulary and context.
-
-    keep_last: longer prompts lose their beginning. num_wanted: tokens to generate, which errors tell.
-    """
-    entries = _entries(prompt)
-    if keep_last is None:
-        for entry in entries:
-            if isinstance(entry, str):
-                check_least_length("prompt", tokenizer.least_tokens(entry), info.max_model_len)
-    if sum(len(entry) for entry in entries if isinstance(entry, str)) > THREAD_CHARACTERS:
-        prompts = await asyncio.to_thread(_encode_all, entries, tokenizer)
-    else:
-        prompts = _encode_all(entries, tokenizer)
+    """One entry for each prompt of the body, checked against vocabulary and context."""
+    options = options or PromptOptions()
+    max_prompt_tokens = info.max_model_len - options.num_new_tokens
+    entries = _entries(prompt, max_prompt_tokens, options)
+    texts = [entry for entry in entries if isinstance(entry, str)]
+    if options.keep_last is None:
+        for text in texts:
+            check_least_length("prompt", tokenizer.least_tokens(text), max_prompt_tokens, info.max_model_len)
+    work = partial(_encode_all, entries, tokenizer, info, options)
+    prompts = await tokenizer.pool.run(texts, work)
     for encoded in prompts:
         check_ids("prompt", encoded.token_ids, info.vocab_size)
-    prompts = [_cut(encoded, keep_last) for encoded in prompts]
-    for encoded in prompts:
-        check_room("prompt", len(encoded.token_ids), num_wanted, info.max_model_len)
+        check_room("prompt", len(encoded.token_ids), options.num_wanted, info.max_model_len)
     return prompts
 
 
@@ -62,58 +76,96 @@ async def encode_chat(
 ) -> list[int]:
     """The ids of a rendered chat: the template wrote all control tokens itself."""
     if keep_last is None and not chat.spelled:  # marks are longer than what they stand for
-        check_least_length("messages", tokenizer.least_tokens(chat.text), info.max_model_len)
-    if len(chat.text) > THREAD_CHARACTERS or chat.spelled:
-        ids = await asyncio.to_thread(tokenizer.encode_chat, chat)
-    else:
-        ids = tokenizer.encode_chat(chat)
+        least = tokenizer.least_tokens(chat.text)
+        check_least_length("messages", least, info.max_model_len - 1, info.max_model_len)
+    ids = await tokenizer.pool.run([chat.text], partial(tokenizer.encode_chat, chat, keep_last))
     if not ids:
         message = "the model's chat template makes an empty prompt of these messages; send others"
         raise ApiError(message, param="messages", code="invalid_value")
-    prompt = _cut(EncodedPrompt(None, ids), keep_last)
-    check_room("messages", len(prompt.token_ids), num_wanted, info.max_model_len)
-    return prompt.token_ids
+    check_room("messages", len(ids), num_wanted, info.max_model_len)
+    return ids
 
 
-def _cut(prompt: EncodedPrompt, keep_last: int | None) -> EncodedPrompt:
-    if keep_last is None or len(prompt.token_ids) <= keep_last:
-        return prompt
-    return EncodedPrompt(None, prompt.token_ids[-keep_last:])
+def _entries(prompt: Prompt, max_prompt_tokens: int, options: PromptOptions) -> Sequence[str | list[int]]:
+    """A list of numbers is one prompt; a list of strings, or of lists of numbers, is several.
 
-
-def _entries(prompt: Prompt) -> Sequence[str | list[int]]:
-    """A list of numbers is one prompt; a list of strings, or of lists of numbers, is several."""
+    A list of ids that is too long is cut or refused before it is looked through.
+    """
     if isinstance(prompt, str):
         return [prompt]
+    if not prompt:
+        raise ApiError("prompt is an empty list, it must have 1 entry or more", param="prompt")
+    if isinstance(prompt[0], int):
+        prompt = _fitting(prompt, max_prompt_tokens, options)
     strings = [entry for entry in prompt if isinstance(entry, str)]
     ids = [entry for entry in prompt if isinstance(entry, int)]
     lists = [entry for entry in prompt if isinstance(entry, list)]
-    if not prompt:
-        raise ApiError("prompt is an empty list, it must have 1 entry or more", param="prompt")
     if len(prompt) == len(ids):
         return [ids]
     if len(prompt) == len(strings):
         return strings
     if len(prompt) == len(lists):
-        return lists
+        return [_fitting(entry, max_prompt_tokens, options) for entry in lists]
     kinds = "strings, or token ids, or lists of token ids"
     raise ApiError(f"prompt mixes kinds of entries, it must hold only {kinds}", param="prompt")
 
 
-def _encode_all(entries: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[EncodedPrompt]:
-    return [_encode(entry, tokenizer) for entry in entries]
+def _fitting(ids: list[Entry], max_prompt_tokens: int, options: PromptOptions) -> list[Entry]:
+    if options.keep_last is not None and len(ids) > options.keep_last:
+        ids = ids[len(ids) - options.keep_last :]
+    check_length("prompt", len(ids), options.num_new_tokens, max_prompt_tokens + options.num_new_tokens)
+    return ids
 
 
-def _encode(entry: str | list[int], tokenizer: Tokenizer) -> EncodedPrompt:
+def _encode_all(
+    entries: Sequence[str | list[int]], tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions
+) -> list[EncodedPrompt]:
+    return [_encode(entry, tokenizer, info, options) for entry in entries]
+
+
+def _encode(
+    entry: str | list[int], tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions
+) -> EncodedPrompt:
     if isinstance(entry, list):
         if not entry:
             raise ApiError("a prompt has 0 token ids, it must have 1 or more", param="prompt")
         return EncodedPrompt(None, entry)
-    ids = tokenizer.encode(entry)
-    if not ids:
-        message = "the prompt is empty and this model has no token that starts a text; send some text"
+    encoded = _encode_end(entry, tokenizer, options) if options.keep_last is not None else None
+    encoded = encoded or _encode_text(entry, tokenizer, info, options)
+    if not encoded.token_ids:
+        message = "the prompt is empty and no token that starts a text is put before it; send some text"
         raise ApiError(message, param="prompt", code="invalid_value")
-    return EncodedPrompt(entry, ids)
+    return encoded
+
+
+def _encode_end(text: str, tokenizer: Tokenizer, options: PromptOptions) -> EncodedPrompt | None:
+    """The end of a text that is too long; None for a text that need not be cut."""
+    assert options.keep_last is not None
+    last = tokenizer.last_ids(text, options.keep_last + 1)
+    if not options.adds_special:
+        is_cut = len(last) > options.keep_last
+        return EncodedPrompt(None, last[len(last) - options.keep_last :]) if is_cut else None
+    is_cut = len(tokenizer.surrounded(last)) > options.keep_last
+    return EncodedPrompt(None, tokenizer.surrounded(last, options.keep_last)) if is_cut else None
+
+
+def _encode_text(text: str, tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions) -> EncodedPrompt:
+    """Stops at the piece with which the text becomes too long."""
+    max_prompt_tokens = info.max_model_len - options.num_new_tokens
+    plain: list[int] = []
+    starts: list[int] = []
+    for piece in tokenizer.pieces(text, with_starts=options.wants_starts):
+        plain += piece.token_ids
+        starts += piece.starts
+        check_least_length("prompt", len(plain), max_prompt_tokens, info.max_model_len)
+    if not options.adds_special:
+        return EncodedPrompt(text, plain, starts)
+    ids = tokenizer.surrounded(plain)
+    if not options.wants_starts:
+        return EncodedPrompt(text, ids)
+    num_before = tokenizer.num_added_before(plain)
+    starts = [*[0] * num_before, *starts]
+    return EncodedPrompt(text, ids, [*starts, *[len(text)] * (len(ids) - len(starts))])
 
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
@@ -124,9 +176,9 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     raise ApiError(message, param=field, code="invalid_value")
 
 
-def check_least_length(field: str, num_tokens: int, max_model_len: int) -> None:
-    """Refuses a text that cannot fit, before it is encoded: that takes a second per 5 MB."""
-    if num_tokens >= max_model_len:
+def check_least_length(field: str, num_tokens: int, max_prompt_tokens: int, max_model_len: int) -> None:
+    """Refuses a text that has num_tokens or more before all of it is encoded: that takes a second per megabyte."""
+    if num_tokens > max_prompt_tokens:
         raise ApiError(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {num_tokens} "
             "or more. Please reduce your prompt.",
@@ -136,8 +188,9 @@ def check_least_length(field: str, num_tokens: int, max_model_len: int) -> None:
 
 
 def check_room(field: str, num_prompt_tokens: int, num_wanted: int | None, max_model_len: int) -> None:
-    """Refuses a prompt that leaves no room for a token. num_wanted: tokens to generate, None if not said."""
-    if num_prompt_tokens >= max_model_len:
+    """Refuses a prompt that leaves no room for a token. num_wanted: tokens to generate, None if not said; for 0 the
+    prompt may fill the context."""
+    if num_prompt_tokens + (0 if num_wanted == 0 else 1) > max_model_len:
         raise _too_long(field, num_prompt_tokens, max(1, num_wanted or 1), max_model_len, "your prompt")
 
 

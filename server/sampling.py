@@ -100,7 +100,7 @@ def _depth_cap(fields: GenerationFields, wanted: Wanted) -> int | None:
 def _max_tokens(fields: GenerationFields, wanted: Wanted, num_prompt_tokens: int, max_model_len: int) -> int:
     """At least 1: the engine always generates, for a request of 0 tokens unseen."""
     if wanted.max_tokens is not None:
-        check_length(wanted.limit_name, num_prompt_tokens, max(1, wanted.max_tokens), max_model_len)
+        check_length(wanted.limit_name, num_prompt_tokens, wanted.max_tokens, max_model_len)
     room = max_model_len - num_prompt_tokens
     default = room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
     max_tokens = default if wanted.max_tokens is None else max(1, wanted.max_tokens)

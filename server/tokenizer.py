@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
@@ -13,7 +14,9 @@ from tokenizers import models, normalizers
 from headway.engine import MAX_TOKENIZER_BYTES, ModelError, SamplingParams, is_regular_file
 from headway.server.control_text import ChatPrompt, control_pattern
 from headway.server.detokenizer import Vocabulary
+from headway.server.encoding import EncodingPool
 from headway.server.model_defaults import check_vocabulary, read_model_defaults
+from headway.server.text_cuts import TextCuts, find_cuts
 
 JsonObject = dict[str, object]
 MAX_NFC_SHRINKING = 3  # 9 bytes of Hangul letters become a syllable of 3, and no composition shrinks more
@@ -32,7 +35,15 @@ class Speller:
             copy = HFTokenizer.from_str(self._original.to_str())
             copy.encode_special_tokens = True
             self._copy = copy
-        return list(self._copy.encode(text, add_special_tokens=False).ids)
+        return list(self._copy.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an encoded text. starts: the index of each token's first character in the whole text, if asked for."""
+
+    token_ids: list[int]
+    starts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,7 @@ class Tokenizer:
 
     full_vocabulary: the one that also shows special tokens. control_pattern: finds those in a text.
     max_token_bytes: of a prompt's text that one token stands for; None where no such bound is known.
+    prefix, suffix: ids that the model's files put around a prompt. cuts: None where a text must be encoded whole.
     """
 
     vocabulary: Vocabulary
@@ -49,35 +61,105 @@ class Tokenizer:
     max_token_bytes: int | None
     control_pattern: re.Pattern[str] | None
     start_token_id: int | None
-    adds_start_token: bool | None
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    cuts: TextCuts | None
     stop_token_ids: tuple[int, ...]
     default_sampling: SamplingParams
+    pool: EncodingPool = field(default_factory=EncodingPool)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt; blocks, for about a second per 5 MB."""
-        follows_file = self.adds_start_token is None
-        ids = self.vocabulary.tokenizer.encode(text, add_special_tokens=follows_file).ids
-        if self.adds_start_token and self.start_token_id is not None and ids[:1] != [self.start_token_id]:
-            ids = [self.start_token_id, *ids]
+        """The ids of a prompt. Blocks for about a second per megabyte, without holding the interpreter lock."""
+        return self.surrounded(self.encode_plain(text))
+
+    def surrounded(self, token_ids: list[int], keep_last: int | None = None) -> list[int]:
+        """The ids with the model's special tokens around them, once: not again where the text has them.
+
+        keep_last: ids at most, of which the special tokens are never cut away.
+        """
+        prefix, suffix = list(self.prefix), list(self.suffix)
+        if prefix and token_ids[: len(prefix)] == prefix:
+            token_ids = token_ids[len(prefix) :]
+        if suffix and token_ids[-len(suffix) :] == suffix:
+            token_ids = token_ids[: -len(suffix)]
+        if keep_last is not None:
+            room = max(0, keep_last - len(prefix) - len(suffix))
+            token_ids = token_ids[max(0, len(token_ids) - room) :]
+        ids = [*prefix, *token_ids, *suffix]
         if not ids and self.start_token_id is not None:
             return [self.start_token_id]
         return ids
 
+    def num_added_before(self, token_ids: list[int]) -> int:
+        """The number of ids that `surrounded` puts before these."""
+        prefix = list(self.prefix)
+        if prefix and token_ids[: len(prefix)] != prefix:
+            return len(prefix)
+        return int(not token_ids and not prefix and not self.suffix and self.start_token_id is not None)
+
     def encode_plain(self, text: str) -> list[int]:
-        """The ids of a piece of text, with nothing put around it."""
-        return list(self.vocabulary.tokenizer.encode(text, add_special_tokens=False).ids)
+        """The ids of a piece of text, with nothing put around it. Blocks like `encode`."""
+        return [token_id for piece in self.pieces(text) for token_id in piece.token_ids]
+
+    def pieces(self, text: str, *, with_starts: bool = False) -> Iterator[Piece]:
+        """Yields the ids of the text piece by piece, so that the caller may stop early."""
+        if self.cuts is None:
+            yield self._piece(text, 0, with_starts=with_starts)
+            return
+        for start, end in self.cuts.spans(text):
+            yield self._piece(self.cuts.piece(text, start, end), start, with_starts=with_starts)
+
+    def last_ids(self, text: str, count: int) -> list[int]:
+        """The last `count` ids of the text, or all of them. Only the end of the text is encoded where cuts are known."""
+        if self.cuts is None:
+            ids = self.encode_plain(text)
+            return ids[max(0, len(ids) - count) :]
+        found: list[list[int]] = []
+        for start, end in self.cuts.spans_from_end(text):
+            found.append(self._piece(self.cuts.piece(text, start, end), start, with_starts=False).token_ids)
+            if sum(map(len, found)) >= count:
+                break
+        ids = [token_id for ids in reversed(found) for token_id in ids]
+        return ids[max(0, len(ids) - count) :]
+
+    def _piece(self, text: str, start: int, *, with_starts: bool) -> Piece:
+        """`Tokenizer.encode` of the library holds the interpreter lock; its calls for batches do not."""
+        tokenizer = self.vocabulary.tokenizer
+        if not with_starts:
+            return Piece(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, [])
+        encoding = tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        num_dropped = 0 if self.cuts is None else self.cuts.num_dropped(start)
+        starts = [start + num_dropped + first for first, _ in encoding.offsets]
+        if num_dropped and starts:
+            starts[0] = start
+        return Piece(encoding.ids, starts)
 
     def least_tokens(self, text: str) -> int:
-        """So many tokens at least has the text, known without encoding it."""
+        """A lower bound on the number of tokens of the text, without encoding it."""
         return -(-len(text.encode()) // self.max_token_bytes) if self.max_token_bytes else 0
 
-    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        """The ids of a rendered chat, around which nothing is put: the template wrote all that belongs there."""
-        pieces = list(prompt.pieces())
-        encoded = [
-            self.speller.encode(text) if spells else self.encode_plain(text) for text, spells in pieces
-        ]
-        return [token_id for ids in encoded for token_id in ids]
+    def encode_chat(self, prompt: ChatPrompt, keep_last: int | None = None) -> list[int]:
+        """The ids of a rendered chat, around which nothing is put: the template wrote all that belongs there.
+
+        keep_last: ids at most, of which the special tokens at the beginning are not cut away.
+        """
+        found: list[list[int]] = []
+        num_missing = keep_last
+        for text, spells in reversed(list(prompt.pieces())):
+            if num_missing is None:
+                ids = self.speller.encode(text) if spells else self.encode_plain(text)
+            else:
+                ids = self.speller.encode(text) if spells else self.last_ids(text, num_missing)
+                num_missing -= len(ids)
+            found.append(ids)
+            if num_missing is not None and num_missing <= 0:
+                break
+        ids = [token_id for ids in reversed(found) for token_id in ids]
+        if keep_last is None or len(ids) < keep_last:
+            return ids
+        begins = self.prefix and prompt.text.startswith(self.full_vocabulary.decode(self.prefix))
+        prefix = list(self.prefix) if begins else []
+        return [*prefix, *ids[len(ids) - keep_last + len(prefix) :]][:keep_last]
 
     def decode(self, token_ids: list[int]) -> str:
         return self.vocabulary.decode(token_ids)
@@ -102,6 +184,8 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
         check_vocabulary(path, tokenizer, vocab_size)
     defaults = read_model_defaults(folder, tokenizer, vocab_size)
     start, end = defaults.start_token_id, defaults.end_token_id
+    prefix, suffix = _around(tokenizer, start, defaults.adds_start_token)
+    tokenizer.post_processor = None  # it would shift offsets; `surrounded` does the rest of its work
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
         full_vocabulary=Vocabulary(tokenizer, shows_special=True),
@@ -111,10 +195,45 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
             token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
         ),
         start_token_id=start if start is not None else end,
-        adds_start_token=None if start is None else defaults.adds_start_token,
+        prefix=prefix,
+        suffix=suffix,
+        cuts=find_cuts(_state(tokenizer), tokenizer.get_vocab(with_added_tokens=False)),
         stop_token_ids=defaults.stop_token_ids,
         default_sampling=defaults.sampling,
     )
+
+
+def _around(
+    tokenizer: HFTokenizer, start: int | None, adds_start: object
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(prefix, suffix): what add_bos_token says where it is given, else what the post-processor does."""
+    if isinstance(adds_start, bool) and start is not None:
+        return ((start,) if adds_start else ()), ()
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    full = tokenizer.encode("a", add_special_tokens=True).ids
+    at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), len(full))
+    return tuple(full[:at]), tuple(full[at + len(plain) :])
+
+
+def _state(tokenizer: HFTokenizer) -> JsonObject:
+    """A tokenizer's tokenizer.json without its vocabulary, which may be large."""
+    model = tokenizer.model
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer)
+    normalizer, pre_tokenizer = (None if part is None else json.loads(part.__getstate__()) for part in parts)
+    is_bpe = isinstance(model, models.BPE)
+    return {
+        "model": {
+            "type": "BPE" if is_bpe else type(model).__name__,
+            "dropout": model.dropout if is_bpe else None,
+            "ignore_merges": model.ignore_merges if is_bpe else None,
+        },
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "added_tokens": [
+            {"content": t.content, "lstrip": t.lstrip, "rstrip": t.rstrip, "single_word": t.single_word}
+            for t in tokenizer.get_added_tokens_decoder().values()
+        ],
+    }
 
 
 def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:

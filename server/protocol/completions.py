@@ -30,6 +30,7 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
     unserved: ClassVar[Table] = COMPLETIONS
 
     prompt: Prompt
+    add_special_tokens: bool | None = None
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None

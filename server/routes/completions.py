@@ -16,7 +16,7 @@ from headway.server.answer import Answer, collect, draft_positions, event_stream
 from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.logprobs import completion_logprobs, prompt_tokens
-from headway.server.prompt import EncodedPrompt, encode_prompts
+from headway.server.prompt import EncodedPrompt, PromptOptions, encode_prompts
 from headway.server.protocol.completions import (
     Completion,
     CompletionChoice,
@@ -53,13 +53,13 @@ async def create_completion(request: Request) -> Response:
 async def _writer(body: CompletionRequest, services: Services, request_id: str) -> CompletionWriter:
     info = engine_info(services)
     tokenizer = services.tokenizer
-    prompts = await encode_prompts(
-        body.prompt,
-        tokenizer,
-        info,
+    options = PromptOptions(
         keep_last=body.truncate_prompt_tokens,
         num_wanted=body.max_tokens,
+        adds_special=body.add_special_tokens is not False,
+        wants_starts=bool(body.echo) and body.logprobs is not None,
     )
+    prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
     requests = choice_requests(body, _wanted(body, services), ids, tokenizer, info)
     head = new_head("cmpl", "text_completion", services)
