@@ -33,7 +33,7 @@ class Limits:
 
     def check(self, request: Request) -> None:
         """Raises RequestError."""
-        _check_prompt(request.prompt_token_ids, self.max_model_len)
+        _check_prompt(request, self.max_model_len)
         self._check_ids("prompt", request.prompt_token_ids)
         stop = request.stop_token_ids
         if len(stop) > MAX_STOP_TOKEN_IDS:
@@ -82,16 +82,18 @@ class Limits:
             )
 
 
-def _check_prompt(prompt_token_ids: list[int], max_model_len: int) -> None:
-    length = len(prompt_token_ids)
+def _check_prompt(request: Request, max_model_len: int) -> None:
+    """A prompt may fill the context if one token is generated: that token never enters the KV cache."""
+    length = len(request.prompt_token_ids)
     if length == 0:
         raise RequestError(
             "prompt has 0 tokens, it must have 1 or more", code="invalid_value", param="prompt"
         )
-    if length + 1 > max_model_len:
+    limit = max_model_len if request.max_tokens == 1 else max_model_len - 1
+    if length > limit:
         raise RequestError(
-            f"prompt has {length:,} tokens, the limit is {max_model_len - 1:,} (max_model_len "
-            f"{max_model_len:,} less one token to generate); shorten the prompt",
+            f"prompt has {length:,} tokens, the limit is {limit:,} (max_model_len {max_model_len:,}, less one where "
+            "more than one token is generated); shorten the prompt",
             code="context_length_exceeded",
             param="prompt",
         )

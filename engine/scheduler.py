@@ -150,13 +150,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Puts a request in the queue, behind its equals. Raises RequestError, or QueueFullError.
 
-        The caller has cut max_tokens so that prompt + max_tokens <= max_model_len.
+        The caller has cut max_tokens so that prompt + max_tokens <= max_model_len; only a prompt that is scored,
+        of which the one generated token is not shown, may fill the context alone.
         """
         self._limits.check(request)
         self._waiting.check_room(request)
         assert request.max_tokens >= 1, f"max_tokens is {request.max_tokens}"
         max_model_len = self._limits.max_model_len
-        assert request.limit < max_model_len, f"limit {request.limit} of {max_model_len} tokens"
+        fits = request.limit < max_model_len or request.max_tokens == 1
+        assert fits, f"limit {request.limit} of {max_model_len} tokens"
         assert request.request_id not in self._requests, f"request id {request.request_id} is taken"
         request.arrival_seconds = self._clock()
         request.arrival = self._num_taken_in

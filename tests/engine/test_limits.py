@@ -91,3 +91,11 @@ ACCEPTED: dict[str, Request] = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_what_lies_on_a_limit_is_accepted(name: str) -> None:
     LIMITS.check(ACCEPTED[name])
+
+
+def test_a_prompt_may_fill_the_context_only_where_one_token_is_generated() -> None:
+    LIMITS.check(Request(0, [1] * 64, SamplingParams(), max_tokens=1))
+    for length, max_tokens in ((64, 2), (65, 1)):
+        with pytest.raises(RequestError, match=f"prompt has {length} tokens") as caught:
+            LIMITS.check(Request(0, [1] * length, SamplingParams(), max_tokens=max_tokens))
+        assert caught.value.code == "context_length_exceeded"

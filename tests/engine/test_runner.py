@@ -280,6 +280,27 @@ def test_the_warm_up_of_short_contexts_stays_within_their_block_tables(tmp_path:
         LocalEngine(config).engine.runner._warm_up_prefill()
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("context", [48, 41], ids=["whole-blocks", "broken-block"])
+def test_a_prompt_of_the_whole_context_is_scored(tmp_path: Path, depth: int, context: int) -> None:
+    """Beside a request that goes on, with the log-probabilities that a larger context gives."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    prompt = [(7 * i) % 90 for i in range(context)]
+    sampling = msgspec.structs.replace(GREEDY, num_prompt_logprobs=1)
+    scores = []
+    for max_model_len in (context, context + 64):
+        config = EngineConfig(model_path=path, prefill_chunk=16, depth=depth, max_model_len=max_model_len)
+        engine = LocalEngine(config, reads_late=True)
+        engine.submit(prompt[:5], max_tokens=20)
+        number = engine.submit(prompt, max_tokens=1, sampling=sampling)
+        output = engine.run()[number]
+        assert len(output.token_ids) == 1
+        scores.append(output.prompt_logprobs)
+    assert scores[0] is not None
+    assert len(scores[0].logprobs) == context - 1
+    assert scores[0] == scores[1]
+
+
 def check_equal(*engines: LocalEngine, sampling: SamplingParams = GREEDY) -> None:
     prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33)]
     ids = [

