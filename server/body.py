@@ -8,19 +8,22 @@ from starlette.requests import ClientDisconnect, Request
 
 from headway.server.errors import ApiError, ClientGoneError
 from headway.server.services import services_of
+from headway.server.unread_bodies import UnreadBody
 
 BODY_SECONDS = 60.0
 
 
 async def read_body(request: Request) -> bytes:
     """Raises ApiError as soon as the limit is passed, or announced to be."""
-    limit = services_of(request).limits.max_body_bytes
+    services = services_of(request)
+    limit = services.limits.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(announced, limit)
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await _read(request, limit)
+        async with asyncio.timeout(BODY_SECONDS) as timeout:
+            with services.unread_bodies.open(timeout) as unread:
+                return await _read(request, limit, unread)
     except ClientDisconnect:
         raise ClientGoneError from None
     except TimeoutError:
@@ -28,12 +31,13 @@ async def read_body(request: Request) -> bytes:
         raise ApiError(message, status=408, code="body_too_slow") from None
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, unread: UnreadBody) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > limit:
             raise _too_large(f"over {limit}", limit)
+        unread.grow(len(body))
     return bytes(body)
 
 

@@ -30,10 +30,12 @@ class EncodingPool:
 
     async def run(self, texts: list[str], work: Callable[[], Result]) -> Result:
         """The result of `work`, which encodes the texts. Raises ApiError (503) while too many texts wait."""
-        num_characters = sum(map(len, texts))
+        return await self.run_of(sum(map(len, texts)), sum(map(sys.getsizeof, texts)), work)
+
+    async def run_of(self, num_characters: int, num_bytes: int, work: Callable[[], Result]) -> Result:
+        """As `run`, for work that costs as much as a text of that size."""
         if num_characters <= INLINE_CHARACTERS:
             return work()
-        num_bytes = sum(map(sys.getsizeof, texts))
         if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
             raise ApiError(
                 f"{self._waiting_bytes} bytes of text wait to be tokenized, with this one {num_bytes} more; the "

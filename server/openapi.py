@@ -40,6 +40,7 @@ OPERATIONS = (
               speculation.SpeculationLimit),
     Operation("post", "/tokenize", "Text or messages to token ids", tokens.Tokens, tokens.TokenizeRequest),
     Operation("post", "/detokenize", "Token ids to text", tokens.Text, tokens.DetokenizeRequest),
+    Operation("get", "/tokenizer_info", "The tokenizer's own configuration", tokens.TokenizerDescription),
     Operation("post", "/abort/{name}", "End a request (admin)", admin.Aborted),
     Operation("post", "/pause", "Make no tokens until told to (admin)", admin.Activity),
     Operation("post", "/resume", "Make tokens again (admin)", admin.Activity),

@@ -17,6 +17,8 @@ from headway.server.keys import Keys
 from headway.server.metrics import Metrics
 from headway.server.running import Running
 from headway.server.tokenizer import Tokenizer
+from headway.server.tokenizer_info import TokenizerInfo, no_tokenizer_info
+from headway.server.unread_bodies import UnreadBodies
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class Services:
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     keys: Keys = field(default_factory=Keys)
     running: Running = field(default_factory=Running)
+    unread_bodies: UnreadBodies = field(default_factory=UnreadBodies)
+    tokenizer_info: TokenizerInfo = field(default_factory=no_tokenizer_info)
     depth_limit: DepthLimit = field(default_factory=DepthLimit)
     other_names: tuple[str, ...] = ()
     started_unix: int = field(default_factory=lambda: int(time.time()))

@@ -70,7 +70,21 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt. Blocks for about a second per megabyte, without holding the interpreter lock."""
-        return self.surrounded(self.encode_plain(text))
+        return [token_id for ids in self.encode_in_pieces(text) for token_id in ids]
+
+    def encode_in_pieces(self, text: str) -> Iterator[list[int]]:
+        """Yields the ids of a prompt piece by piece; joined they are those of `encode`."""
+        last: list[int] = []
+        is_first = True
+        for piece in self.pieces(text):
+            if is_first:
+                yield list(self.prefix[: self.num_added_before(piece.token_ids)])
+            is_first, last = False, piece.token_ids
+            yield last
+        if is_first:
+            yield self.surrounded([])
+        elif self.suffix and tuple(last[-len(self.suffix) :]) != self.suffix:
+            yield list(self.suffix)
 
     def surrounded(self, token_ids: list[int], keep_last: int | None = None) -> list[int]:
         """The ids with the model's special tokens around them, once: not again where the text has them.

@@ -32,6 +32,7 @@ from headway.server.metrics import Metrics
 from headway.server.running import Running
 from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
+from headway.server.tokenizer_info import load_tokenizer_info
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # An idle connection: longer than most clients and balancers wait, so that few send into its end.
@@ -72,6 +73,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             keys=Keys(tuple(config.api_key), config.admin_key),
             running=Running(config.max_waiting_tokens),
             other_names=tuple(dict.fromkeys(n for n in other_names if n != name)),
+            tokenizer_info=load_tokenizer_info(folder, None if template is None else template.source),
         )
         tracing = _open_tracing(config.otlp_endpoint)
         app = create_app(services, cors_origins=config.cors_origin, trace=tracing)

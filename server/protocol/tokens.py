@@ -8,21 +8,26 @@ from headway.server.protocol.chat import Message
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Either a prompt or messages. add_special_tokens: as for a prompt of /v1/completions; it is the default."""
+    """Either a prompt or messages. add_special_tokens: as for a prompt of /v1/completions; it is the default.
+
+    return_token_strs: true by default, false leaves them out. add_generation_prompt: only true is served.
+    """
 
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
     model: str | None = None
 
 
 class Tokens(msgspec.Struct):
-    """token_strs: the text of each token, written as in log-probabilities."""
+    """token_strs: the text of each token, written as in log-probabilities; null where it was not wanted."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str]
+    token_strs: list[str] | None
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -33,3 +38,9 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 class Text(msgspec.Struct):
     prompt: str
+
+
+class TokenizerDescription(msgspec.Struct):
+    """What the model's tokenizer_config.json has, with special tokens as strings; more fields than this one."""
+
+    tokenizer_class: str

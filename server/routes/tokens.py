@@ -1,28 +1,37 @@
-"""POST /tokenize and /detokenize: text or messages to token ids, and back."""
+"""POST /tokenize and /detokenize: text or messages to token ids, and back. GET /tokenizer_info."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from headway.server.body import read_body
+from headway.server.detokenizer import Vocabulary
 from headway.server.errors import ApiError
 from headway.server.logprobs import token_name
 from headway.server.prompt import check_ids
 from headway.server.protocol.decoding import decode
-from headway.server.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from headway.server.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest
 from headway.server.routes.chat import chat_prompt
 from headway.server.routes.models import check_model
 from headway.server.services import Services, engine_info, services_of
-from headway.server.tokenizer import Tokenizer
 
 router = APIRouter()
+SENT_BYTES = 1 << 16
+IDS_AT_ONCE = 1 << 13
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """tokenizer_config.json of the model, for clients that take their tokenizer from a server."""
+    info = msgspec.json.encode(services_of(request).tokenizer_info)
+    return Response(info, media_type="application/json")
 
 
 @router.post("/tokenize")
@@ -31,9 +40,16 @@ async def tokenize(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), TokenizeRequest)
     check_model(body.model, services)
-    encode = await _encoder(body, services)
-    max_model_len = engine_info(services).max_model_len
-    return _json(await asyncio.to_thread(_tokens, encode, services.tokenizer, max_model_len))
+    if body.add_generation_prompt is False:
+        message = (
+            "add_generation_prompt is false, which is not served: chats end with the prompt for an answer"
+        )
+        raise ApiError(message, param="add_generation_prompt", code="unsupported_parameter")
+    text, encode = await _encoder(body, services)
+    names = None if body.return_token_strs is False else services.tokenizer.full_vocabulary
+    work = partial(_tokens, encode, names, engine_info(services).max_model_len)
+    answer = await services.tokenizer.pool.run([text], work)
+    return StreamingResponse(answer.parts(), media_type="application/json", headers=answer.headers)
 
 
 @router.post("/detokenize")
@@ -41,29 +57,73 @@ async def detokenize(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), DetokenizeRequest)
     check_model(body.model, services)
-    check_ids("tokens", body.tokens, engine_info(services).vocab_size)
     tokenizer = services.tokenizer
     vocabulary = tokenizer.vocabulary if body.skip_special_tokens else tokenizer.full_vocabulary
-    return _json(Text(await asyncio.to_thread(vocabulary.decode, body.tokens)))
+    work = partial(_text, body.tokens, vocabulary, engine_info(services).vocab_size)
+    return Response(
+        msgspec.json.encode(Text(await tokenizer.pool.run_of(len(body.tokens), 8 * len(body.tokens), work))),
+        media_type="application/json",
+    )
 
 
-async def _encoder(body: TokenizeRequest, services: Services) -> Callable[[], list[int]]:
-    """What makes the ids; it blocks."""
+def _text(token_ids: list[int], vocabulary: Vocabulary, vocab_size: int) -> str:
+    check_ids("tokens", token_ids, vocab_size)
+    return vocabulary.decode(token_ids)
+
+
+async def _encoder(
+    body: TokenizeRequest, services: Services
+) -> tuple[str, Callable[[], Iterable[list[int]]]]:
+    """(the text, what yields its ids piece by piece and blocks)."""
     tokenizer = services.tokenizer
     if body.messages is not None and body.prompt is None:
-        return partial(tokenizer.encode_chat, await chat_prompt(body.messages, services))
+        chat = await chat_prompt(body.messages, services)
+        return chat.text, lambda: [tokenizer.encode_chat(chat)]
     if body.prompt is not None and body.messages is None:
-        is_plain = body.add_special_tokens is False
-        return partial(tokenizer.encode_plain if is_plain else tokenizer.encode, body.prompt)
+        prompt = body.prompt
+        if body.add_special_tokens is False:
+            return prompt, lambda: (piece.token_ids for piece in tokenizer.pieces(prompt))
+        return prompt, partial(tokenizer.encode_in_pieces, prompt)
     message = "exactly one of prompt and messages is needed"
     raise ApiError(message, param="prompt", code="invalid_value")
 
 
-def _tokens(encode: Callable[[], list[int]], tokenizer: Tokenizer, max_model_len: int) -> Tokens:
-    ids = encode()
-    names = [token_name(token_id, tokenizer.full_vocabulary) for token_id in ids]
-    return Tokens(len(ids), max_model_len, ids, names)
+@dataclass(frozen=True, slots=True)
+class TokensAnswer:
+    """JSON in parts. It is made and sent a little at a time, so that no call holds the interpreter for long."""
+
+    pieces: list[bytes | bytearray]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Length": str(sum(map(len, self.pieces)))}
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            for start in range(0, len(piece), SENT_BYTES):
+                yield bytes(piece[start : start + SENT_BYTES])
 
 
-def _json(content: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+def _tokens(
+    encode: Callable[[], Iterable[list[int]]], names: Vocabulary | None, max_model_len: int
+) -> TokensAnswer:
+    """count, max_model_len, tokens, and token_strs: the text of each token, written as in log-probabilities."""
+    count = 0
+    ids, strings = bytearray(), bytearray()
+    for piece in _short(encode()):
+        comma = b"," if count else b""
+        count += len(piece)
+        ids += comma + msgspec.json.encode(piece)[1:-1]
+        if names is not None:
+            strings += comma + msgspec.json.encode([token_name(token_id, names) for token_id in piece])[1:-1]
+    head = b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, max_model_len)
+    end = b"]}" if names is not None else b'],"token_strs":null}'
+    if names is None:
+        return TokensAnswer([head, ids, end])
+    return TokensAnswer([head, ids, b'],"token_strs":[', strings, end])
+
+
+def _short(pieces: Iterable[list[int]]) -> Iterator[list[int]]:
+    for piece in pieces:
+        for start in range(0, len(piece), IDS_AT_ONCE):
+            yield piece[start : start + IDS_AT_ONCE]

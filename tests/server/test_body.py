@@ -1,0 +1,71 @@
+"""Bodies that are being received: bounded over all connections."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Self
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from headway.server import unread_bodies
+from headway.server.services import Services
+from headway.server.unread_bodies import UnreadBodies
+
+MIB = 2**20
+
+
+@pytest.fixture
+def services(services: Services) -> Services:
+    bodies = UnreadBodies(max_bytes=4 * MIB)
+    return Services("tiny", services.engine, services.tokenizer, services.metrics, unread_bodies=bodies)
+
+
+class Waiting:
+    """A connection that announces a body, sends all but one byte of it, and waits."""
+
+    def __init__(self, address: str, num_bytes: int) -> None:
+        self._address = urlsplit(address)
+        self._num_bytes = num_bytes
+
+    async def __aenter__(self) -> Self:
+        self.reader, self.writer = await asyncio.open_connection(self._address.hostname, self._address.port)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {self._num_bytes + 1}\r\n\r\n"
+        self.writer.write(head.encode() + b" " * self._num_bytes)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.writer.drain(), 0.5)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def status(self) -> int:
+        line = await asyncio.wait_for(self.reader.readline(), 20)
+        return int(line.split()[1])
+
+
+async def test_a_body_beyond_the_bound_is_refused_and_small_ones_pass(address: str) -> None:
+    async with Waiting(address, 2 * MIB - 1000), Waiting(address, 2 * MIB - 1000):
+        await asyncio.sleep(0.3)
+        async with Waiting(address, 3 * MIB) as third, httpx.AsyncClient() as client:
+            small = await client.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 1})
+            assert small.status_code == 200
+            assert await third.status() == 503
+
+
+async def test_bodies_whose_client_waits_give_way(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_bodies, "STALLED_SECONDS", 0.2)
+    async with Waiting(address, 2 * MIB) as first, Waiting(address, 2 * MIB), httpx.AsyncClient() as client:
+        await asyncio.sleep(0.6)
+        body = {"prompt": "the quick brown fox " * 100_000, "truncate_prompt_tokens": 9, "max_tokens": 1}
+        assert (await client.post(f"{address}/v1/completions", json=body)).status_code == 200
+        assert await first.status() == 408
+
+
+async def test_room_comes_back(address: str) -> None:
+    body = {"prompt": "x" * (3 * MIB), "truncate_prompt_tokens": 9, "max_tokens": 1}
+    async with httpx.AsyncClient(timeout=60) as client:
+        for _ in range(3):
+            assert (await client.post(f"{address}/v1/completions", json=body)).status_code == 200
