@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.server.tokenizer import read_json
+from headway.server.model_defaults import read_tokenizer_config
 
 TokenizerInfo = dict[str, object]
 
@@ -15,17 +15,11 @@ def no_tokenizer_info() -> TokenizerInfo:
 
 
 def load_tokenizer_info(folder: Path, chat_template: str | None) -> TokenizerInfo:
-    """Special tokens are told as their content, those of special_tokens_map.json where the other file has none."""
-    config = read_json(folder / "tokenizer_config.json")
-    named = read_json(folder / "special_tokens_map.json")
-    info = no_tokenizer_info() | _filled(named, config)
+    """The folder's tokenizer configuration with special tokens as their content, and the template that is served."""
+    config = read_tokenizer_config(folder)
+    info = no_tokenizer_info() | {name: _plain(value) for name, value in config.items()}
     info.pop("chat_template", None)
     return info if chat_template is None else info | {"chat_template": chat_template}
-
-
-def _filled(named: dict[str, object], config: dict[str, object]) -> TokenizerInfo:
-    merged = named | {name: value for name, value in config.items() if value is not None or name not in named}
-    return {name: _plain(value) for name, value in merged.items()}
 
 
 def _plain(value: object) -> object:
