@@ -34,7 +34,7 @@ case $group in
     need curl command -v curl
     need nodejs command -v node
     need npm command -v npm
-    need default-jdk-headless command -v javac
+    need default-jdk-headless command -v java
     ;;
   *) echo "the group is '$group', it must be venv, test or clients" >&2; exit 2 ;;
 esac
