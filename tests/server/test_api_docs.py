@@ -47,6 +47,9 @@ def test_the_page_has_a_row_for_every_field_and_no_other(endpoint: str) -> None:
 
 def test_every_row_names_a_test_that_exists() -> None:
     assert {row[4] for row in ROWS} <= names_of_tests()
+    assert set(re.findall(r"\btest_\w+", PAGE)) <= names_of_tests(), (
+        "the page names a test that does not exist"
+    )
     assert len(ROWS) == len({row[0] for row in ROWS})
 
 
