@@ -1,4 +1,4 @@
-"""The raw body of a request, read up to a limit, whatever its content type."""
+"""The body of a request, decoded and read up to a limit, whatever its content type."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
+from headway.server.content_coding import Decoder, decoder_for
 from headway.server.errors import ApiError, ClientGoneError
 from headway.server.services import services_of
 from headway.server.unread_bodies import UnreadBody
@@ -14,16 +15,17 @@ BODY_SECONDS = 60.0
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises ApiError as soon as the limit is passed, or announced to be."""
+    """Raises ApiError as soon as the limit is passed, or announced to be. It holds for the body as it is sent and as it is decoded."""
     services = services_of(request)
     limit = services.limits.max_body_bytes
+    decoder = decoder_for(request.headers.getlist("content-encoding"))
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(announced, limit)
     try:
         async with asyncio.timeout(BODY_SECONDS) as timeout:
             with services.unread_bodies.open(timeout) as unread:
-                return await _read(request, limit, unread)
+                return await _read(request, limit, decoder, unread)
     except ClientDisconnect:
         raise ClientGoneError from None
     except TimeoutError:
@@ -31,13 +33,17 @@ async def read_body(request: Request) -> bytes:
         raise ApiError(message, status=408, code="body_too_slow") from None
 
 
-async def _read(request: Request, limit: int, unread: UnreadBody) -> bytes:
+async def _read(request: Request, limit: int, decoder: Decoder | None, unread: UnreadBody) -> bytes:
     body = bytearray()
+    num_sent = 0
     async for part in request.stream():
-        body += part
-        if len(body) > limit:
+        num_sent += len(part)
+        body += part if decoder is None else decoder.decode(part, limit + 1 - len(body))
+        if max(num_sent, len(body)) > limit:
             raise _too_large(f"over {limit}", limit)
         unread.grow(len(body))
+    if decoder is not None:
+        decoder.finish()
     return bytes(body)
 
 

@@ -28,7 +28,7 @@ from headway.server.vllm_metrics import VllmCollector, step_token_buckets
 ENDINGS = {reason.value: 0 for reason in FinishReason}
 LAST_MINUTE_SECONDS = 60.0
 ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 429, 431, 499, 500, 503, 504)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 415, 429, 431, 499, 500, 503, 504)
 
 
 class Metrics:
