@@ -24,6 +24,7 @@ from headway.server.routes import (
     tokens,
 )
 from headway.server.services import Services
+from headway.server.sites import Sites
 
 
 def create_app(
@@ -31,8 +32,9 @@ def create_app(
     *,
     cors_origins: Sequence[str] = (),
     trace: Callable[[RequestRecord], None] | None = None,
+    sites: Sites | None = None,
 ) -> ASGIApp:
-    """Starts nothing: the engine belongs to the caller.
+    """Starts nothing: the engine belongs to the caller. sites: None for any Host and Origin.
 
     What is around the routes, outermost first: request ids, the access log, CORS, the guard.
     """
@@ -46,7 +48,7 @@ def create_app(
     for module in (completions, chat, tokens, speculation, models, ops, admin, description, dashboard):
         app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)
-    guarded: ASGIApp = Guard(HeadAsGet(app), services.keys)
+    guarded: ASGIApp = Guard(HeadAsGet(app), services.keys, sites or Sites())
     if cors_origins:
         guarded = CORSMiddleware(
             guarded,

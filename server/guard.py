@@ -1,4 +1,4 @@
-"""What every request meets before its route: a request id, the limit on headers, the keys."""
+"""What every request meets before its route: a request id, the limit on headers, the sites that may ask, the keys."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.server.errors import RETRY_AFTER, ApiError, error_response
 from headway.server.keys import Keys
 from headway.server.routes.dashboard import PAGE_PATHS
+from headway.server.sites import Sites
 
 REQUEST_ID = "X-Request-Id"
 MAX_HEADER_BYTES = 64 * 1024
@@ -22,6 +23,7 @@ OPEN_PATHS = PAGE_PATHS | {
     "/",
     "/favicon.ico",
 }  # browsers, probes and scrapers have no keys
+READ_PATHS = PAGE_PATHS | {"/", "/favicon.ico"}  # pages of any origin may lead to them
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -69,9 +71,10 @@ class HeadAsGet:
 class Guard:
     """Refuses what may not reach a route."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, sites: Sites) -> None:
         self._app = app
         self._keys = keys
+        self._sites = sites
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -87,10 +90,14 @@ class Guard:
         if size > MAX_HEADER_BYTES:
             message = f"the headers have {size} bytes, the limit is {MAX_HEADER_BYTES}; send fewer"
             raise ApiError(message, status=431, code="headers_too_large")
+        headers = Headers(scope=scope)
+        self._sites.check_host(headers)
+        if scope["path"] not in READ_PATHS or scope["method"] not in ("GET", "HEAD"):
+            self._sites.check_origin(headers)
         if scope["path"] in OPEN_PATHS:
             return
         if scope["state"].get("is_crowded"):
             message = "the server has as many connections as its file descriptors allow for; try again later"
-            headers = {**RETRY_AFTER, "Connection": "close"}
-            raise ApiError(message, status=503, code="too_many_connections", headers=headers)
-        self._keys.check(Headers(scope=scope).get("Authorization", ""))
+            closing = {**RETRY_AFTER, "Connection": "close"}
+            raise ApiError(message, status=503, code="too_many_connections", headers=closing)
+        self._keys.check(headers.get("Authorization", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import resource
 import socket
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from headway.engine import ConfigError
 from headway.server.config import ServerConfig
+from headway.server.sites import Sites, local_sites
 
 MAX_DESCRIPTORS = 1 << 16
 SEND_BUFFER_BYTES = 1 << 16  # of a connection; else it grows to megabytes for a client that stops reading
@@ -51,6 +53,21 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"{scheme}://{shown}:{port}"
+
+
+def sites_of(listener: socket.socket, config: ServerConfig) -> Sites:
+    """Who may ask where no key decides it. No browser speaks to a path, and a proxy in front of it has its own rules."""
+    if config.api_key or config.unix_socket is not None:
+        return Sites()
+    if _is_loopback(listener.getsockname()[0]):
+        return local_sites(config.host, config.cors_origin)
+    return Sites(origins=tuple(config.cors_origin), checks_origin=True)
+
+
+def _is_loopback(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def _listen_at(path: Path) -> socket.socket:

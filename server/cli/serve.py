@@ -22,7 +22,7 @@ from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.http_protocol import BoundedHttpProtocol
-from headway.server.cli.listening import allow_many_connections, listen, url_of
+from headway.server.cli.listening import allow_many_connections, listen, sites_of, url_of
 from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
 from headway.server.engine_process import Patience
@@ -76,7 +76,8 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             tokenizer_info=load_tokenizer_info(folder, None if template is None else template.source),
         )
         tracing = _open_tracing(config.otlp_endpoint)
-        app = create_app(services, cors_origins=config.cors_origin, trace=tracing)
+        sites = sites_of(listener, config)
+        app = create_app(services, cors_origins=config.cors_origin, trace=tracing, sites=sites)
         server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(_run(server, services, config, listener))

@@ -46,6 +46,14 @@ def test_the_readme_curl_line_gets_python(server: Any) -> None:
     assert any(word in choice["text"] for word in ("return", "if ", "self", "=", "try:", '"""'))
 
 
+def test_a_page_of_another_site_cannot_use_a_local_server(server: Any) -> None:
+    own = httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, headers={"Origin": server.url})
+    assert own.status_code == 200
+    for header in ({"Host": "attacker.example"}, {"Origin": "https://attacker.example"}):
+        response = httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, headers=header)
+        assert response.status_code == 403
+
+
 def test_the_openai_client_completes_and_is_reproducible(client: openai.OpenAI) -> None:
     first, second = (
         client.completions.create(model="headway-demo", prompt=PROMPT, max_tokens=40, seed=7, temperature=0.8)
