@@ -45,6 +45,10 @@ class Keys:
                 code="priority_not_allowed",
             )
 
+    def owner(self, authorization: str) -> str:
+        """Whose prefixes of the cache a request shares: a hash of its key, of one length, or "" where none is needed."""
+        return _hash(_token(authorization)).hex() if self.api else ""
+
 
 def _token(authorization: str) -> str:
     scheme, _, token = authorization.partition(" ")

@@ -31,6 +31,7 @@ class Wanted:
     default_max_tokens: None for what the context leaves.
     depth_limit: drafts a round at most; None for no limit but the engine's and the body's.
     num_logprobs: most probable tokens told at each place beside the token's own; None for none of it.
+    owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
     """
 
     num_candidates: int = 1
@@ -40,6 +41,7 @@ class Wanted:
     depth_limit: int | None = None
     num_logprobs: int | None = None
     scores_prompt: bool = False
+    owner: str = ""
 
 
 def choice_requests(
@@ -71,7 +73,7 @@ def choice_requests(
             end_token_ids=() if fields.ignore_eos else tokenizer.stop_token_ids,
             stop=fields.stop_strings,
             max_draft_tokens=_depth_cap(fields, wanted),
-            cache_salt=fields.cache_salt or "",
+            cache_salt=wanted.owner + (fields.cache_salt or ""),
             priority=fields.priority or 0,
             shows_stop=bool(fields.include_stop_str_in_output),
             wants_tokens=wanted.num_logprobs is not None

@@ -58,7 +58,7 @@ async def create_chat_completion(request: Request) -> Response:
         keep_last=body.truncate_prompt_tokens,
         num_wanted=body.token_limit,
     )
-    writer = _writer(body, prompt, services, request_id_of(request))
+    writer = _writer(body, prompt, services, request)
     record_of(request).answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
@@ -80,7 +80,7 @@ async def chat_prompt(messages: Sequence[Message], services: Services) -> ChatPr
     return marker.prompt(await services.chat.render(marker.protect(template_messages(messages))))
 
 
-def _writer(body: ChatRequest, prompt: list[int], services: Services, request_id: str) -> ChatWriter:
+def _writer(body: ChatRequest, prompt: list[int], services: Services, request: Request) -> ChatWriter:
     info = engine_info(services)
     wanted = Wanted(
         num_candidates=body.n or 1,
@@ -88,10 +88,11 @@ def _writer(body: ChatRequest, prompt: list[int], services: Services, request_id
         limit_name=body.token_limit_name,
         depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        owner=services.keys.owner(request.headers.get("Authorization", "")),
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
     head = new_head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)
-    answer = new_answer(head, body, requests, len(prompt), services, request_id)
+    answer = new_answer(head, body, requests, len(prompt), services, request_id_of(request))
     return ChatWriter(body, answer, prompt, services.tokenizer)
 
 

@@ -42,7 +42,7 @@ async def create_completion(request: Request) -> Response:
     check_model(body.model, services)
     services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
-    writer = await _writer(body, services, request_id_of(request))
+    writer = await _writer(body, services, request)
     record_of(request).answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
@@ -50,7 +50,7 @@ async def create_completion(request: Request) -> Response:
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
-async def _writer(body: CompletionRequest, services: Services, request_id: str) -> CompletionWriter:
+async def _writer(body: CompletionRequest, services: Services, request: Request) -> CompletionWriter:
     info = engine_info(services)
     tokenizer = services.tokenizer
     options = PromptOptions(
@@ -61,13 +61,14 @@ async def _writer(body: CompletionRequest, services: Services, request_id: str) 
     )
     prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
-    requests = choice_requests(body, _wanted(body, services), ids, tokenizer, info)
+    owner = services.keys.owner(request.headers.get("Authorization", ""))
+    requests = choice_requests(body, _wanted(body, services, owner), ids, tokenizer, info)
     head = new_head("cmpl", "text_completion", services)
-    answer = new_answer(head, body, requests, sum(map(len, ids)), services, request_id)
+    answer = new_answer(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 
 
-def _wanted(body: CompletionRequest, services: Services) -> Wanted:
+def _wanted(body: CompletionRequest, services: Services, owner: str) -> Wanted:
     ranks = body.num_candidates > (body.n or 1)
     return Wanted(
         num_candidates=body.num_candidates,
@@ -76,6 +77,7 @@ def _wanted(body: CompletionRequest, services: Services) -> Wanted:
         depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         scores_prompt=bool(body.echo) and body.logprobs is not None,
+        owner=owner,
     )
 
 
