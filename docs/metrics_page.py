@@ -45,7 +45,7 @@ A Gateway API inference extension picks endpoints by `num_requests_waiting`, `nu
 """
 # By a word of the name; the last that fits.
 UNITS = {
-    "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "requests": "requests",
+    "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "errors": "errors", "requests": "requests",
     "preemptions": "times", "nan": "requests", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
     "tokens": "tokens", "blocks": "blocks", "ratio": "0 to 1", "bytes": "bytes", "seconds": "seconds", "server": "",
     "choices": "choices", "config": "",

@@ -1,11 +1,12 @@
 """What is kept of an HTTP request until it ends; then it is counted, and told in one line of the log.
 
-The line has ids, counts and times, never a prompt or a text.
+The line has ids, counts, times, and code and field of an error, never a prompt or a text.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,25 +16,33 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.answer import Answer
-from headway.server.metrics import Metrics
+from headway.server.errors import ApiError, noted_error
+from headway.server.metrics import Metrics, endpoint_of
 
 CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
 QUIET_PATHS = ("/health", "/ready", "/load", "/metrics", "/version", "/dashboard", "/favicon.ico")
+
+FIELD_PATH = re.compile(r"[\w.\[\]-]{1,128}", re.ASCII)
 
 logger = logging.getLogger("headway.access")
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Mutable: the middleware writes status and ended_seconds, the route its answer. Seconds are monotonic."""
+    """Mutable: the middleware writes status, error and ended_seconds, the route its answer. Seconds are monotonic.
+
+    endpoint: as the metrics name it. error: what the client was told, by status or as an event of a stream.
+    """
 
     request_id: str
     method: str
     path: str
+    endpoint: str
     started_seconds: float = field(default_factory=time.monotonic)
     ended_seconds: float = 0.0
     status: int = CLIENT_GONE
     answer: Answer | None = None
+    error: ApiError | None = None
     traceparent: str | None = None  # the caller's, as W3C's header has it
 
 
@@ -58,7 +67,9 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         state = scope["state"]
-        state["record"] = record = RequestRecord(state["request_id"], scope["method"], scope["path"])
+        path = scope["path"]
+        record = RequestRecord(state["request_id"], scope["method"], path, endpoint_of(path))
+        state["record"] = record
         record.traceparent = Headers(scope=scope).get("traceparent")
 
         async def send_and_note(message: Message) -> None:
@@ -70,7 +81,10 @@ class AccessLog:
             await self._app(scope, receive, send_and_note)
         finally:
             record.ended_seconds = time.monotonic()
-            self._metrics.count_response(record.path, record.status)
+            record.error = noted_error(scope)
+            self._metrics.count_response(record.endpoint, record.status)
+            if record.error is not None:
+                self._metrics.count_error(record.endpoint, record.error.code)
             _log(record)
             if self._trace is not None:
                 self._trace(record)
@@ -95,7 +109,16 @@ def request_fields(record: RequestRecord) -> dict[str, object]:
         "status": record.status,
         "seconds": round(record.ended_seconds - record.started_seconds, 6),
     }
-    return fields if record.answer is None else fields | _generation_fields(record.answer)
+    if record.answer is not None:
+        fields |= _generation_fields(record.answer)
+    if record.error is not None:
+        fields |= {"error_code": record.error.code, "error_param": error_param(record.error)}
+    return fields
+
+
+def error_param(error: ApiError) -> str | None:
+    """The path of the field at fault. A client chooses an unknown name freely: what is no name is not repeated."""
+    return error.param if error.param is not None and FIELD_PATH.fullmatch(error.param) else None
 
 
 def _generation_fields(answer: Answer) -> dict[str, object]:

@@ -17,8 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
-from headway.engine import EngineDeadError, HeadwayError, QueueFullError, RequestError
+from headway.engine import INTERNAL_ERROR, EngineDeadError, HeadwayError, QueueFullError, RequestError
 
 RETRY_AFTER = {"Retry-After": "1"}
 NO_RETRY = {"x-should-retry": "false"}  # heeded by OpenAI's clients, which repeat every 5xx otherwise
@@ -36,6 +37,16 @@ UNSERVED_PATHS = re.compile(
     r"|threads|vector_stores|realtime|conversations|evals|containers|rerank|score|classify|pooling|generate|infill"
     r"|invocations|edits|engines)(/.*)?|/v2/rerank"
 )
+
+# Every code that an error may have; a metric counts by them. A test compares them with the code.
+CODES = (
+    "aborted", "admin_key_not_set", "body_too_large", "body_too_slow", "chat_not_supported", "chat_template_error",
+    "chat_template_unavailable", "context_length_exceeded", "engine_unavailable", "headers_too_large", "internal_error",
+    "invalid_api_key", "invalid_json", "invalid_type", "invalid_value", "method_not_allowed",
+    "missing_required_parameter", "model_not_found", "not_found", "priority_not_allowed", "queue_full",
+    "request_timeout", "too_many_connections", "unknown_parameter", "unsupported_content", "unsupported_endpoint",
+    "unsupported_parameter",
+)  # fmt: skip
 
 logger = logging.getLogger("headway.server")
 
@@ -89,7 +100,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(str(error), status=503, code="engine_unavailable", headers=RETRY_AFTER)
     if isinstance(error, HTTPException):
         return ApiError(error.detail, status=error.status_code, headers=error.headers)
-    return ApiError("the server failed on this request; its log has the details", status=500)
+    message = "the server failed on this request; its log has the details"
+    return ApiError(message, status=500, code=INTERNAL_ERROR)
 
 
 def envelope(error: ApiError) -> bytes:
@@ -98,9 +110,29 @@ def envelope(error: ApiError) -> bytes:
     return msgspec.json.encode(ErrorEnvelope(ErrorBody(str(error), kind, error.param, error.code)))
 
 
-def error_response(error: ApiError) -> Response:
-    headers = dict(error.headers or {})
-    return Response(envelope(error), error.status, headers, media_type="application/json")
+class ErrorResponse(Response):
+    """The answer to a request that is refused or failed; notes the error for the request's record as it is sent."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(envelope(error), error.status, dict(error.headers or {}))
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_error(scope, self._error)
+        await super().__call__(scope, receive, send)
+
+
+def note_error(scope: Scope, error: ApiError) -> None:
+    """Keeps the error that the client is told; the access log reads it when the request ends."""
+    if not isinstance(error, ClientGoneError):
+        scope.setdefault("state", {})["error"] = error
+
+
+def noted_error(scope: Scope) -> ApiError | None:
+    error = scope["state"].get("error")
+    return error if isinstance(error, ApiError) else None
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -118,7 +150,7 @@ async def _handle(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted(_allowed_methods(request)))
         message = f"{request.method} is not allowed on {request.url.path}; allowed: {allowed}"
         error = ApiError(message, status=405, code="method_not_allowed", headers={"Allow": allowed})
-    return error_response(as_api_error(error))
+    return ErrorResponse(as_api_error(error))
 
 
 def _unsupported(path: str) -> ApiError | None:

@@ -8,7 +8,7 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.server.errors import RETRY_AFTER, ApiError, error_response
+from headway.server.errors import RETRY_AFTER, ApiError, ErrorResponse
 from headway.server.keys import Keys
 from headway.server.routes.dashboard import PAGE_PATHS
 from headway.server.sites import Sites
@@ -81,7 +81,7 @@ class Guard:
             try:
                 self._check(scope)
             except ApiError as error:
-                await error_response(error)(scope, receive, send)
+                await ErrorResponse(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

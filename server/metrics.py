@@ -6,7 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,15 +26,25 @@ from headway import __version__
 from headway.engine import MAX_DEPTH, STAGES, EngineStats, FinishReason
 from headway.server.config import MetricsNames
 from headway.server.engine_client import State
+from headway.server.errors import CODES
 from headway.server.history import History
 from headway.server.request_metrics import RequestMetrics
 from headway.server.vllm_metrics import VllmCollector, step_token_buckets
+
+# The library adds a series with its creation time to every counter and histogram; no query needs it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Shown from the start: a counter that appears with its first event hides that event from rate().
 ENDINGS = {reason.value: 0 for reason in FinishReason}
 LAST_MINUTE_SECONDS = 60.0
 ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+OTHER = "other"
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 415, 429, 431, 499, 500, 503, 504)
+
+
+def endpoint_of(path: str) -> str:
+    """The label of an HTTP request: completions, chat or other."""
+    return ENDPOINTS.get(path, OTHER)
 
 
 class Metrics:
@@ -52,9 +68,17 @@ class Metrics:
             ["endpoint", "status"],
             registry=self._registry,
         )
-        for endpoint in (*ENDPOINTS.values(), "other"):
+        self._errors = Counter(
+            "headway_http_errors",
+            "Errors that clients were told, by endpoint and code, as an HTTP answer or as an event of a stream.",
+            ["endpoint", "code"],
+            registry=self._registry,
+        )
+        for endpoint in (*ENDPOINTS.values(), OTHER):
             for status in STATUSES:
                 self._responses.labels(endpoint, str(status))
+            for code in (*CODES, OTHER):
+                self._errors.labels(endpoint, code)
         self.history = History(read_stats, self.requests.latencies)
         self._registry.register(EngineCollector(read_stats, read_restarts, read_state, self.history))
         self._registry.register(_Constant(model_name))
@@ -64,8 +88,11 @@ class Metrics:
         shown = {"headway": [self._registry], "vllm": [vllm], "both": [self._registry, vllm]}
         self._shown = [*shown[names], process]
 
-    def count_response(self, path: str, status: int) -> None:
-        self._responses.labels(ENDPOINTS.get(path, "other"), str(status)).inc()
+    def count_response(self, endpoint: str, status: int) -> None:
+        self._responses.labels(endpoint, str(status)).inc()
+
+    def count_error(self, endpoint: str, code: str | None) -> None:
+        self._errors.labels(endpoint, code if code in CODES else OTHER).inc()
 
     def text(self) -> bytes:
         return b"".join(map(generate_latest, self._shown))

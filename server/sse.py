@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headway.server.errors import ClientGoneError, as_api_error, envelope
+from headway.server.errors import ApiError, ClientGoneError, as_api_error, envelope, note_error
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -41,19 +41,19 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGoneError):  # nobody is left to tell
-            await unless_disconnected(receive, self._send_all(send))
+            await unless_disconnected(receive, self._send_all(scope, send))
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         if not self._keep_alive_seconds:
-            await self._send_events(send)
+            await self._send_events(scope, send)
             return
         keeping_alive = asyncio.create_task(self._keep_alive(send))
         try:
-            await self._send_events(send)
+            await self._send_events(scope, send)
         finally:
             keeping_alive.cancel()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, scope: Scope, send: Send) -> None:
         async with aclosing(self._events) as events:
             try:
                 async for event in events:
@@ -61,7 +61,9 @@ class EventStreamResponse(Response):
             except Exception as error:
                 if not self._is_started:
                     raise
-                await self._send_body(send, _error_event(error))
+                api_error = _told(error)
+                note_error(scope, api_error)
+                await self._send_body(send, _error_event(api_error))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_body(self, send: Send, body: bytes) -> None:
@@ -102,11 +104,15 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _error_event(error: Exception) -> bytes:
+def _told(error: Exception) -> ApiError:
     api_error = as_api_error(error)
     if api_error.status == 500:
         logger.error("a stream failed", exc_info=error)
-    return b"data: " + escape_line_ends(envelope(api_error)) + b"\n\n"
+    return api_error
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"data: " + escape_line_ends(envelope(error)) + b"\n\n"
 
 
 def escape_line_ends(payload: bytes) -> bytes:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from headway_testing.fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
+
+from headway.engine import INTERNAL_ERROR, QueueFullError
+from headway.server.app import create_app
+from headway.server.errors import CODES
+from headway.server.keys import Keys
+from headway.server.services import Services
 
 URL = "/v1/completions"
 PROMPT = "the secret prompt"
@@ -120,3 +130,99 @@ async def test_a_path_cannot_write_lines_of_its_own(
     (text,) = [r.getMessage() for r in caplog.records if r.name == "headway.access"]
     assert "\n" not in text
     assert "path='/x\\nINFO headway.access: request_id=forged'" in text
+
+
+ERRORS = {
+    "unserved": ("POST", URL, {"prompt": PROMPT, "guided_json": {"a": PROMPT}}, "unsupported_parameter", "guided_json"),
+    "range": ("POST", URL, {"prompt": PROMPT, "temperature": 3.5}, "invalid_value", "temperature"),
+    "type": ("POST", URL, {"prompt": PROMPT, "n": "secret"}, "invalid_type", "n"),
+    "unknown": ("POST", URL, {"prompt": PROMPT, "max_tokenz": 1}, "unknown_parameter", "max_tokenz"),
+    "text-as-name": ("POST", URL, {PROMPT: 1}, "unknown_parameter", None),
+    "nested": (
+        "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT, "tools": [1]}]},
+        "unsupported_parameter", "messages[0].tools",
+    ),
+    "model": ("POST", URL, {"prompt": PROMPT, "model": "secret"}, "model_not_found", "model"),
+    "context": ("POST", URL, {"prompt": PROMPT * 4000}, "context_length_exceeded", "prompt"),
+    "not-json": ("POST", URL, PROMPT, "invalid_type", None),
+    "path": ("GET", "/nowhere", None, "not_found", None),
+    "method": ("DELETE", URL, None, "method_not_allowed", None),
+    "endpoint": ("POST", "/v1/responses", {}, "unsupported_endpoint", None),
+}  # fmt: skip
+
+
+async def errors(client: httpx.AsyncClient) -> dict[tuple[str, str], float]:
+    """{(endpoint, code): how many}, without zeros."""
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    samples = [s for family in families for s in family.samples if s.name == "headway_http_errors_total"]
+    return {(s.labels["endpoint"], s.labels["code"]): s.value for s in samples if s.value}
+
+
+@pytest.mark.parametrize(("method", "path", "body", "code", "param"), ERRORS.values(), ids=ERRORS)
+async def test_a_refusal_tells_and_counts_its_code_and_field_without_a_value(
+    client: httpx.AsyncClient, lines: Any, caplog: pytest.LogCaptureFixture,
+    method: str, path: str, body: object, code: str, param: str | None,
+) -> None:  # fmt: skip
+    answer = await client.request(method, path, json=body)
+    assert answer.json()["error"]["code"] == code
+    (line,) = lines()
+    assert (line["error_code"], line["error_param"]) == (code, param)
+    (text,) = [r.getMessage() for r in caplog.records if r.name == "headway.access"]
+    assert f"error_code={code}" in text
+    assert "secret" not in text
+    endpoint = {URL: "completions", "/v1/chat/completions": "chat"}.get(path, "other")
+    assert await errors(client) == {(endpoint, code): 1}
+
+
+async def test_what_the_guard_refuses_tells_and_counts_its_code(services: Services, lines: Any) -> None:
+    app = create_app(replace(services, keys=Keys(("right",))))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://headway") as client:
+        await client.post(URL, json={"prompt": PROMPT})
+        await client.post(URL, headers={"X-Long": "a" * 70_000})
+        assert [line["error_code"] for line in lines()] == ["invalid_api_key", "headers_too_large"]
+        found = {("completions", "invalid_api_key"): 1, ("completions", "headers_too_large"): 1}
+        assert await errors(client) == found
+
+
+async def test_faults_and_full_queues_tell_and_count_their_code(
+    client: httpx.AsyncClient, engine: FakeEngine, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = {
+        "queue_full": QueueFullError("full", code="queue_full"),
+        "internal_error": ValueError("secret"),
+    }
+    for error in failures.values():
+        monkeypatch.setattr(engine, "submit", Mock(side_effect=error))
+        await client.post(URL, json={"prompt": PROMPT})
+    assert [line["error_code"] for line in lines()] == [*failures]
+    assert await errors(client) == {("completions", code): 1 for code in failures}
+
+
+async def test_an_error_in_a_stream_tells_and_counts_its_code(
+    client: httpx.AsyncClient, engine: FakeEngine, lines: Any
+) -> None:
+    engine.die_after = 3
+    await client.post(URL, json={"prompt": PROMPT, "max_tokens": 50, "stream": True})
+    (line,) = lines()
+    assert (line["status"], line["error_code"]) == (200, "engine_unavailable")
+    assert await errors(client) == {("completions", "engine_unavailable"): 1}
+
+
+async def test_what_succeeds_has_no_error_code(client: httpx.AsyncClient, lines: Any) -> None:
+    await client.post(URL, json={"prompt": PROMPT})
+    (line,) = lines()
+    assert "error_code" not in line
+    assert await errors(client) == {}
+
+
+def test_the_codes_of_the_counter_are_those_of_the_code() -> None:
+    root = Path(__file__).parents[2]
+    trees = [
+        ast.parse(path.read_text()) for part in ("server", "engine") for path in (root / part).rglob("*.py")
+    ]
+    keywords = (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.keyword) and n.arg == "code")
+    found = {
+        k.value.value for k in keywords if isinstance(k.value, ast.Constant) and k.value.value is not None
+    }
+    assert found | {INTERNAL_ERROR} == set(CODES)
+    assert len(set(CODES)) == len(CODES)

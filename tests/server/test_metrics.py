@@ -23,7 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.engine import EngineStats
 from headway.server.config import MetricsNames
 from headway.server.engine_client import State
-from headway.server.metrics import ENDPOINTS, STATUSES, Metrics
+from headway.server.errors import CODES
+from headway.server.metrics import ENDPOINTS, STATUSES, Metrics, endpoint_of
 from headway.server.services import Services
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,8 @@ def test_labelled_counters_start_at_0() -> None:
     for endpoint in (*ENDPOINTS.values(), "other"):
         for status in STATUSES:
             assert found["headway_http_responses_total", endpoint, str(status)] == 0
+        for code in (*CODES, "other"):
+            assert found["headway_http_errors_total", endpoint, code] == 0
     assert found["headway_requests_finished_total", "error"] == 0
 
 
@@ -58,7 +61,8 @@ def test_made_up_paths_and_methods_make_no_labels() -> None:
     metrics = Metrics(EngineStats, lambda: 0)
     before = samples(metrics).keys()
     for path in ("/x", "/y", "/v1/completions/../z"):
-        metrics.count_response(path, 404)
+        metrics.count_response(endpoint_of(path), 404)
+        metrics.count_error(endpoint_of(path), path)
     assert samples(metrics).keys() == before
 
 
