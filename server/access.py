@@ -29,15 +29,17 @@ logger = logging.getLogger("headway.access")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Mutable: the middleware writes status, error and ended_seconds, the route its answer. Seconds are monotonic.
+    """Mutable: the middleware writes status, error and ended_seconds, the route its answer and model. Seconds are
+    monotonic.
 
-    endpoint: as the metrics name it. error: what the client was told, by status or as an event of a stream.
+    endpoint: as the metrics name it. model: the served name that the request used, or the first. error: what the client was told, by status or as an event of a stream.
     """
 
     request_id: str
     method: str
     path: str
     endpoint: str
+    model: str
     started_seconds: float = field(default_factory=time.monotonic)
     ended_seconds: float = 0.0
     status: int = CLIENT_GONE
@@ -56,10 +58,15 @@ class AccessLog:
     """Around all that answers; its own id of the request comes from around it. trace: is handed what ends."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, trace: Callable[[RequestRecord], None] | None = None
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        model: str,
+        trace: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._model = model
         self._trace = trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +75,7 @@ class AccessLog:
             return
         state = scope["state"]
         path = scope["path"]
-        record = RequestRecord(state["request_id"], scope["method"], path, endpoint_of(path))
+        record = RequestRecord(state["request_id"], scope["method"], path, endpoint_of(path), self._model)
         state["record"] = record
         record.traceparent = Headers(scope=scope).get("traceparent")
 

@@ -57,4 +57,4 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID],
         )
-    return RequestIds(AccessLog(guarded, services.metrics, trace))
+    return RequestIds(AccessLog(guarded, services.metrics, services.model_name, trace))

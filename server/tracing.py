@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests that generate, sent over OTLP: the request, and in it queue, prefill and decode.
+"""OpenTelemetry spans of requests to generate, sent over OTLP: the request, and in it queue, prefill and decode.
 
 Imported only when an endpoint is given: the packages are the extra `otel`. Spans are made when
 a request ends, from what was kept of it, so that nothing is done for them on the way.
@@ -19,10 +19,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from headway import __version__
-from headway.server.access import RequestRecord
+from headway.server.access import RequestRecord, error_param
 from headway.server.answer import Answer
+from headway.server.errors import ApiError
 
 EXPORT_SECONDS = 3.0  # a collector that does not answer must not hold up the server's end
+PROVIDER = "headway"
+OPERATIONS = {
+    "completions": "text_completion",
+    "chat": "chat",
+}  # by endpoint, as the GenAI conventions name them
 Phase = tuple[str, float, float]  # name, begin and end in monotonic seconds
 
 
@@ -36,9 +42,9 @@ class Tracing:
         self._tracer = self._provider.get_tracer("headway", __version__)
 
     def __call__(self, record: RequestRecord) -> None:
-        """The spans of a request that has ended; none if it never came to generate."""
-        if record.answer is not None:
-            _trace(self._tracer, record, record.answer)
+        """The spans of a request to generate that has ended; one that was refused has no phases."""
+        if record.endpoint in OPERATIONS:
+            _trace(self._tracer, record)
 
     def close(self) -> None:
         self._provider.shutdown()
@@ -49,7 +55,7 @@ def open_tracing(endpoint: str) -> Tracing:
     return Tracing(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
 
 
-def _trace(tracer: Tracer, record: RequestRecord, answer: Answer) -> None:
+def _trace(tracer: Tracer, record: RequestRecord) -> None:
     unix_minus_monotonic = time.time_ns() - time.monotonic_ns()
 
     def nanoseconds(seconds: float) -> int:
@@ -60,16 +66,17 @@ def _trace(tracer: Tracer, record: RequestRecord, answer: Answer) -> None:
         context=_caller(record.traceparent),
         kind=SpanKind.SERVER,
         start_time=nanoseconds(record.started_seconds),
-        attributes=dict(_attributes(record, answer)),
+        attributes=dict(_attributes(record)),
     )
-    inside = set_span_in_context(span)
-    for name, begin, end in _phases(answer):
-        phase = tracer.start_span(name, context=inside, start_time=nanoseconds(begin))
-        if name == "decode":
-            phase.set_attributes(dict(_speculation(answer)))
-        phase.end(nanoseconds(end))
-    if (error := answer.generation.error) is not None:
-        span.set_status(Status(StatusCode.ERROR, str(error)))
+    if (answer := record.answer) is not None:
+        inside = set_span_in_context(span)
+        for name, begin, end in _phases(answer):
+            phase = tracer.start_span(name, context=inside, start_time=nanoseconds(begin))
+            if name == "decode":
+                phase.set_attributes(dict(_speculation(answer)))
+            phase.end(nanoseconds(end))
+    if (description := _failure(record)) is not None:
+        span.set_status(Status(StatusCode.ERROR, description))
     span.end(nanoseconds(record.ended_seconds))
 
 
@@ -91,17 +98,41 @@ def _phases(answer: Answer) -> Iterator[Phase]:
     yield "decode", arrival + max(first, queued), arrival + max(last, queued)
 
 
-def _attributes(record: RequestRecord, answer: Answer) -> Iterator[tuple[str, AttributeValue]]:
+def _failure(record: RequestRecord) -> str | None:
+    """What the status of the span says. Answers of 4xx leave it unset, as the conventions want of a server."""
+    if record.answer is not None and record.answer.generation.error is not None:
+        return str(record.answer.generation.error)
+    return _error_type(record.error) if record.error is not None and record.error.status >= 500 else None
+
+
+def _error_type(error: ApiError) -> str:
+    return error.code or str(error.status)
+
+
+def _attributes(record: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:
     """Names of OpenTelemetry's conventions where they have one. Never a text."""
+    yield "gen_ai.operation.name", OPERATIONS[record.endpoint]
+    yield "gen_ai.provider.name", PROVIDER
+    yield "headway.request_id", record.request_id
     yield "http.request.method", record.method
     yield "url.path", record.path
     yield "http.response.status_code", record.status
-    yield "gen_ai.request.model", answer.head.model
+    if record.error is None or record.error.code != "model_not_found":  # the name would be the client's
+        yield "gen_ai.request.model", record.model
+    if record.error is not None:
+        yield "error.type", _error_type(record.error)
+        if (param := error_param(record.error)) is not None:
+            yield "headway.error_param", param
+    if record.answer is not None:
+        yield from _response(record.answer)
+
+
+def _response(answer: Answer) -> Iterator[tuple[str, AttributeValue]]:
+    yield "gen_ai.response.model", answer.head.model
     yield "gen_ai.response.id", answer.head.id
     yield "gen_ai.response.finish_reasons", answer.generation.outcomes
     yield "gen_ai.usage.input_tokens", answer.num_prompt_tokens
     yield "gen_ai.usage.output_tokens", answer.generation.counts().num_completion_tokens
-    yield "headway.request_id", record.request_id
 
 
 def _speculation(answer: Answer) -> Iterator[tuple[str, AttributeValue]]:

@@ -47,6 +47,8 @@ async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), ChatRequest)
     check_model(body.model, services)
+    record = record_of(request)
+    record.model = body.model or services.model_name
     services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
     chat = await chat_prompt(body.messages, services)
@@ -59,7 +61,7 @@ async def create_chat_completion(request: Request) -> Response:
         num_wanted=body.token_limit,
     )
     writer = _writer(body, prompt, services, request)
-    record_of(request).answer = writer.answer
+    record.answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
     completion = await unless_disconnected(request.receive, _complete(writer))

@@ -40,10 +40,12 @@ async def create_completion(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), CompletionRequest)
     check_model(body.model, services)
+    record = record_of(request)
+    record.model = body.model or services.model_name
     services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
     writer = await _writer(body, services, request)
-    record_of(request).answer = writer.answer
+    record.answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
     completion = await unless_disconnected(request.receive, _complete(writer))

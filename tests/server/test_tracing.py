@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -99,13 +100,65 @@ async def test_a_fault_is_the_status_of_the_span(
 ) -> None:
     engine.die_after = 3
     await client.post(URL, json=BODY | {"stream": True})
-    assert spans.by_name()[f"POST {URL}"].status.status_code is StatusCode.ERROR
+    span = spans.by_name()[f"POST {URL}"]
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes is not None
+    assert span.attributes["error.type"] == "engine_unavailable"
 
 
-async def test_what_generates_nothing_has_no_span(client: httpx.AsyncClient, spans: Spans) -> None:
+async def test_a_server_that_is_not_ready_is_the_status_of_the_span(
+    client: httpx.AsyncClient, engine: FakeEngine, spans: Spans
+) -> None:
+    engine.info = None
+    await client.post(URL, json=BODY)
+    span = spans.by_name()[f"POST {URL}"]
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "engine_unavailable")
+
+
+async def test_what_is_no_request_to_generate_has_no_span(client: httpx.AsyncClient, spans: Spans) -> None:
     await client.get("/health")
-    await client.post(URL, json=BODY | {"max_tokens": 0})
+    await client.get("/nowhere")
+    await client.post("/tokenize", json={"prompt": 1})
     assert spans.by_name() == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "operation"), [(URL, "text_completion"), ("/v1/chat/completions", "chat")], ids=["text", "chat"]
+)
+async def test_a_refused_request_is_a_span_that_says_why(
+    client: httpx.AsyncClient, spans: Spans, path: str, operation: str
+) -> None:
+    trace = {"traceparent": f"00-{TRACE:032x}-{PARENT:016x}-01"}
+    await client.post(path, json={"guided_json": {"a": "secret"}, "model": "tiny"}, headers=trace)
+    (span,) = spans.by_name().values()
+    assert (span.name, span.context.trace_id) == (f"POST {path}", TRACE)
+    expected = {
+        "gen_ai.operation.name": operation, "gen_ai.provider.name": "headway", "gen_ai.request.model": "tiny",
+        "http.response.status_code": 400, "error.type": "unsupported_parameter", "headway.error_param": "guided_json",
+    }  # fmt: skip
+    assert span.attributes is not None
+    assert span.attributes.items() >= expected.items()
+    assert span.status.status_code is StatusCode.UNSET
+    assert "secret" not in span.to_json()
+
+
+async def test_a_wrong_models_name_is_in_no_span(client: httpx.AsyncClient, spans: Spans) -> None:
+    await client.post(URL, json=BODY | {"model": "secret"})
+    (span,) = spans.by_name().values()
+    assert span.attributes is not None
+    assert span.attributes["error.type"] == "model_not_found"
+    assert "secret" not in span.to_json()
+
+
+async def test_a_span_names_the_model_by_the_name_that_the_request_used(
+    services: Services, spans: Spans
+) -> None:
+    app = create_app(replace(services, other_names=("alias",)), trace=spans.tracing)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://headway") as client:
+        await client.post(URL, json=BODY | {"model": "alias"})
+    attributes = spans.by_name()[f"POST {URL}"].attributes
+    assert attributes is not None
+    assert (attributes["gen_ai.request.model"], attributes["gen_ai.response.model"]) == ("alias", "tiny")
 
 
 def test_without_an_endpoint_nothing_is_imported() -> None:
