@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.server.answer import Answer
 from headway.server.errors import ApiError, noted_error
 from headway.server.metrics import Metrics, endpoint_of
+from headway.server.probes import METHODS, PATHS, Probes
 
 CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
-QUIET_PATHS = ("/health", "/ready", "/load", "/metrics", "/version", "/dashboard", "/favicon.ico")
 
 FIELD_PATH = re.compile(r"[\w.\[\]-]{1,128}", re.ASCII)
 
@@ -67,6 +67,7 @@ class AccessLog:
         self._app = app
         self._metrics = metrics
         self._model = model
+        self._probes = Probes()
         self._trace = trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,14 +93,19 @@ class AccessLog:
             self._metrics.count_response(record.endpoint, record.status)
             if record.error is not None:
                 self._metrics.count_error(record.endpoint, record.error.code)
-            _log(record)
+            _log(record, is_news=self._is_news(record, scope))
             if self._trace is not None:
                 self._trace(record)
 
+    def _is_news(self, record: RequestRecord, scope: Scope) -> bool:
+        if record.path not in PATHS or record.method not in METHODS:
+            return True
+        client, code = scope.get("client"), record.error.code if record.error is not None else None
+        return self._probes.is_news(record.path, client[0] if client else "", (record.status, code))
 
-def _log(record: RequestRecord) -> None:
-    is_quiet = record.path.startswith(QUIET_PATHS) and record.status < 400
-    level = logging.DEBUG if is_quiet else logging.INFO
+
+def _log(record: RequestRecord, *, is_news: bool) -> None:
+    level = logging.INFO if is_news else logging.DEBUG
     if not logger.isEnabledFor(level):
         return
     fields = request_fields(record)

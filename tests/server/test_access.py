@@ -19,6 +19,7 @@ from headway.engine import INTERNAL_ERROR, QueueFullError
 from headway.server.app import create_app
 from headway.server.errors import CODES
 from headway.server.keys import Keys
+from headway.server.probes import MAX_REMEMBERED, Probes
 from headway.server.services import Services
 
 URL = "/v1/completions"
@@ -83,6 +84,59 @@ async def test_probes_and_scrapes_are_not_told_unless_they_fail(
     engine.state = "restarting"
     await client.get("/ready")
     assert [line["status"] for line in lines()] == [503]
+
+
+PROBES = ("/", "/health", "/health/generate", "/ready", "/load", "/metrics", "/version", "/dashboard", "/favicon.ico",
+          "/dashboard/data")  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", PROBES)
+async def test_a_probe_that_succeeds_is_debug(
+    client: httpx.AsyncClient, lines: Any, caplog: pytest.LogCaptureFixture, method: str, path: str
+) -> None:
+    assert (await client.request(method, path)).status_code < 400
+    assert lines() == []
+    caplog.set_level(logging.DEBUG, logger="headway.access")
+    await client.request(method, path)
+    assert [line["path"] for line in lines()] == [path]
+
+
+async def test_a_probe_that_keeps_failing_is_told_when_that_begins_changes_and_ends(
+    client: httpx.AsyncClient, engine: FakeEngine, lines: Any
+) -> None:
+    for state in ("restarting", "restarting", "serving", "serving", "draining", "draining", "draining"):
+        engine.state = state  # type: ignore[assignment]
+        for method in ("GET", "HEAD"):
+            await client.request(method, "/ready")
+    assert [line["status"] for line in lines()] == [503, 200, 503]
+
+
+async def test_other_requests_and_other_ways_to_fail_are_told_each_time(
+    client: httpx.AsyncClient, lines: Any
+) -> None:
+    for method, path in (("POST", "/health"), ("GET", "/healthy"), ("GET", "/dashboard/nothing")):
+        for _ in range(2):
+            await client.request(method, path)
+    assert [line["status"] for line in lines()] == [405, 405, 404, 404, 404, 404]
+
+
+def test_a_probes_failure_is_news_once_for_each_client_and_way() -> None:
+    probes = Probes()
+    outcomes = [(200, None), (503, "a"), (503, "a"), (503, "b"), (401, "b"), (200, None), (200, None)]
+    told = [probes.is_news("/load", "10.0.0.1", outcome) for outcome in outcomes]
+    assert told == [False, True, False, True, True, True, False]
+    assert probes.is_news("/load", "10.0.0.1", (401, "b"))
+    assert not probes.is_news("/load", "10.0.0.2", (200, None))
+    assert not probes.is_news("/load", "10.0.0.1", (401, "b"))
+
+
+def test_failures_of_countless_clients_are_not_all_remembered() -> None:
+    probes = Probes()
+    for i in range(MAX_REMEMBERED + 10):
+        probes.is_news("/load", str(i), (503, None))
+    assert not probes.is_news("/load", str(MAX_REMEMBERED + 9), (503, None))
+    assert probes.is_news("/load", "0", (503, None))
 
 
 async def test_a_failed_stream_tells_what_ended_it(
