@@ -32,6 +32,10 @@ BYTE_OF_CHARACTER = _byte_of_character()
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
+def _is_mistaken(content: str) -> bool:
+    return not content.isascii() and all(character in BYTE_OF_CHARACTER for character in content)
+
+
 class Vocabulary:
     """What every detokenizer of one model shares. Mutable: fills its table of token bytes on first use.
 
@@ -43,11 +47,16 @@ class Vocabulary:
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         added = tokenizer.get_added_tokens_decoder()
         self._contents = {i: token.content.encode() for i, token in added.items() if token.special}
+        self._added = {i: token.content.encode() for i, token in added.items()}
+        # Added tokens that the library's decoder takes for stand-ins of bytes.
+        self._mistaken = {i for i, content in self._added.items() if _is_mistaken(content.decode())}
         self._shows_special = shows_special
         self._anchor = [] if self.is_byte_level else tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._bytes: dict[int, bytes] = {}
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        if self.is_byte_level and not self._mistaken.isdisjoint(token_ids):
+            return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=not self._shows_special)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -61,8 +70,8 @@ class Vocabulary:
         token = self.tokenizer.id_to_token(token_id)
         if token is None or self.is_silent(token_id):
             return b""
-        if token_id in self._contents:
-            return self._contents[token_id]
+        if token_id in self._contents or (self.is_byte_level and token_id in self._added):
+            return self._added[token_id]  # added tokens are written as they are, not in stand-ins for bytes
         if self.stands_for_a_byte(token_id):
             return bytes([int(token[3:5], 16)])
         if not self.is_byte_level:

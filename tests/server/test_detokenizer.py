@@ -9,7 +9,7 @@ import pytest
 from headway_testing import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders
+from tokenizers import AddedToken, Tokenizer, decoders
 
 from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
 
@@ -180,3 +180,18 @@ def test_time_is_linear_in_the_output(vocabulary: Vocabulary, stop: tuple[str, .
 
     best: Callable[[list[int]], float] = lambda ids: min(seconds(ids) for _ in range(3))
     assert best(ids) < 4 * 8 * best(ids[: len(ids) // 8])
+
+
+@pytest.mark.parametrize("is_special", [False, True], ids=["plain", "special"])
+def test_an_added_token_is_its_content_in_a_byte_level_tokenizer(is_special: bool) -> None:
+    """ "\u0111" is also the stand-in of a byte."""
+    tokenizer = tiny_tokenizers.byte_level()
+    content = "\u0111em"
+    tokenizer.add_tokens([AddedToken(content, special=is_special)])
+    token_id = tokenizer.token_to_id(content)
+    vocabulary = Vocabulary(tokenizer, shows_special=True)
+    assert vocabulary.token_bytes(token_id) == content.encode()
+    assert Detokenizer(vocabulary).push([token_id]).text == content
+    ids = tokenizer.encode(f"na\u00efve {content} fox").ids
+    assert token_id in ids
+    assert vocabulary.decode(ids) == f"na\u00efve {content} fox"
