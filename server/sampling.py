@@ -32,6 +32,7 @@ class Wanted:
     depth_limit: drafts a round at most; None for no limit but the engine's and the body's.
     num_logprobs: most probable tokens told at each place beside the token's own; None for none of it.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
+    bad_words: their ids, from encode_bad_words.
     """
 
     num_candidates: int = 1
@@ -42,6 +43,7 @@ class Wanted:
     num_logprobs: int | None = None
     scores_prompt: bool = False
     owner: str = ""
+    bad_words: Sequence[list[int]] = ()
 
 
 def choice_requests(
@@ -137,7 +139,7 @@ def _sampling(fields: GenerationFields, wanted: Wanted, tokenizer: Tokenizer) ->
         presence_penalty=_or(fields.presence_penalty, 0.0),
         logit_bias={int(token_id): bias for token_id, bias in (fields.logit_bias or {}).items()},
         allowed_token_ids=fields.allowed_token_ids,
-        bad_words_token_ids=_bad_words(fields.bad_words or [], tokenizer),
+        bad_words_token_ids=list(wanted.bad_words),
         min_tokens=fields.min_tokens or 0,
         temperature=_or(fields.temperature, default.temperature),
         top_k=max(0, _or(fields.top_k, default.top_k)),
@@ -152,9 +154,10 @@ def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value
 
 
-def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+async def encode_bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> list[list[int]]:
     """Each word as it is and behind a space: tokenizers spell a word in the middle of a text in another way."""
-    spellings = [tokenizer.encode_plain(text) for word in words for text in (word, f" {word.lstrip()}")]
+    texts = [text for word in fields.bad_words or () for text in (word, f" {word.lstrip()}")]
+    spellings = await tokenizer.pool.run(texts, lambda: [tokenizer.encode_plain(text) for text in texts])
     distinct = [ids for i, ids in enumerate(spellings) if ids and ids not in spellings[:i]]
     longest = max(map(len, distinct), default=0)
     require(

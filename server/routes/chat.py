@@ -34,7 +34,7 @@ from headway.server.protocol.chat import (
 )
 from headway.server.protocol.decoding import decode
 from headway.server.routes.models import check_model
-from headway.server.sampling import Wanted, choice_requests
+from headway.server.sampling import Wanted, choice_requests, encode_bad_words
 from headway.server.services import Services, engine_info, request_id_of, services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
@@ -60,7 +60,8 @@ async def create_chat_completion(request: Request) -> Response:
         keep_last=body.truncate_prompt_tokens,
         num_wanted=body.token_limit,
     )
-    writer = _writer(body, prompt, services, request)
+    bad_words = await encode_bad_words(body, services.tokenizer)
+    writer = _writer(body, prompt, bad_words, services, request)
     record.answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
@@ -82,7 +83,9 @@ async def chat_prompt(messages: Sequence[Message], services: Services) -> ChatPr
     return marker.prompt(await services.chat.render(marker.protect(template_messages(messages))))
 
 
-def _writer(body: ChatRequest, prompt: list[int], services: Services, request: Request) -> ChatWriter:
+def _writer(
+    body: ChatRequest, prompt: list[int], bad_words: list[list[int]], services: Services, request: Request
+) -> ChatWriter:
     info = engine_info(services)
     wanted = Wanted(
         num_candidates=body.n or 1,
@@ -91,6 +94,7 @@ def _writer(body: ChatRequest, prompt: list[int], services: Services, request: R
         depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         owner=services.keys.owner(request.headers.get("Authorization", "")),
+        bad_words=bad_words,
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
     head = new_head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)

@@ -26,7 +26,7 @@ from headway.server.protocol.completions import (
 )
 from headway.server.protocol.decoding import decode
 from headway.server.routes.models import check_model
-from headway.server.sampling import Wanted, choice_requests
+from headway.server.sampling import Wanted, choice_requests, encode_bad_words
 from headway.server.services import Services, engine_info, request_id_of, services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
@@ -64,13 +64,16 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
     owner = services.keys.owner(request.headers.get("Authorization", ""))
-    requests = choice_requests(body, _wanted(body, services, owner), ids, tokenizer, info)
+    wanted = _wanted(body, services, owner, await encode_bad_words(body, tokenizer))
+    requests = choice_requests(body, wanted, ids, tokenizer, info)
     head = new_head("cmpl", "text_completion", services)
     answer = new_answer(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 
 
-def _wanted(body: CompletionRequest, services: Services, owner: str) -> Wanted:
+def _wanted(
+    body: CompletionRequest, services: Services, owner: str, bad_words: list[list[int]]
+) -> Wanted:
     ranks = body.num_candidates > (body.n or 1)
     return Wanted(
         num_candidates=body.num_candidates,
@@ -80,6 +83,7 @@ def _wanted(body: CompletionRequest, services: Services, owner: str) -> Wanted:
         num_logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         scores_prompt=bool(body.echo) and body.logprobs is not None,
         owner=owner,
+        bad_words=bad_words,
     )
 
 
