@@ -71,9 +71,7 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 
 
-def _wanted(
-    body: CompletionRequest, services: Services, owner: str, bad_words: list[list[int]]
-) -> Wanted:
+def _wanted(body: CompletionRequest, services: Services, owner: str, bad_words: list[list[int]]) -> Wanted:
     ranks = body.num_candidates > (body.n or 1)
     return Wanted(
         num_candidates=body.num_candidates,

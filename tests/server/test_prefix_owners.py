@@ -33,7 +33,7 @@ async def test_keys_share_no_prefixes(services: Services, engine: FakeEngine, ur
     async def salts(client: httpx.AsyncClient, key: str, **fields: str) -> set[str]:
         engine.submitted.clear()
         answer = await client.post(
-            url, json={**asked, "max_tokens": 1, "n": 2, **fields}, headers=bearer(key)
+            url, json={**asked, "max_tokens": 1, "n": 2, **fields}, headers={"Authorization": f"Bearer {key}"}
         )
         assert answer.status_code == 200, answer.text
         return {submitted.cache_salt for submitted in engine.submitted}
