@@ -92,7 +92,7 @@ class AccessLog:
             record.error = noted_error(scope)
             self._metrics.count_response(record.endpoint, record.status)
             if record.error is not None:
-                self._metrics.count_error(record.endpoint, record.error.code)
+                self._metrics.count_error(record.error.code)
             _log(record, is_news=self._is_news(record, scope))
             if self._trace is not None:
                 self._trace(record)

@@ -70,15 +70,15 @@ class Metrics:
         )
         self._errors = Counter(
             "headway_http_errors",
-            "Errors that clients were told, by endpoint and code, as an HTTP answer or as an event of a stream.",
-            ["endpoint", "code"],
+            "Errors that clients were told, by code, as an HTTP answer or as an event of a stream.",
+            ["code"],
             registry=self._registry,
         )
         for endpoint in (*ENDPOINTS.values(), OTHER):
             for status in STATUSES:
                 self._responses.labels(endpoint, str(status))
-            for code in (*CODES, OTHER):
-                self._errors.labels(endpoint, code)
+        for code in (*CODES, OTHER):
+            self._errors.labels(code)
         self.history = History(read_stats, self.requests.latencies)
         self._registry.register(EngineCollector(read_stats, read_restarts, read_state, self.history))
         self._registry.register(_Constant(model_name))
@@ -91,8 +91,8 @@ class Metrics:
     def count_response(self, endpoint: str, status: int) -> None:
         self._responses.labels(endpoint, str(status)).inc()
 
-    def count_error(self, endpoint: str, code: str | None) -> None:
-        self._errors.labels(endpoint, code if code in CODES else OTHER).inc()
+    def count_error(self, code: str | None) -> None:
+        self._errors.labels(code if code in CODES else OTHER).inc()
 
     def text(self) -> bytes:
         return b"".join(map(generate_latest, self._shown))
