@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         show_interference(interferences)
         _keep(arguments, argv, levels, interferences)
     except (UsageError, httpx.HTTPError, httpx.InvalidURL) as error:
-        print(f"headway: {error or type(error).__name__}", file=sys.stderr)
+        print(f"headway: {_told(error, arguments.base_url)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -48,6 +48,13 @@ def main(argv: Sequence[str]) -> int:
         if level.num_requests == 0:
             print(f"headway: {level.level}: no request was due; raise --duration", file=sys.stderr)
     return int(any(sum(level.errors.values()) == level.num_requests for level in levels))
+
+
+def _told(error: Exception, base_url: str) -> str:
+    if isinstance(error, UsageError):
+        return str(error)
+    reason = str(error) or type(error).__name__
+    return f"{base_url} cannot be used: {reason}; start a server there, or name another by --base-url"
 
 
 def run(arguments: argparse.Namespace) -> tuple[list[Figures], list[Interference]]:
