@@ -119,12 +119,52 @@ def test_stop_ids_end_the_text_once_there_are_min_tokens(
     body = {"stop_token_ids": [newline], "min_tokens": min_tokens, "max_tokens": 60}
     answer = complete(client, depth, return_token_ids=True, **body)
     made = answer["choices"][0]
-    assert newline not in made["token_ids"]
-    assert answer["usage"]["completion_tokens"] == len(made["token_ids"]) + (made["finish_reason"] == "stop")
-    assert len(made["token_ids"]) >= min_tokens
-    if made["finish_reason"] == "stop":
+    ids, has_stopped = made["token_ids"], made["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len(ids)
+    assert newline not in ids[: len(ids) - has_stopped]
+    assert (ids[-1] == newline) == has_stopped
+    assert len(ids) >= min_tokens + has_stopped
+    if has_stopped:
         shown = choice(client, depth, include_stop_str_in_output=True, **body)
         assert shown["text"] == made["text"] + "\n"
+
+
+@DEPTHS
+@pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
+def test_an_echo_that_generates_the_end_has_an_entry_for_each_token(
+    client: httpx.Client, depth: int, stream: bool
+) -> None:
+    """What lm-eval asks for: the log-probabilities of a continuation, and of one token more, which it drops."""
+    context, continuation = "if __name__ == '__main__':", "\n    main()\n"
+    prompt = ids_of(client, context + continuation)
+    wish = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1}
+    (expected,) = complete(client, depth, prompt=prompt, max_tokens=0, echo=True, logprobs=1)["choices"]
+    told, usage = echoed(client, depth, stream=stream, **wish)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 1)
+    assert {name: len(values) for name, values in told.items()} == dict.fromkeys(told, len(prompt) + 1)
+    assert told["tokens"][:-1] == expected["logprobs"]["tokens"]
+    assert told["token_logprobs"][1:-1] == pytest.approx(expected["logprobs"]["token_logprobs"][1:], abs=1e-3)
+    assert told["text_offset"][-1] == len(context + continuation)
+    assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
+
+
+def echoed(
+    client: httpx.Client, depth: int, *, stream: bool, **body: Any
+) -> tuple[dict[str, list[Any]], dict[str, int]]:
+    """The log-probabilities and the usage of a choice that ends by the model's own end; a stream's put together."""
+    if not stream:
+        answer = complete(client, depth, **body)
+        (made,) = answer["choices"]
+        assert made["finish_reason"] == "stop"
+        return made["logprobs"], answer["usage"]
+    body |= {"temperature": 0, "speculation": {"max_draft_tokens": depth}, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    events = client.post("/v1/completions", json=body).text.split("\n\n")[:-2]
+    *parts, last = [json.loads(event.removeprefix("data: ")) for event in events]
+    pieces = [part["choices"][0] for part in parts]
+    assert pieces[-1]["finish_reason"] == "stop"
+    lists = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+    return {name: [x for one in lists for x in one[name]] for name in lists[0]}, last["usage"]
 
 
 def test_best_of_is_the_likeliest_of_n(client: httpx.Client) -> None:
