@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.server.access import AccessLog, RequestRecord
+from headway.server.aliases import Aliases
 from headway.server.errors import install_error_handlers
 from headway.server.guard import REQUEST_ID, Guard, HeadAsGet, RequestIds
 from headway.server.routes import (
@@ -36,7 +37,7 @@ def create_app(
 ) -> ASGIApp:
     """Starts nothing: the engine belongs to the caller. sites: None for any Host and Origin.
 
-    What is around the routes, outermost first: request ids, the access log, CORS, the guard.
+    What is around the routes, outermost first: other spellings of paths, request ids, the access log, CORS, the guard.
     """
     app = FastAPI(
         title="Headway",
@@ -57,4 +58,4 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID],
         )
-    return RequestIds(AccessLog(guarded, services.metrics, services.model_name, trace))
+    return Aliases(RequestIds(AccessLog(guarded, services.metrics, services.model_name, trace)))

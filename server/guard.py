@@ -17,6 +17,7 @@ REQUEST_ID = "X-Request-Id"
 MAX_HEADER_BYTES = 64 * 1024
 OPEN_PATHS = PAGE_PATHS | {
     "/health",
+    "/ping",
     "/ready",
     "/version",
     "/metrics",

@@ -45,6 +45,7 @@ OPERATIONS = (
     Operation("post", "/pause", "Make no tokens until told to (admin)", admin.Activity),
     Operation("post", "/resume", "Make tokens again (admin)", admin.Activity),
     Operation("get", "/health", "Is the engine alive", ops.Health, statuses=(503,)),
+    Operation("get", "/ping", "Is the engine alive, by the name that balancers ask for", ops.Health, statuses=(503,)),
     Operation("get", "/health/generate", "One token through the engine", ops.Probe),
     Operation("get", "/ready", "Are requests taken", ops.Readiness, statuses=(503,)),
     Operation("get", "/load", "What runs and waits", ops.Load),

@@ -1,4 +1,4 @@
-"""What operators and probes ask: /health (alive; /health/generate tries it), /ready, /load, /version, /metrics."""
+"""What operators and probes ask: /health and /ping (alive; /health/generate tries it), /ready, /load, /version, /metrics."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class Version(msgspec.Struct):
     version: str
 
 
+@router.get("/ping")
 @router.get("/health")
 async def health(request: Request) -> Response:
     status = services_of(request).engine.status()

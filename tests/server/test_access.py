@@ -86,7 +86,7 @@ async def test_probes_and_scrapes_are_not_told_unless_they_fail(
     assert [line["status"] for line in lines()] == [503]
 
 
-PROBES = ("/", "/health", "/health/generate", "/ready", "/load", "/metrics", "/version", "/dashboard", "/favicon.ico",
+PROBES = ("/", "/health", "/ping", "/health/generate", "/ready", "/load", "/metrics", "/version", "/dashboard", "/favicon.ico",
           "/dashboard/data")  # fmt: skip
 
 

@@ -1,0 +1,39 @@
+"""Other spellings of paths, as clients and proxies write them: without /v1 or with it, and with a slash at the end."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+ALIASES = {
+    "/completions": "/v1/completions",
+    "/chat/completions": "/v1/chat/completions",
+    "/models": "/v1/models",
+    "/v1/tokenize": "/tokenize",
+    "/v1/detokenize": "/detokenize",
+}
+# With a slash at the end these are the same; a name at the end of other paths may have one of its own.
+FIXED_PATHS = frozenset(ALIASES.values()) | {
+    "/v1/speculation", "/dashboard", "/health", "/health/generate", "/load", "/metrics", "/openapi.json", "/pause", "/ping", "/ready",
+    "/resume", "/version",
+}  # fmt: skip
+
+
+def canonical_path(path: str) -> str:
+    """The path of the route that is meant; a path that has no other spelling stays as it is."""
+    bare = path.removesuffix("/")
+    fixed = ALIASES.get(bare, bare)
+    if fixed in FIXED_PATHS:
+        return fixed
+    return f"/v1{path}" if path.startswith("/models/") else path
+
+
+class Aliases:
+    """Around all that looks at a path: keys, counters and routes know one spelling."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": canonical_path(scope["path"])}
+        await self._app(scope, receive, send)
