@@ -32,12 +32,14 @@ IN_VAIN = {
 def proxy(
     chat_server: Server, environment: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    """Names the model, passes on every other name as it is, and has LiteLLM's own rules for cooldowns."""
+    """Names the model, passes on every other name, and has LiteLLM's own rules for cooldowns. Names behind shared/ are of
+    one deployment."""
     folder = tmp_path_factory.mktemp("litellm")
     backend = {"api_base": f"{chat_server.url}/v1", "api_key": "none"}
+    names = {"demo-chat": "demo-chat", "*": "*", "shared/*": "*"}
     models = [
-        {"model_name": name, "litellm_params": backend | {"model": f"openai/{name}"}}
-        for name in ("demo-chat", "*")
+        {"model_name": name, "litellm_params": backend | {"model": f"openai/{served}"}}
+        for name, served in names.items()
     ]
     config = {"model_list": models, "litellm_settings": {"num_retries": 0}}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
@@ -86,6 +88,14 @@ def _served(proxy: httpx.Client) -> None:
     deadline = time.monotonic() + 30
     while chat(proxy).status_code != 200 and time.monotonic() < deadline:
         time.sleep(0.5)
+
+
+def test_a_wrong_name_takes_the_right_one_of_its_deployment_from_nobody(proxy: httpx.Client) -> None:
+    for _ in range(3):
+        assert chat(proxy, "shared/gpt-4o").status_code == 404
+        time.sleep(COOLDOWN_SECONDS)
+        answer = chat(proxy, "shared/demo-chat")
+        assert answer.status_code == 200, answer.text
 
 
 def test_chats_and_streams_pass_through(proxy: httpx.Client) -> None:
