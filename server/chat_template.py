@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 
 from headway.engine import read_text
+from headway.server.control_text import ROLE, ChatPrompt
 from headway.server.errors import RETRY_AFTER, ApiError
 from headway.server.model_defaults import read_tokenizer_config
-from headway.server.template_frames import LENGTH, Rendered, RenderJob, frame
+from headway.server.template_frames import LENGTH, MarkedMessages, Rendered, RenderJob, frame
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
 # Its libraries start no thread pools: what they reserve would count as memory in use.
@@ -73,21 +74,27 @@ class ChatRenderer:
 
     async def render(self, messages: list[dict[str, str]]) -> str:
         """Raises ApiError: the template refused the messages, failed, took too long or wrote too much."""
+        return _text(await self._answer(messages, None))
+
+    async def render_marked(self, messages: list[dict[str, str]], marked: MarkedMessages) -> ChatPrompt:
+        """The text of the messages with marks where clients spelled structural tokens.
+
+        Raises ApiError as `render` does, and where the template inspects such a token, so that its origin is unknown.
+        """
+        answer = await self._answer(messages, marked)
+        if answer.inspected is not None:
+            raise _inspected(messages, marked, answer.inspected)
+        return ChatPrompt(_text(answer), marked.mark, marked.spelled)
+
+    async def _answer(self, messages: list[dict[str, str]], marked: MarkedMessages | None) -> Rendered:
         async with self._turn:
-            answer = await self._ask(messages)
-        if answer.text is None:
-            raise ApiError(
-                f"the model's chat template does not take these messages: {answer.error}",
-                param="messages",
-                code="chat_template_error",
-            )
-        return answer.text
+            return await self._ask(messages, marked)
 
     async def warm_up(self) -> None:
         """Starts the worker before the first request needs it; a template that fails now will say so then."""
         with suppress(ApiError):
             async with self._turn:
-                await self._ask([])
+                await self._ask([], None)
 
     async def close(self) -> None:
         worker, self._worker = self._worker, None
@@ -96,9 +103,9 @@ class ChatRenderer:
                 worker.kill()
             await worker.communicate()  # to the end of its pipes, which are closed with it
 
-    async def _ask(self, messages: list[dict[str, str]]) -> Rendered:
+    async def _ask(self, messages: list[dict[str, str]], marked: MarkedMessages | None) -> Rendered:
         """What is left in the pipes of a question that was given up would answer the next one: a new worker then."""
-        job = RenderJob(self._template.source, self._template.variables, messages)
+        job = RenderJob(self._template.source, self._template.variables, messages, marked)
         is_answered = False
         try:
             worker = await self._ready()
@@ -148,6 +155,30 @@ async def _exchange(worker: Process, job: RenderJob) -> Rendered:
     if length > MAX_RENDERED_BYTES:
         raise _refusal(f"makes a prompt of {length} bytes, the limit is {MAX_RENDERED_BYTES}; send less")
     return msgspec.json.decode(await worker.stdout.readexactly(length), type=Rendered)
+
+
+def _text(answer: Rendered) -> str:
+    if answer.text is None:
+        raise ApiError(
+            f"the model's chat template does not take these messages: {answer.error}",
+            param="messages",
+            code="chat_template_error",
+        )
+    return answer.text
+
+
+def _inspected(messages: list[dict[str, str]], marked: MarkedMessages, index: int) -> ApiError:
+    replaced = marked.messages[index]
+    field = next(name for name, text in messages[index].items() if name != ROLE and text != replaced[name])
+    pieces = ChatPrompt(replaced[field], marked.mark, marked.spelled).pieces()
+    token = next(text for text, is_spelled in pieces if is_spelled)
+    path = f"messages[{index}].{field}"
+    return ApiError(
+        f"{path} has {token!r}, a structural token of this model that only its chat template may write, and the "
+        "template treats messages that have it differently; leave it out or write it in another way",
+        param=path,
+        code="structural_token",
+    )
 
 
 def _refusal(what: str) -> ApiError:

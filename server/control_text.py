@@ -1,7 +1,7 @@
-"""What people write in a chat is text: control tokens that they spell out never become control tokens.
+"""What clients write in a chat is text: structural tokens that they spell out never become those tokens.
 
-Before the template runs, each is replaced by a mark that nobody can guess; afterwards the marks are spelled out
-again, by a tokenizer to which control tokens are text like any other. Only the template itself writes them.
+Before the template runs a second time, each is replaced by a mark that nobody can guess. The marks tell which
+tokens of the rendered text were spelled out by a client and which were written by the template.
 """
 
 from __future__ import annotations
@@ -11,17 +11,83 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from headway.server.template_frames import MarkedMessages
+
+ROLE = (
+    "role"  # the one field of a message that holds no text of the client, but a word of the server's own list
+)
+_LETTER = r"[^\W\d_]"
+_BARS = re.compile(r"<[|\uff5c].*[^\W_].*[|\uff5c]>", re.DOTALL)
+_ANGLES = re.compile(rf"<+/?([^<>]*{_LETTER}[^<>]*)>+")
+_UPPER_CASE = re.compile(r"\[/?[\w -]*[A-Z]{2}[\w -]*\]")
+_DELIMITERS = "<>[]{}|\uff5c:#@$~^"
+# Tags of HTML that tokenizers have for ordinary text (Gemma 3's has 60 of them). <s> is not one of them: most
+# tokenizers that have it begin a text with it.
+_HTML = re.compile(
+    "a|abbr|b|blockquote|body|br|button|caption|center|code|col|colgroup|dd|del|div|dl|dt|em|figcaption|figure|font|"
+    "footer|form|h[1-6]|head|header|hr|html|i|iframe|img|ins|kbd|li|link|meta|nav|ol|option|p|pre|q|script|select|"
+    "small|span|strike|strong|style|sub|sup|svg|table|tbody|td|textarea|tfoot|th|thead|tr|tt|u|ul|var",
+    re.IGNORECASE,
+)
+
+
+def is_structural(token: str, *, is_special: bool, template: str) -> bool:
+    """Whether an added token gives chats their form, so that only a template may write it.
+
+    True for special tokens, for `<|...|>`, `<...>` except tags of HTML, and `[UPPER_CASE]`. Also true for tokens with
+    a letter that begin or end with a delimiter, such as `USER:`, where the template's source has them. False for
+    white space, digits, emoji and words, which are ordinary text.
+    """
+    text = token.strip()
+    if not text:
+        return False
+    if is_special or _BARS.search(text) or _UPPER_CASE.fullmatch(text):
+        return True
+    angles = _ANGLES.fullmatch(text)
+    if angles is not None and not _HTML.fullmatch(angles[1].split()[0].rstrip("/")):
+        return True
+    is_delimited = text[0] in _DELIMITERS or text[-1] in _DELIMITERS
+    return is_delimited and re.search(_LETTER, text) is not None and text in template
+
+
+def control_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds structural tokens in a text, the longest of those that begin together; None if there are none.
+
+    The time is linear in the text however many tokens there are: tokens share their beginnings in the pattern.
+    """
+    wanted = sorted({text for text in texts if text})
+    return re.compile(_trie(wanted)) if wanted else None
+
+
+def _trie(texts: Sequence[str]) -> str:
+    """texts: sorted, so that the first and the last of those that begin alike share what all of them share."""
+    by_first: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        by_first.setdefault(text[0], []).append(text)
+    branches = []
+    for group in by_first.values():
+        shared = _common_length(group[0], group[-1])
+        branches.append(re.escape(group[0][:shared]) + _trie([text[shared:] for text in group]))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)}){'?' if '' in texts else ''}"
+
+
+def _common_length(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A rendered chat. spelled: the control tokens that were replaced; number i by `mark` + i + `~`."""
+    """A rendered chat. spelled: the texts that were replaced by marks; number i by `mark` + i + `~`."""
 
     text: str
     mark: str = ""
     spelled: tuple[str, ...] = ()
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        """(text, whether control tokens in it are only spelled). A mark that the template has cut stays text."""
+        """Yields (text, whether a client spelled structural tokens in it). A mark that the template cut stays text."""
         if not self.spelled:
             yield self.text, False
             return
@@ -32,36 +98,36 @@ class ChatPrompt:
             elif part:
                 yield part, False
 
-
-def control_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds control tokens in a text, the longest of those that begin together; None if there are none."""
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    def spelled_out(self) -> str:
+        """The text without marks."""
+        return "".join(text for text, _ in self.pieces())
 
 
 class Marker:
-    """Mutable: the control tokens that were found in one chat so far. The mark has nothing that templates change:
-    no letters, no spaces, nothing that JSON escapes."""
+    """Mutable: collects the texts that it replaces in one chat; `marked` is its only writer.
+
+    The mark has nothing that templates change: no letters, no spaces, nothing that JSON escapes.
+    """
 
     def __init__(self, pattern: re.Pattern[str] | None) -> None:
         self._pattern = pattern
         self._mark = f"~{secrets.randbelow(10**18):018}~"
-        self._spelled: list[str] = []
+        self._numbers: dict[str, int] = {}
 
-    def protect(self, messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """The messages with marks in place of control tokens."""
+    def marked(self, messages: Sequence[dict[str, str]]) -> MarkedMessages | None:
+        """The messages with marks in place of structural tokens; None if they have none."""
         if self._pattern is None:
-            return list(messages)
-        return [{name: self._replaced(value) for name, value in message.items()} for message in messages]
-
-    def prompt(self, text: str) -> ChatPrompt:
-        """What the template made of the protected messages."""
-        return ChatPrompt(text, self._mark, tuple(self._spelled))
+            return None
+        marked = [
+            {name: value if name == ROLE else self._replaced(value) for name, value in message.items()}
+            for message in messages
+        ]
+        return MarkedMessages(marked, self._mark, tuple(self._numbers)) if self._numbers else None
 
     def _replaced(self, text: str) -> str:
         assert self._pattern is not None
         return self._pattern.sub(self._marked, text)
 
     def _marked(self, match: re.Match[str]) -> str:
-        self._spelled.append(match[0])
-        return f"{self._mark}{len(self._spelled) - 1}~"
+        number = self._numbers.setdefault(match[0], len(self._numbers))
+        return f"{self._mark}{number}~"

@@ -12,19 +12,31 @@ import msgspec
 LENGTH = struct.Struct("<I")
 
 
+class MarkedMessages(msgspec.Struct, frozen=True):
+    """Messages in which texts are replaced by marks: spelled[i] by `mark` + i + `~`."""
+
+    messages: list[dict[str, str]]
+    mark: str
+    spelled: tuple[str, ...]
+
+
 class RenderJob(msgspec.Struct):
-    """variables: what the template sees beside the messages, such as bos_token."""
+    """variables: what the template sees in addition to the messages, such as bos_token. marked: to render as well."""
 
     template: str
     variables: dict[str, str]
     messages: list[dict[str, str]]
+    marked: MarkedMessages | None = None
 
 
 class Rendered(msgspec.Struct):
-    """Either the text, or why there is none."""
+    """Exactly one field is set. text: of the marked messages if there are any, which without marks is that of the
+    messages. error: the reason why the template failed. inspected: the index of a message whose marks change more
+    than the marked texts, because the template looks at what they replace."""
 
     text: str | None = None
     error: str | None = None
+    inspected: int | None = None
 
 
 def frame(content: RenderJob | Rendered) -> bytes:

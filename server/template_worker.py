@@ -15,9 +15,12 @@ from typing import Any, BinaryIO
 import msgspec
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from headway.server.template_frames import LENGTH, Rendered, RenderJob, frame
+from headway.server.control_text import ChatPrompt
+from headway.server.template_frames import LENGTH, MarkedMessages, Rendered, RenderJob, frame
 
 MEMORY_BYTES = 2**30  # beyond what the libraries take
+MAX_COMPARISONS = 2  # a template that writes the time may differ once for that reason alone
+MAX_SUSPECTS = 16  # messages that are rendered with marks of their own, to name the one at fault
 
 
 def main(source: BinaryIO, sink: BinaryIO) -> None:
@@ -30,15 +33,50 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def render(job: RenderJob) -> Rendered:
-    variables: dict[str, Any] = dict(job.variables)
     try:
-        # Its annotation says str; it is a pair of lists, of which the first holds a text for each conversation.
-        texts = render_jinja_template(
-            conversations=[job.messages], chat_template=job.template, add_generation_prompt=True, **variables
-        )
-        return Rendered(text=texts[0][0])
+        if job.marked is None:
+            return Rendered(text=_text(job, job.messages))
+        return _with_origins(job, job.marked)
     except Exception as error:  # noqa: BLE001 - whatever a template's code can raise
         return Rendered(error=f"{type(error).__name__}: {error}"[:2000])
+
+
+def _with_origins(job: RenderJob, marked: MarkedMessages) -> Rendered:
+    """The marks tell the origin of the text's pieces only where they change nothing else."""
+    for _ in range(MAX_COMPARISONS):
+        text = _text(job, job.messages)
+        marked_text = _marked_text(job, marked.messages)
+        if marked_text is not None and _without_marks(marked_text, marked) == text:
+            return Rendered(text=marked_text)
+    pairs = enumerate(zip(job.messages, marked.messages, strict=True))
+    suspects = [i for i, (message, replaced) in pairs if message != replaced]
+    for i in suspects[:MAX_SUSPECTS]:
+        alone = [*job.messages[:i], marked.messages[i], *job.messages[i + 1 :]]
+        marked_text = _marked_text(job, alone)
+        if marked_text is None or _without_marks(marked_text, marked) != text:
+            return Rendered(inspected=i)
+    return Rendered(inspected=suspects[0])
+
+
+def _marked_text(job: RenderJob, messages: list[dict[str, str]]) -> str | None:
+    """None if the template fails over messages with marks."""
+    try:
+        return _text(job, messages)
+    except Exception:  # noqa: BLE001 - whatever a template's code can raise
+        return None
+
+
+def _without_marks(text: str, marked: MarkedMessages) -> str:
+    return ChatPrompt(text, marked.mark, marked.spelled).spelled_out()
+
+
+def _text(job: RenderJob, messages: list[dict[str, str]]) -> str:
+    variables: dict[str, Any] = dict(job.variables)
+    # Its annotation says str; it is a pair of lists, of which the first holds a text for each conversation.
+    texts = render_jinja_template(
+        conversations=[messages], chat_template=job.template, add_generation_prompt=True, **variables
+    )
+    return str(texts[0][0])
 
 
 def _limit_memory() -> None:

@@ -12,30 +12,17 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, normalizers
 
 from headway.engine import MAX_TOKENIZER_BYTES, ModelError, SamplingParams, is_regular_file
-from headway.server.control_text import ChatPrompt, control_pattern
+from headway.server.chat_template import load_chat_template
+from headway.server.control_text import ChatPrompt, control_pattern, is_structural
 from headway.server.detokenizer import Vocabulary
 from headway.server.encoding import EncodingPool
-from headway.server.model_defaults import check_vocabulary, read_model_defaults
+from headway.server.model_defaults import check_vocabulary, read_model_defaults, read_tokenizer_config
+from headway.server.speller import Speller
 from headway.server.text_cuts import TextCuts, find_cuts
 
 JsonObject = dict[str, object]
 MAX_NFC_SHRINKING = 3  # 9 bytes of Hangul letters become a syllable of 3, and no composition shrinks more
 KEEPING_BEHAVIORS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
-
-
-class Speller:
-    """Control tokens as the text that they are spelled with. Mutable: a copy of the tokenizer, made at first use."""
-
-    def __init__(self, tokenizer: HFTokenizer) -> None:
-        self._original = tokenizer
-        self._copy: HFTokenizer | None = None
-
-    def encode(self, text: str) -> list[int]:
-        if self._copy is None:
-            copy = HFTokenizer.from_str(self._original.to_str())
-            copy.encode_special_tokens = True
-            self._copy = copy
-        return list(self._copy.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +144,12 @@ class Tokenizer:
 
         keep_last: ids at most, of which the special tokens at the beginning are not cut away.
         """
-        found: list[list[int]] = []
-        num_missing = keep_last
-        for text, spells in reversed(list(prompt.pieces())):
-            if num_missing is None:
-                ids = self.speller.encode(text) if spells else self.encode_plain(text)
-            else:
-                ids = self.speller.encode(text) if spells else self.last_ids(text, num_missing)
-                num_missing -= len(ids)
-            found.append(ids)
-            if num_missing is not None and num_missing <= 0:
-                break
-        ids = [token_id for ids in reversed(found) for token_id in ids]
+        if prompt.spelled or self.speller.is_always_needed:
+            ids = self.speller.encode(prompt.pieces())
+        else:
+            ids = (
+                self.encode_plain(prompt.text) if keep_last is None else self.last_ids(prompt.text, keep_last)
+            )
         if keep_last is None or len(ids) < keep_last:
             return ids
         begins = self.prefix and prompt.text.startswith(self.full_vocabulary.decode(self.prefix))
@@ -200,14 +181,13 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
     start, end = defaults.start_token_id, defaults.end_token_id
     prefix, suffix = _around(tokenizer, start, defaults.adds_start_token)
     tokenizer.post_processor = None  # it would shift offsets; `surrounded` does the rest of its work
+    pattern = _structural_pattern(tokenizer, folder)
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
         full_vocabulary=Vocabulary(tokenizer, shows_special=True),
-        speller=Speller(tokenizer),
+        speller=Speller(tokenizer, pattern),
         max_token_bytes=_max_token_bytes(tokenizer),
-        control_pattern=control_pattern(
-            token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-        ),
+        control_pattern=pattern,
         start_token_id=start if start is not None else end,
         prefix=prefix,
         suffix=suffix,
@@ -248,6 +228,22 @@ def _state(tokenizer: HFTokenizer) -> JsonObject:
             for t in tokenizer.get_added_tokens_decoder().values()
         ],
     }
+
+
+def _structural_pattern(tokenizer: HFTokenizer, folder: Path) -> re.Pattern[str] | None:
+    """Finds structural tokens in a text. Those that tokenizer_config.json names count as special, as in transformers."""
+    config = read_tokenizer_config(folder)
+    named = [token for name, token in config.items() if name.endswith("_token")]
+    more = config.get("additional_special_tokens")
+    named += more if isinstance(more, list) else []
+    special = {token.get("content") if isinstance(token, dict) else token for token in named}
+    template = load_chat_template(folder)
+    source = "" if template is None else template.source
+    return control_pattern(
+        token.content
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if is_structural(token.content, is_special=token.special or token.content in special, template=source)
+    )
 
 
 def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:

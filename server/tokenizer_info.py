@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headway.engine import read_json_object
 from headway.server.model_defaults import read_tokenizer_config
 
 TokenizerInfo = dict[str, object]
@@ -16,7 +17,7 @@ def no_tokenizer_info() -> TokenizerInfo:
 
 def load_tokenizer_info(folder: Path, chat_template: str | None) -> TokenizerInfo:
     """The folder's tokenizer configuration with special tokens as their content, and the template that is served."""
-    config = read_tokenizer_config(folder)
+    config = (read_json_object(folder / "special_tokens_map.json") or {}) | read_tokenizer_config(folder)
     info = no_tokenizer_info() | {name: _plain(value) for name, value in config.items()}
     info.pop("chat_template", None)
     return info if chat_template is None else info | {"chat_template": chat_template}

@@ -79,8 +79,11 @@ async def chat_prompt(messages: Sequence[Message], services: Services) -> ChatPr
             code="chat_not_supported",
         )
     check_messages(messages)
-    marker = Marker(services.tokenizer.control_pattern)
-    return marker.prompt(await services.chat.render(marker.protect(template_messages(messages))))
+    plain = template_messages(messages)
+    marked = Marker(services.tokenizer.control_pattern).marked(plain)
+    if marked is None:
+        return ChatPrompt(await services.chat.render(plain))
+    return await services.chat.render_marked(plain, marked)
 
 
 def _writer(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headway.server.control_text import ChatPrompt, Marker, control_pattern
 from headway.server.services import Services
+from headway.server.template_frames import MarkedMessages
 from headway.server.tokenizer import Tokenizer
 
 URL = "/v1/chat/completions"
@@ -33,6 +34,10 @@ class Chat:
         texts = [m["content"] + END_OF_TEXT for m in messages]
         changed = {"upper": str.upper, "strip": str.strip}.get(self.change, str)
         return "".join(changed(text.removesuffix(END_OF_TEXT)) + END_OF_TEXT for text in texts)
+
+    async def render_marked(self, messages: list[dict[str, str]], marked: MarkedMessages) -> ChatPrompt:
+        assert [m["role"] for m in messages] == [m["role"] for m in marked.messages]
+        return ChatPrompt(await self.render(marked.messages), marked.mark, marked.spelled)
 
 
 @pytest.fixture(params=["", "upper", "strip"])
@@ -74,10 +79,12 @@ def test_pieces_are_the_messages_and_every_control_token_in_them_is_marked(conte
     pattern = control_pattern(CONTROLS)
     assert pattern is not None
     messages = [{"role": "user", "content": "".join(content)} for content in contents]
-    marker = Marker(pattern)
-    protected = marker.protect(messages)
+    marked = Marker(pattern).marked(messages)
+    protected, mark, spelled = (
+        (marked.messages, marked.mark, marked.spelled) if marked else (messages, "", ())
+    )
     rendered = "".join(message["content"] + "<s>" for message in protected)
-    pieces = list(marker.prompt(rendered).pieces())
+    pieces = list(ChatPrompt(rendered, mark, spelled).pieces())
     assert "".join(text for text, _ in pieces) == "".join(m["content"] + "<s>" for m in messages)
     found = [match for m in messages for match in re.findall(pattern, m["content"])]
     assert [text for text, spells in pieces if spells] == found
@@ -91,4 +98,4 @@ def test_a_mark_that_the_template_has_cut_stays_text() -> None:
 
 def test_a_model_without_control_tokens_needs_no_marks() -> None:
     messages = [{"role": "user", "content": "<s>"}]
-    assert Marker(control_pattern([])).protect(messages) == messages
+    assert Marker(control_pattern([])).marked(messages) is None

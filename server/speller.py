@@ -1,0 +1,103 @@
+"""Encodes chats so that structural tokens come from the template alone; what a client spells is text like any other."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+
+
+class Speller:
+    """Encodes chats of which only the template's structural tokens become tokens. Mutable: makes a copy of the
+    tokenizer at first use, and is its only writer.
+
+    The copy shares the original's vocabulary, but has each structural token under a name that nobody can guess.
+    So there are no seams: a chat is encoded as a whole, and what a client spells is text like any other.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer, pattern: re.Pattern[str] | None) -> None:
+        # Tokens that are looked for in normalised text can be spelled in ways that no pattern knows.
+        self.is_always_needed = _has_normalizer(tokenizer) and any(
+            token.normalized and pattern is not None and pattern.fullmatch(token.content) is not None
+            for token in tokenizer.get_added_tokens_decoder().values()
+        )
+        self._original = tokenizer
+        self._pattern = pattern
+        self._copy: RenamedTokenizer | None = None
+
+    def encode(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """The ids of pieces of text, each with whether structural tokens in it are only spelled. Blocks."""
+        if self._copy is None:
+            self._copy = _renamed(self._original, self._pattern)
+        return self._copy.encode(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class RenamedTokenizer:
+    """names: structural token to its name in the copy. ids: of added tokens in the copy, to those of the original."""
+
+    tokenizer: HFTokenizer
+    pattern: re.Pattern[str] | None
+    names: dict[str, str]
+    ids: dict[int, int]
+    structural: dict[int, str]
+
+    def encode(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        return self._encode("".join(text if is_spelled else self._named(text) for text, is_spelled in pieces))
+
+    def _named(self, text: str) -> str:
+        return text if self.pattern is None else self.pattern.sub(lambda match: self.names[match[0]], text)
+
+    def _encode(self, text: str) -> list[int]:
+        """A few models (Unigram) take a structural token from text although no added token says so: it is cut."""
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
+        cuts = [0]
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            is_added = token_id in self.ids
+            if not is_added and end - start > 1 and self.structural.get(token_id) == text[start:end]:
+                cuts.append((start + end) // 2)
+        if len(cuts) == 1:
+            return [self.ids.get(token_id, token_id) for token_id in encoding.ids]
+        spans = zip(cuts, [*cuts[1:], len(text)], strict=True)
+        return [token_id for start, end in spans for token_id in self._encode(text[start:end])]
+
+
+def _has_normalizer(tokenizer: HFTokenizer) -> bool:
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and json.loads(normalizer.__getstate__()).get("normalizers") != []
+
+
+def _renamed(original: HFTokenizer, pattern: re.Pattern[str] | None) -> RenamedTokenizer:
+    secret = f"~{secrets.randbelow(10**18):018}~"
+    added = sorted(original.get_added_tokens_decoder().items())
+    structural = {i: t.content for i, t in added if pattern is not None and pattern.fullmatch(t.content)}
+    names = {content: f"{secret}{i}~" for i, content in structural.items()}
+    copy = HFTokenizer(original.model)
+    if original.normalizer is not None:
+        copy.normalizer = original.normalizer
+    if original.pre_tokenizer is not None:
+        copy.pre_tokenizer = original.pre_tokenizer
+    # New tokens get ids from the vocabulary's size on, which are taken where it has gaps: those are filled first.
+    used = original.get_vocab(with_added_tokens=False).values()
+    copy.add_tokens([f"{secret}{i}" for i in range(max(used, default=-1) + 1 - len(used))])
+    tokens = [
+        AddedToken(
+            names.get(token.content, token.content),
+            single_word=token.single_word and token.content not in names,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+            special=token.special,
+        )
+        for _, token in added
+    ]
+    copy.add_tokens(tokens)
+    pairs = [(copy.token_to_id(new.content), i) for new, (i, _) in zip(tokens, added, strict=True)]
+    ids = {new_id: i for new_id, i in pairs if new_id is not None}
+    assert len(ids) == len(added), "each added token has an id of its own in the copy"
+    return RenamedTokenizer(copy, pattern, names, ids, structural)
