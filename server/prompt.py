@@ -113,7 +113,7 @@ def _entries(prompt: Prompt, max_prompt_tokens: int, options: PromptOptions) -> 
 def _fitting(ids: list[Entry], max_prompt_tokens: int, options: PromptOptions) -> list[Entry]:
     if options.keep_last is not None and len(ids) > options.keep_last:
         ids = ids[len(ids) - options.keep_last :]
-    check_length("prompt", len(ids), options.num_new_tokens, max_prompt_tokens + options.num_new_tokens)
+    check_room("prompt", len(ids), options.num_wanted, max_prompt_tokens + options.num_new_tokens)
     return ids
 
 

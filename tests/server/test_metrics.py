@@ -247,30 +247,25 @@ def best_seconds(*works: Callable[[], object]) -> list[float]:
     return [min(taken) for taken in seconds]
 
 
-def add(numbers: int) -> None:
-    total = 0
-    for number in range(numbers):
-        total += number
-
-
 async def test_a_scrape_costs_no_more_at_256_streams(
     client: httpx.AsyncClient, engine: FakeEngine, services: Services
 ) -> None:
-    """Less than 5 ms where Python adds 20 million numbers a second."""
+    """The time is compared with that of a scrape of the idle server in the same run."""
     for _ in range(60):
         services.metrics.history.add_point(0.0)
     num_idle = len(samples(services.metrics))
+    (idle_seconds,) = best_seconds(services.metrics.text)
     engine.stall_after = 3
     body = {"prompt": "a", "n": 128, "max_tokens": 50, "stream": True}
     streams = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(2)]
     while len(engine.running) < 256:
         await asyncio.sleep(0.01)
     num_busy = len(samples(services.metrics))
-    scrape, addition = best_seconds(services.metrics.text, lambda: add(100_000))
+    (busy_seconds,) = best_seconds(services.metrics.text)
     for stream in streams:
         stream.cancel()
     assert num_busy < num_idle + 32, "no family of one sample a stream"
-    assert scrape < addition
+    assert busy_seconds < 1.5 * idle_seconds
 
 
 async def test_what_is_observed_agrees_with_the_lines_of_the_log(
