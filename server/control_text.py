@@ -103,31 +103,108 @@ class ChatPrompt:
         return "".join(text for text, _ in self.pieces())
 
 
+@dataclass(frozen=True, slots=True)
+class TokenParts:
+    """Parts of structural tokens, from which a template that joins texts without a space could form a token."""
+
+    beginnings: frozenset[str]
+    endings: frozenset[str]
+    joined: str
+    longest: int
+
+    def is_inside(self, text: str) -> bool:
+        """Whether the text is a part of a token; a few texts that are none are taken for one, too."""
+        return len(text) < self.longest and text in self.joined
+
+    def ending(self, text: str) -> str:
+        """The longest end of a token with which the text begins."""
+        return next((text[:n] for n in range(self.longest, 0, -1) if text[:n] in self.endings), "")
+
+    def beginning(self, text: str) -> str:
+        """The longest beginning of a token with which the text ends."""
+        return next((text[-n:] for n in range(self.longest, 0, -1) if text[-n:] in self.beginnings), "")
+
+
+def token_parts(texts: Iterable[str]) -> TokenParts:
+    tokens = sorted(set(texts))
+    return TokenParts(
+        beginnings=frozenset(token[:n] for token in tokens for n in range(1, len(token))),
+        endings=frozenset(token[n:] for token in tokens for n in range(1, len(token))),
+        joined="\0".join(tokens),
+        longest=max(map(len, tokens), default=0),
+    )
+
+
 class Marker:
     """Mutable: collects the texts that it replaces in one chat; `marked` is its only writer.
 
     The mark has nothing that templates change: no letters, no spaces, nothing that JSON escapes.
     """
 
-    def __init__(self, pattern: re.Pattern[str] | None) -> None:
+    def __init__(self, pattern: re.Pattern[str] | None, parts: TokenParts | None = None) -> None:
         self._pattern = pattern
+        self._parts = parts
         self._mark = f"~{secrets.randbelow(10**18):018}~"
         self._numbers: dict[str, int] = {}
+        self._joins = False
 
     def marked(self, messages: Sequence[dict[str, str]]) -> MarkedMessages | None:
-        """The messages with marks in place of structural tokens; None if they have none."""
+        """The messages with marks in place of structural tokens, and of their parts at the ends of texts.
+
+        None if they have neither.
+        """
         if self._pattern is None:
             return None
-        marked = [
-            {name: value if name == ROLE else self._replaced(value) for name, value in message.items()}
-            for message in messages
-        ]
-        return MarkedMessages(marked, self._mark, tuple(self._numbers)) if self._numbers else None
+        if self._parts is not None:
+            self._joins = any(self._may_join(message, self._parts) for message in messages)
+        by_tokens = [self._message(message, None) for message in messages]
+        by_parts = [self._message(message, self._parts) for message in messages]
+        if not self._numbers:
+            return None
+        return MarkedMessages(
+            messages=by_tokens,
+            with_parts=None if by_parts == by_tokens else by_parts,
+            mark=self._mark,
+            spelled=tuple(self._numbers),
+        )
 
-    def _replaced(self, text: str) -> str:
+    def _may_join(self, message: dict[str, str], parts: TokenParts) -> bool:
+        """Whether the middle of a token, such as `think`, may get its ends: from other texts, or, as words that
+        templates put between delimiters do, from the template."""
+        texts = [text.strip() for name, text in message.items() if name != ROLE]
+        return len(texts) > 1 or any(parts.ending(text) or parts.beginning(text) for text in texts)
+
+    def _message(self, message: dict[str, str], parts: TokenParts | None) -> dict[str, str]:
+        return {name: text if name == ROLE else self._replaced(text, parts) for name, text in message.items()}
+
+    def _replaced(self, text: str, parts: TokenParts | None) -> str:
         assert self._pattern is not None
-        return self._pattern.sub(self._marked, text)
+        if parts is None:
+            return self._pattern.sub(lambda match: self._marked(match[0]), text)
+        replaced = []
+        at = 0
+        for match in self._pattern.finditer(text):
+            between = text[at : match.start()]
+            replaced += [self._first_part(between, parts) if at == 0 else between, self._marked(match[0])]
+            at = match.end()
+        if at:
+            return "".join([*replaced, self._last_part(text[at:], parts)])
+        if self._joins and text.strip() and parts.is_inside(text.strip()):
+            return text.replace(text.strip(), self._marked(text.strip()))
+        return self._last_part(self._first_part(text, parts), parts)
 
-    def _marked(self, match: re.Match[str]) -> str:
-        number = self._numbers.setdefault(match[0], len(self._numbers))
+    def _first_part(self, text: str, parts: TokenParts) -> str:
+        """Templates may trim a text: white space around it stays outside of the mark."""
+        trimmed = text.lstrip()
+        part = parts.ending(trimmed)
+        return text[: len(text) - len(trimmed)] + self._marked(part) + trimmed[len(part) :] if part else text
+
+    def _last_part(self, text: str, parts: TokenParts) -> str:
+        trimmed = text.rstrip()
+        part = parts.beginning(trimmed)
+        cut = len(trimmed) - len(part)
+        return text[:cut] + self._marked(part) + text[len(trimmed) :] if part else text
+
+    def _marked(self, text: str) -> str:
+        number = self._numbers.setdefault(text, len(self._numbers))
         return f"{self._mark}{number}~"

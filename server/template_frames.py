@@ -13,9 +13,14 @@ LENGTH = struct.Struct("<I")
 
 
 class MarkedMessages(msgspec.Struct, frozen=True):
-    """Messages in which texts are replaced by marks: spelled[i] by `mark` + i + `~`."""
+    """Messages in which texts are replaced by marks: spelled[i] by `mark` + i + `~`.
+
+    messages: those in which structural tokens are. with_parts: also parts of them, at the ends of texts; None if
+    there are no such parts.
+    """
 
     messages: list[dict[str, str]]
+    with_parts: list[dict[str, str]] | None
     mark: str
     spelled: tuple[str, ...]
 

@@ -7,6 +7,7 @@ It leaves when stdin ends.
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from pathlib import Path
@@ -45,9 +46,17 @@ def _with_origins(job: RenderJob, marked: MarkedMessages) -> Rendered:
     """The marks tell the origin of the text's pieces only where they change nothing else."""
     for _ in range(MAX_COMPARISONS):
         text = _text(job, job.messages)
-        marked_text = _marked_text(job, marked.messages)
-        if marked_text is not None and _without_marks(marked_text, marked) == text:
-            return Rendered(text=marked_text)
+        # Parts of tokens are ordinary text: a template that inspects those is no reason to refuse a message.
+        for messages in filter(None, (marked.with_parts, marked.messages)):
+            marked_text = _marked_text(job, messages)
+            if marked_text is not None and _without_marks(marked_text, marked) == text:
+                return Rendered(text=marked_text)
+        # A template that looks for a token, as one that splits an answer at </think>, still finds it behind a mark.
+        marked_text = _marked_text(job, _beside_tokens(marked))
+        if marked_text is not None:
+            marked_text = _in_place_of_tokens(marked_text, marked)
+            if _without_marks(marked_text, marked) == text:
+                return Rendered(text=marked_text)
     pairs = enumerate(zip(job.messages, marked.messages, strict=True))
     suspects = [i for i, (message, replaced) in pairs if message != replaced]
     for i in suspects[:MAX_SUSPECTS]:
@@ -55,7 +64,33 @@ def _with_origins(job: RenderJob, marked: MarkedMessages) -> Rendered:
         marked_text = _marked_text(job, alone)
         if marked_text is None or _without_marks(marked_text, marked) != text:
             return Rendered(inspected=i)
+    if not suspects:
+        return Rendered(text=text)
     return Rendered(inspected=suspects[0])
+
+
+def _beside_tokens(marked: MarkedMessages) -> list[dict[str, str]]:
+    """The messages with a mark before each structural token instead of in its place."""
+    mark = re.compile(re.escape(marked.mark) + r"(\d+)~")
+
+    def kept(match: re.Match[str]) -> str:
+        return match[0] + marked.spelled[int(match[1])]
+
+    return [{name: mark.sub(kept, text) for name, text in message.items()} for message in marked.messages]
+
+
+def _in_place_of_tokens(text: str, marked: MarkedMessages) -> str:
+    """A text in which marks stand before tokens with marks in their place; marks whose token the template took are
+    dropped."""
+    first, *rest = re.split(re.escape(marked.mark) + r"(\d+)~", text)
+    pieces = [first]
+    for number, piece in zip(rest[::2], rest[1::2], strict=True):
+        token = marked.spelled[int(number)]
+        if piece.startswith(token):
+            pieces += [f"{marked.mark}{number}~", piece[len(token) :]]
+        else:
+            pieces.append(piece)
+    return "".join(pieces)
 
 
 def _marked_text(job: RenderJob, messages: list[dict[str, str]]) -> str | None:

@@ -13,7 +13,7 @@ from tokenizers import models, normalizers
 
 from headway.engine import MAX_TOKENIZER_BYTES, ModelError, SamplingParams, is_regular_file
 from headway.server.chat_template import load_chat_template
-from headway.server.control_text import ChatPrompt, control_pattern, is_structural
+from headway.server.control_text import ChatPrompt, TokenParts, control_pattern, is_structural, token_parts
 from headway.server.detokenizer import Vocabulary
 from headway.server.encoding import EncodingPool
 from headway.server.model_defaults import check_vocabulary, read_model_defaults, read_tokenizer_config
@@ -37,7 +37,8 @@ class Piece:
 class Tokenizer:
     """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one.
 
-    full_vocabulary: the one that also shows special tokens. control_pattern: finds those in a text.
+    full_vocabulary: the one that also shows special tokens. control_pattern: finds structural
+    tokens in a text, and control_parts those of them that stand at its ends.
     max_token_bytes: of a prompt's text that one token stands for; None where no such bound is known.
     prefix, suffix: ids that the model's files put around a prompt. cuts: None where a text must be encoded whole.
     """
@@ -47,6 +48,7 @@ class Tokenizer:
     speller: Speller
     max_token_bytes: int | None
     control_pattern: re.Pattern[str] | None
+    control_parts: TokenParts
     start_token_id: int | None
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -181,13 +183,15 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
     start, end = defaults.start_token_id, defaults.end_token_id
     prefix, suffix = _around(tokenizer, start, defaults.adds_start_token)
     tokenizer.post_processor = None  # it would shift offsets; `surrounded` does the rest of its work
-    pattern = _structural_pattern(tokenizer, folder)
+    structural = _structural_tokens(tokenizer, folder)
+    pattern = control_pattern(structural)
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
         full_vocabulary=Vocabulary(tokenizer, shows_special=True),
         speller=Speller(tokenizer, pattern),
         max_token_bytes=_max_token_bytes(tokenizer),
         control_pattern=pattern,
+        control_parts=token_parts(structural),
         start_token_id=start if start is not None else end,
         prefix=prefix,
         suffix=suffix,
@@ -230,8 +234,8 @@ def _state(tokenizer: HFTokenizer) -> JsonObject:
     }
 
 
-def _structural_pattern(tokenizer: HFTokenizer, folder: Path) -> re.Pattern[str] | None:
-    """Finds structural tokens in a text. Those that tokenizer_config.json names count as special, as in transformers."""
+def _structural_tokens(tokenizer: HFTokenizer, folder: Path) -> list[str]:
+    """Contents of the structural tokens. Those that tokenizer_config.json names count as special, as in transformers."""
     config = read_tokenizer_config(folder)
     named = [token for name, token in config.items() if name.endswith("_token")]
     more = config.get("additional_special_tokens")
@@ -239,11 +243,11 @@ def _structural_pattern(tokenizer: HFTokenizer, folder: Path) -> re.Pattern[str]
     special = {token.get("content") if isinstance(token, dict) else token for token in named}
     template = load_chat_template(folder)
     source = "" if template is None else template.source
-    return control_pattern(
+    return [
         token.content
         for token in tokenizer.get_added_tokens_decoder().values()
         if is_structural(token.content, is_special=token.special or token.content in special, template=source)
-    )
+    ]
 
 
 def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:

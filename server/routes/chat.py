@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ from headway.server.sampling import Wanted, choice_requests, encode_bad_words
 from headway.server.services import Services, engine_info, request_id_of, services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
+
+THREAD_CHARACTERS = 8192  # longer chats are searched for structural tokens off the event loop
 
 router = APIRouter()
 
@@ -80,7 +83,10 @@ async def chat_prompt(messages: Sequence[Message], services: Services) -> ChatPr
         )
     check_messages(messages)
     plain = template_messages(messages)
-    marked = Marker(services.tokenizer.control_pattern).marked(plain)
+    tokenizer = services.tokenizer
+    marker = Marker(tokenizer.control_pattern, tokenizer.control_parts)
+    is_long = sum(len(text) for message in plain for text in message.values()) > THREAD_CHARACTERS
+    marked = await asyncio.to_thread(marker.marked, plain) if is_long else marker.marked(plain)
     if marked is None:
         return ChatPrompt(await services.chat.render(plain))
     return await services.chat.render_marked(plain, marked)

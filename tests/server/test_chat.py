@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 from headway_testing import tiny_tokenizers
+from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.metrics import Metrics
@@ -19,7 +20,7 @@ URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-class PlainChat:
+class PlainChat(FakeChat):
     """What the tests' template makes of messages, without a process."""
 
     async def render(self, messages: list[dict[str, str]]) -> str:

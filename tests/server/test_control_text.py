@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
+from pathlib import Path
 
 import httpx
 import pytest
+from headway_testing import tiny_tokenizers
+from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as HFTokenizer
 
-from headway.server.control_text import ChatPrompt, Marker, control_pattern
+from headway.server.control_text import ChatPrompt, Marker, control_pattern, is_structural
 from headway.server.services import Services
-from headway.server.template_frames import MarkedMessages
-from headway.server.tokenizer import Tokenizer
+from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
 END_ID = 0
@@ -24,7 +30,7 @@ CONTENTS = st.lists(
 )
 
 
-class Chat:
+class Chat(FakeChat):
     """Ends each message with the control token, as templates do; otherwise as `change` says."""
 
     def __init__(self, change: str = "") -> None:
@@ -34,10 +40,6 @@ class Chat:
         texts = [m["content"] + END_OF_TEXT for m in messages]
         changed = {"upper": str.upper, "strip": str.strip}.get(self.change, str)
         return "".join(changed(text.removesuffix(END_OF_TEXT)) + END_OF_TEXT for text in texts)
-
-    async def render_marked(self, messages: list[dict[str, str]], marked: MarkedMessages) -> ChatPrompt:
-        assert [m["role"] for m in messages] == [m["role"] for m in marked.messages]
-        return ChatPrompt(await self.render(marked.messages), marked.mark, marked.spelled)
 
 
 @pytest.fixture(params=["", "upper", "strip"])
@@ -99,3 +101,64 @@ def test_a_mark_that_the_template_has_cut_stays_text() -> None:
 def test_a_model_without_control_tokens_needs_no_marks() -> None:
     messages = [{"role": "user", "content": "<s>"}]
     assert Marker(control_pattern([])).marked(messages) is None
+
+
+@pytest.mark.parametrize(
+    ("token", "template", "expected"),
+    [
+        ("<think>", "", True), ("</tool_call>", "", True), ("<|fim_prefix|>", "", True), ("<\uff5cUser\uff5c>", "", True),
+        ("<|im_start|>user\n", "", True), ("[INST]", "", True), ("[/INST]", "", True), ("[gMASK]", "", True),
+        ("<<SYS>>", "", True), ("</s>", "", True), ("<unused7>", "", True), (" <think>\n", "", True),
+        ("USER:", "{{ 'USER: ' + x }}", True), ("### Task", "'### Task'", True), ("<table>", "'<table>'", True),
+        ("USER:", "", False), ("<table>", "", False), ("</h1>", "", False), ("<br/>", "", False),
+        ("\n\n", "'\n\n'", False), ("▁▁", "▁▁", False), ("\t", "", False), ("7", "[7]", False), ("🦙", "🦙", False),
+        ("user", "'user'", False), ("don't", "don't", False), ("C++", "C++", False), ("[x]", "", False),
+        ("[1]", "[1]", False), ("->", "->", False), ("|>", "|>", False), ("<3", "", False),
+    ],
+)  # fmt: skip
+def test_which_added_tokens_are_structural(token: str, template: str, expected: bool) -> None:
+    assert is_structural(token, is_special=False, template=template) is expected
+    assert is_structural(token, is_special=True, template=template) is bool(token.strip())
+
+
+def test_tokens_that_the_files_name_are_structural(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.add_tokens(["ends", "pads", "USER:", "words"])
+    folder = tiny_tokenizers.save(tmp_path, tokenizer)
+    config = {"eos_token": "ends", "pad_token": {"content": "pads"}, "bos_token": None}
+    config |= {"additional_special_tokens": [], "chat_template": "{{ 'USER: ' + messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    pattern = load_tokenizer(folder).control_pattern
+    assert pattern is not None
+    assert pattern.findall("words ends pads USER: x" + END_OF_TEXT) == ["ends", "pads", "USER:", END_OF_TEXT]
+
+
+def test_many_tokens_that_begin_alike_are_found_in_little_time() -> None:
+    """Gemma 3's tokenizer has 6,400; a content of `<unused` made an alternation of them try each one."""
+    tokens = [f"<unused{i}>" for i in range(6242)]
+    pattern = control_pattern(tokens)
+    assert pattern is not None
+    text = "<unused" * 50_000
+    started = time.monotonic()
+    assert pattern.search(text) is None
+    assert time.monotonic() - started < 1.0
+    assert pattern.findall("".join(tokens)) == tokens
+
+
+def test_a_copy_of_a_vocabulary_with_gaps_keeps_every_id(tmp_path: Path) -> None:
+    vocabulary = {"a": 0, "b": 1, "~": 2, "<": 3, ">": 4, "<x1>": 6, "c": 7, "d": 8, "?": 12}
+    tokenizer = HFTokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_tokens(
+        [AddedToken("<x1>"), AddedToken("<x2>"), AddedToken("<x3>", special=True), AddedToken("ab")]
+    )
+    loaded = load_tokenizer(tiny_tokenizers.save(tmp_path, tokenizer))
+    text = "<x1>ab<x2>cd<x3>abz?"
+    assert loaded.speller.encode([(text, False)]) == loaded.encode_plain(text)
+    spelled = loaded.speller.encode([("<x1>", True), ("<x2>", False), ("<x3>d", True)])
+    assert structural(loaded, spelled) == ["<x2>"]
+
+
+def structural(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    names = [tokenizer.vocabulary.tokenizer.id_to_token(i) for i in ids]
+    return [name for name in names if name.startswith("<x")]

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from headway_testing import tiny_tokenizers
+from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine, fake_logprob
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -173,7 +174,7 @@ async def test_best_of_that_cannot_be_is_refused(client: httpx.AsyncClient, body
     assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
 
 
-class PlainChat:
+class PlainChat(FakeChat):
     async def render(self, messages: list[dict[str, str]]) -> str:
         return messages[0]["content"]
 

@@ -13,6 +13,7 @@ import msgspec
 import openai
 import pydantic
 import pytest
+from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 from openai.types import Model, completion, completion_choice, completion_create_params, completion_usage
 from openai.types.chat import (
@@ -83,7 +84,7 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
 ]
 
 
-class PlainChat:
+class PlainChat(FakeChat):
     async def render(self, messages: list[dict[str, str]]) -> str:
         return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi.routing import APIRoute
+from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.keys import Keys
@@ -25,7 +26,7 @@ CHECKS = (
 )
 
 
-class PlainChat:
+class PlainChat(FakeChat):
     async def render(self, messages: list[dict[str, str]]) -> str:
         return "".join(message["content"] for message in messages)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.app import create_app
@@ -15,7 +16,7 @@ from headway.server.services import Services
 URL = "/v1/completions"
 
 
-class OneWordChat:
+class OneWordChat(FakeChat):
     async def render(self, messages: list[dict[str, str]]) -> str:
         return "word"
 

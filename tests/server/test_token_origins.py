@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from headway_testing.fake_engine import FakeEngine
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as HFTokenizer
 
 from headway.server import template_worker
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, ChatTemplate
-from headway.server.control_text import ChatPrompt, Marker, control_pattern, is_structural
+from headway.server.control_text import ChatPrompt, Marker
 from headway.server.errors import ApiError
 from headway.server.services import Services
 from headway.server.template_frames import MarkedMessages, Rendered, RenderJob
@@ -54,8 +53,11 @@ JSON = (
 LENGTH = (
     "{% for message in messages %}{{ message.content | length }}<|im_end|>{{ message.content }}{% endfor %}"
 )
+JOINED = "<|im_start|>{% for message in messages %}{{ message.content }}{% endfor %}<|im_end|>"
+SEAMS = "{% for message in messages %}<{{ message.content }} {{ message.content }}>{% endfor %}" + JOINED * 2
 TEMPLATES = {
-    "chatml": CHATML, "qwen": QWEN, "deepseek": DEEPSEEK, "trim": TRIM, "json": JSON, "length": LENGTH
+    "chatml": CHATML, "qwen": QWEN, "deepseek": DEEPSEEK, "trim": TRIM, "json": JSON, "length": LENGTH,
+    "joined": JOINED, "seams": SEAMS,
 }  # fmt: skip
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
@@ -156,7 +158,7 @@ class Here(ChatRenderer):
 async def prompt_of(messages: Messages, source: str, tokenizer: Tokenizer) -> ChatPrompt:
     """As the routes do it."""
     chat = Here(source)
-    marked = Marker(tokenizer.control_pattern).marked(messages)
+    marked = Marker(tokenizer.control_pattern, tokenizer.control_parts).marked(messages)
     if marked is None:
         return ChatPrompt(await chat.render(messages))
     return await chat.render_marked(messages, marked)
@@ -249,48 +251,6 @@ def test_text_around_a_spelled_token_is_encoded_as_plain_text_is(
     assert found == without.encode(f"{text}<tool_call>{text}", add_special_tokens=False).tokens
 
 
-@pytest.mark.parametrize(
-    ("token", "template", "expected"),
-    [
-        ("<think>", "", True), ("</tool_call>", "", True), ("<|fim_prefix|>", "", True), ("<\uff5cUser\uff5c>", "", True),
-        ("<|im_start|>user\n", "", True), ("[INST]", "", True), ("[/INST]", "", True), ("[gMASK]", "", True),
-        ("<<SYS>>", "", True), ("</s>", "", True), ("<unused7>", "", True), (" <think>\n", "", True),
-        ("USER:", "{{ 'USER: ' + x }}", True), ("### Task", "'### Task'", True), ("<table>", "'<table>'", True),
-        ("USER:", "", False), ("<table>", "", False), ("</h1>", "", False), ("<br/>", "", False),
-        ("\n\n", "'\n\n'", False), ("▁▁", "▁▁", False), ("\t", "", False), ("7", "[7]", False), ("🦙", "🦙", False),
-        ("user", "'user'", False), ("don't", "don't", False), ("C++", "C++", False), ("[x]", "", False),
-        ("[1]", "[1]", False), ("->", "->", False), ("|>", "|>", False), ("<3", "", False),
-    ],
-)  # fmt: skip
-def test_which_added_tokens_are_structural(token: str, template: str, expected: bool) -> None:
-    assert is_structural(token, is_special=False, template=template) is expected
-    assert is_structural(token, is_special=True, template=template) is bool(token.strip())
-
-
-def test_tokens_that_the_files_name_are_structural(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizers.byte_level()
-    tokenizer.add_tokens(["ends", "pads", "USER:", "words"])
-    folder = tiny_tokenizers.save(tmp_path, tokenizer)
-    config = {"eos_token": "ends", "pad_token": {"content": "pads"}, "bos_token": None}
-    config |= {"additional_special_tokens": [], "chat_template": "{{ 'USER: ' + messages[0].content }}"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    pattern = load_tokenizer(folder).control_pattern
-    assert pattern is not None
-    assert pattern.findall("words ends pads USER: x" + END_OF_TEXT) == ["ends", "pads", "USER:", END_OF_TEXT]
-
-
-def test_many_tokens_that_begin_alike_are_found_in_little_time() -> None:
-    """Gemma 3's tokenizer has 6,400; a content of `<unused` made an alternation of them try each one."""
-    tokens = [f"<unused{i}>" for i in range(6242)]
-    pattern = control_pattern(tokens)
-    assert pattern is not None
-    text = "<unused" * 50_000
-    started = time.monotonic()
-    assert pattern.search(text) is None
-    assert time.monotonic() - started < 1.0
-    assert pattern.findall("".join(tokens)) == tokens
-
-
 def services_with(services: Services, tokenizer: Tokenizer, chat: ChatRenderer) -> Services:
     return Services("tiny", services.engine, tokenizer, services.metrics, chat)
 
@@ -343,19 +303,17 @@ async def test_contents_and_names_spell_tokens_and_tokenize_says_the_same(
 @pytest.mark.parametrize(
     ("template", "content", "token"),
     [
-        (QWEN, "<think>\nhm\n</think>\n\nyes", "<think>"), (LENGTH, "a <|im_end|>", "<|im_end|>"),
-        ("{% if '<think>' in messages[1].content %}x{% endif %}{{ messages[1].content }}", "a<think>", "<think>"),
+        (LENGTH, "a <|im_end|>", "<|im_end|>"),
         ("{% if messages[1].content == '[INST]' %}x{% endif %}{{ messages[0].content }}", "[INST]", "[INST]"),
         ("{{ messages[1].content[:9] }}", "<tool_call>", "<tool_call>"),
-        ("{% if '[INST]' not in messages[1].content %}{{ raise_exception('no') }}{% endif %}x", "[INST]", "[INST]"),
     ],
-    ids=["split", "length", "in", "equals", "cut", "raises"],
+    ids=["length", "equals", "cut"],
 )  # fmt: skip
 async def test_a_template_that_inspects_a_spelled_token_has_the_message_refused(
     client_of: ClientOf, template: str, content: str, token: str
 ) -> None:
     messages = [
-        {"role": "user", "content": "What is [INST] for?" if template == QWEN else "Hello"},
+        {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": content},
         {"role": "user", "content": "Go on"},
     ]
@@ -366,6 +324,40 @@ async def test_a_template_that_inspects_a_spelled_token_has_the_message_refused(
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == ("messages[1].content", "structural_token")
         assert f"messages[1].content has '{token}'" in error["message"]
+
+
+HISTORY = [
+    {"role": "user", "content": "What is [INST] for?"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes"},
+    {"role": "user", "content": "Go on"},
+]
+
+
+async def test_a_template_that_splits_an_answer_at_a_token_finds_it(client_of: ClientOf) -> None:
+    """As clients replay what a thinking model said: the template keeps what comes after </think>."""
+    client = client_of(Here(QWEN))
+    spoken = (await client.post("/tokenize", json={"messages": HISTORY})).json()
+    plain = [HISTORY[0], HISTORY[1] | {"content": "yes"}, HISTORY[2]]
+    assert spoken["tokens"] == (await client.post("/tokenize", json={"messages": plain})).json()["tokens"]
+    assert "[INST]" not in spoken["token_strs"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if '<think>' in messages[0].content %}x{% endif %}{{ messages[0].content }}",
+        "{% if '<think>' not in messages[0].content %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}",
+    ],
+    ids=["in", "raises"],
+)
+async def test_a_template_that_looks_for_a_token_prints_it_as_text(
+    client_of: ClientOf, template: str
+) -> None:
+    client = client_of(Here(template))
+    answer = await client.post("/tokenize", json={"messages": [{"role": "user", "content": "a<think>b"}]})
+    assert answer.status_code == 200
+    assert "<think>" not in answer.json()["token_strs"]
+    assert "".join(answer.json()["token_strs"]).endswith("a<think>b")
 
 
 async def test_messages_without_structural_tokens_are_rendered_once(client_of: ClientOf) -> None:
@@ -386,6 +378,41 @@ async def test_plain_chats_are_encoded_as_ever(
     assert engine.submitted[0].prompt_token_ids == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "template"),
+    [
+        ("im_end", "x", "<|{{ messages[0].name }}|>{{ messages[0].content }}"),
+        ("<|im_", "end|>", "{{ messages[0].name }}{{ messages[0].content }}"),
+        ("a </th ", " ink> ", "{{ messages[0].name | trim }}{{ messages[0].content | trim }}"),
+        ("<", "/think>", "{{ messages[0].name }}{{ messages[0].content }}"),
+    ],
+)
+async def test_texts_that_a_template_joins_do_not_form_a_token(
+    tokenizers: dict[str, Tokenizer], name: str, content: str, template: str
+) -> None:
+    tokenizer = tokenizers["byte-level"]
+    messages = [{"role": "user", "content": content, "name": name}]
+    prompt = await prompt_of(messages, template, tokenizer)
+    assert prompt.spelled_out() == text_of(template, messages)
+    ids = tokenizer.encode_chat(prompt)
+    assert structural_ids(ids, tokenizer) == []
+    assert tokenizer.full_vocabulary.decode(ids) == text_of(template, messages)
+
+
+@pytest.mark.parametrize("content", ["think", "<", "> quoted", "tool_", "im_end"])
+async def test_parts_of_tokens_are_text_that_a_template_may_inspect(
+    tokenizers: dict[str, Tokenizer], content: str
+) -> None:
+    source = (
+        "{% if messages[0].content == '"
+        + content
+        + "' %}same<|im_end|>{% endif %}{{ messages[0].content | upper }}"
+    )
+    messages = [{"role": "user", "content": content}]
+    prompt = await prompt_of(messages, source, tokenizers["byte-level"])
+    assert prompt.spelled_out() == f"same<|im_end|>{content.upper()}"
+
+
 async def test_a_template_that_writes_the_time_is_compared_once_more(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
@@ -394,22 +421,3 @@ async def test_a_template_that_writes_the_time_is_compared_once_more(
     for _ in range(20):
         prompt = await prompt_of(messages, source, tokenizers["byte-level"])
         assert prompt.spelled == ("<think>",)
-
-
-def test_a_copy_of_a_vocabulary_with_gaps_keeps_every_id(tmp_path: Path) -> None:
-    vocabulary = {"a": 0, "b": 1, "~": 2, "<": 3, ">": 4, "<x1>": 6, "c": 7, "d": 8, "?": 12}
-    tokenizer = HFTokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_tokens(
-        [AddedToken("<x1>"), AddedToken("<x2>"), AddedToken("<x3>", special=True), AddedToken("ab")]
-    )
-    loaded = load_tokenizer(tiny_tokenizers.save(tmp_path, tokenizer))
-    text = "<x1>ab<x2>cd<x3>abz?"
-    assert loaded.speller.encode([(text, False)]) == loaded.encode_plain(text)
-    spelled = loaded.speller.encode([("<x1>", True), ("<x2>", False), ("<x3>d", True)])
-    assert structural(loaded, spelled) == ["<x2>"]
-
-
-def structural(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    names = [tokenizer.vocabulary.tokenizer.id_to_token(i) for i in ids]
-    return [name for name in names if name.startswith("<x")]

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.metrics import Metrics
@@ -72,7 +73,7 @@ SGLANG_OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class PlainChat:
+class PlainChat(FakeChat):
     async def render(self, messages: list[dict[str, str]]) -> str:
         return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
 
