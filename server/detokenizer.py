@@ -201,7 +201,6 @@ class Detokenizer:
             else WindowDecoder(vocabulary, prompt_token_ids)
         )
         self._shows_stop = shows_stop
-        self._has_stop = bool(stop)
         self._min_tokens = min_tokens if stop else 0
         self._num_tokens = 0
         self._ripe = 0  # characters of the first min_tokens tokens
@@ -225,9 +224,6 @@ class Detokenizer:
     def flush(self) -> Decoded:
         """The end: what was held back is certain now."""
         rest = self._decoder.rest()
-        if not self._has_stop:
-            self.num_characters += len(rest)
-            return Decoded(rest, 0)
         self._take([rest], num_tokens=0)
         matches = [self._matcher.push(rest, self._ripe)]
         if self._silent_matcher is not None:
@@ -244,8 +240,10 @@ class Detokenizer:
     def _push(self, token_ids: Sequence[int]) -> Decoded:
         """All at once: nothing is found out token by token unless a stop string is complete."""
         pieces = [self._decoder.push(token_id) for token_id in token_ids]
-        if not self._has_stop:  # nothing is looked for, so nothing is held
-            text = "".join(pieces)
+        text = "".join(pieces)
+        # Most texts have no beginning of a stop string: nothing is held then.
+        if not (self._min_tokens or self._held) and self._matcher.passes(text):
+            self._num_tokens += len(token_ids)
             self.num_characters += len(text)
             return Decoded(text, len(token_ids))
         before = self.num_characters

@@ -18,7 +18,8 @@ class Match(NamedTuple):
 
 
 class StopMatcher:
-    """Finds stop strings in one text. Mutable: `push` is its only writer; holds what could begin a stop string.
+    """Finds stop strings in one text. Mutable: `push` and `passes` are its only writers; holds what could
+    begin a stop string.
 
     The place of a match does not depend on the pieces.
     position: in characters; no stop string can begin before it any more.
@@ -42,9 +43,20 @@ class StopMatcher:
             return None
         text = self._held + text
         least = ripe - self.position + 1
-        found = ((s, text.find(s, max(0, least - len(s)))) for s in self._stop)
-        matches = [Match(self.position + at + len(s), self.position + at, s) for s, at in found if at >= 0]
-        return min(matches, default=None)
+        first: Match | None = None
+        for s in self._stop:
+            at = text.find(s, max(0, least - len(s)))
+            if at >= 0:
+                match = Match(self.position + at + len(s), self.position + at, s)
+                first = match if first is None else min(first, match)
+        return first
+
+    def passes(self, text: str) -> bool:
+        """Whether no stop string begins in the text or before it; then the text is taken in, as `push` does."""
+        if self._held or not self._first_characters.isdisjoint(text):
+            return False
+        self.position += len(text)
+        return True
 
     def push(self, text: str, ripe: int) -> Match | None:
         match = self.find(text, ripe)
