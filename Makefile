@@ -8,7 +8,7 @@ SERVE_ARGS ?=
 TEST_ARGS ?=
 CLIENTS_VENV := .venv-clients
 
-.PHONY: serve test test-long test-clients test-container bench-cpu bench-frontend bench-kernels soak lint format docs clean
+.PHONY: serve test test-long test-clients test-container bench-cpu bench-frontend bench-text bench-kernels soak lint format docs clean
 
 # Debian's python3 has no venv module of its own.
 $(BIN)/pip:
@@ -80,6 +80,10 @@ bench-cpu: $(VENV)/.ready-test
 bench-frontend: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_frontend.py
 	$(BIN)/python -P tests/benchmarks/bench_company.py
+
+# Streams beside large bodies and long prompts, before a fake engine: gaps, /health, memory, each with its limit.
+bench-text: $(VENV)/.ready-test
+	$(BIN)/python -P tests/benchmarks/bench_text.py
 
 # Every operation on a GPU, beside ceilings measured in the same run.
 bench-kernels: $(VENV)/.ready-test
