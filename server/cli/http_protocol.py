@@ -48,6 +48,28 @@ class UnframedApp:
         await self._app(scope, receive, send_unframed)
 
 
+class CancellableApp:
+    """Runs the application for a request that may outlast the end of the server, which then cancels it.
+
+    uvicorn would log the cancellation as a fault of the application, with its traceback.
+    """
+
+    def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            cycle = self._cycle
+            cycle.logger.warning(
+                "%s %r was not complete when the server ended", cycle.scope["method"], cycle.scope["path"]
+            )
+            cycle.disconnected = True
+            cycle.transport.abort()
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Mutable as its base: one connection. The guard refuses too many headers politely once they are complete;
     this closes a connection whose headers never are. A connection that is aborted ends its request as any
@@ -64,6 +86,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _is_crowded = False
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _close_timer: asyncio.TimerHandle | None = None
     _running_cycle: RequestResponseCycle | None = None
     _is_shutting_down = False
 
@@ -78,6 +101,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_stall_timer()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self._unset_keepalive_if_required()  # the base forgets it when a client resets: it would keep all this alive
         if self._running_cycle is not None:  # the base tells only the last of several pipelined requests
             self._running_cycle.disconnected = True
@@ -135,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 cycle.scope["headers"]
             )
             app = UnframedApp(app, cycle)
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, CancellableApp(app, cycle))
 
     def _parse(self, data: bytes) -> None:
         while True:
@@ -166,7 +191,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _close_in_time(self) -> None:
         """Ends a connection that is closing and has nothing left to send, whether its peer confirms or not."""
         if self.transport.is_closing() and self.scheme == "https":
-            self.loop.call_later(CLOSE_SECONDS, self._abort_when_sent)
+            self._close_timer = self.loop.call_later(CLOSE_SECONDS, self._abort_when_sent)
 
     def _abort_when_sent(self) -> None:
         if self.transport.get_write_buffer_size():

@@ -19,6 +19,7 @@ from headway_testing.fake_engine import FakeEngine
 
 from headway.server import cli
 from headway.server.app import create_app
+from headway.server.cli import http_protocol
 from headway.server.cli.listening import listen, url_of
 from headway.server.cli.serve import DrainingServer
 from headway.server.config import ServerConfig
@@ -162,20 +163,25 @@ async def test_curl_completes_and_streams_by_any_protocol(url: str, protocol: st
         assert text.endswith(b"data: [DONE]\n\n") if body == STREAM else num_tokens(text) == 3, text
 
 
-async def test_an_idle_tls_connection_does_not_hold_the_end_up(services: Services, tmp_path: Path) -> None:
+def certified(folder: Path) -> tuple[ServerConfig, ssl.SSLContext]:
+    """A server's configuration with TLS, and what its clients trust."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(tmp_path / "key")
+    issued.private_key_pem.write_to_path(folder / "key")
     for blob in issued.cert_chain_pems:
-        blob.write_to_path(tmp_path / "cert", append=True)
-    config = ServerConfig(port=0, tls_cert=str(tmp_path / "cert"), tls_key=str(tmp_path / "key"))
+        blob.write_to_path(folder / "cert", append=True)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return ServerConfig(port=0, tls_cert=str(folder / "cert"), tls_key=str(folder / "key")), context
+
+
+async def test_an_idle_tls_connection_does_not_hold_the_end_up(services: Services, tmp_path: Path) -> None:
+    config, context = certified(tmp_path)
     listener = listen(config)
     server = DrainingServer(create_app(services), config, CalmEngine())
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
     idle = await asyncio.to_thread(_kept_tls, listener.getsockname(), context)
     started = time.monotonic()
     server.should_exit = True
@@ -233,3 +239,38 @@ def _leave(url: str, request: bytes, delay: float, resets: bool) -> None:
     if resets:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+async def test_the_end_of_the_server_makes_no_traceback(
+    services: Services, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    is_tls: bool, leaves: bool,
+) -> None:  # fmt: skip
+    """Neither of a request whose body never comes, nor of a connection that is lost while it is being closed."""
+    monkeypatch.setattr(http_protocol, "CLOSE_SECONDS", 0.2)
+    config, context = certified(tmp_path) if is_tls else (ServerConfig(port=0), None)
+    listener = listen(config)
+    server = DrainingServer(create_app(services), config, CalmEngine())
+    server.config.timeout_graceful_shutdown = 1
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    host, port = listener.getsockname()[:2]
+    connections = [await asyncio.open_connection(host, port, ssl=context) for _ in range(3)]
+    for reader, writer in connections[:2]:
+        writer.write(PLAIN)
+        await answer(reader)
+    connections[2][1].write(post()[:-5])
+    await asyncio.sleep(0.1)
+    server.should_exit = True
+    if leaves:
+        await asyncio.sleep(0.15)
+        connections[0][1].transport.abort()
+        connections[1][1].close()
+    await running
+    await asyncio.sleep(0.4)  # timers that are left over fire
+    for _, writer in connections:
+        writer.transport.abort()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    assert "POST '/v1/completions' was not complete when the server ended" in caplog.messages
