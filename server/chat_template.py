@@ -19,7 +19,7 @@ import msgspec
 from headway.engine import read_text
 from headway.server.control_text import ROLE, ChatPrompt
 from headway.server.errors import RETRY_AFTER, ApiError
-from headway.server.model_defaults import read_tokenizer_config
+from headway.server.model_defaults import read_tokenizer_config, token_content
 from headway.server.template_frames import LENGTH, MarkedMessages, Rendered, RenderJob, frame
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
@@ -46,7 +46,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         source = _default(config.get("chat_template"))
     if source is None:
         return None
-    tokens = {name: _content(token) for name, token in config.items() if name.endswith("_token")}
+    tokens = {name: token_content(token) for name, token in config.items() if name.endswith("_token")}
     return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})
 
 
@@ -56,11 +56,6 @@ def _default(template: object) -> str | None:
         named = [entry for entry in template if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
-
-
-def _content(token: object) -> str | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
 
 
 class ChatRenderer:

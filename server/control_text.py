@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from headway.server.template_frames import MarkedMessages
 
-ROLE = (
-    "role"  # the one field of a message that holds no text of the client, but a word of the server's own list
-)
+# The one field of a message that holds no text of the client, but a word of the server's own list.
+ROLE = "role"
 _LETTER = r"[^\W\d_]"
 _BARS = re.compile(r"<[|\uff5c].*[^\W_].*[|\uff5c]>", re.DOTALL)
 _ANGLES = re.compile(rf"<+/?([^<>]*{_LETTER}[^<>]*)>+")

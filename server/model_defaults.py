@@ -66,6 +66,12 @@ def read_tokenizer_config(folder: Path) -> dict[str, object]:
     return config | (read_json_object(folder / "special_tokens_map.json") or {})
 
 
+def token_content(token: object) -> str | None:
+    """The text of a special token in these files: a string, or an object with it in `content`. None for anything else."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
 def check_vocabulary(file: Path, tokenizer: HFTokenizer, vocab_size: int) -> None:
     """file: tokenizer.json. Raises ModelError where ordinary text would have ids that the model does not know.
 

@@ -16,7 +16,12 @@ from headway.server.chat_template import load_chat_template
 from headway.server.control_text import ChatPrompt, TokenParts, control_pattern, is_structural, token_parts
 from headway.server.detokenizer import Vocabulary
 from headway.server.encoding import EncodingPool
-from headway.server.model_defaults import check_vocabulary, read_model_defaults, read_tokenizer_config
+from headway.server.model_defaults import (
+    check_vocabulary,
+    read_model_defaults,
+    read_tokenizer_config,
+    token_content,
+)
 from headway.server.speller import Speller
 from headway.server.text_cuts import TextCuts, find_cuts
 
@@ -240,7 +245,7 @@ def _structural_tokens(tokenizer: HFTokenizer, folder: Path) -> list[str]:
     named = [token for name, token in config.items() if name.endswith("_token")]
     more = config.get("additional_special_tokens")
     named += more if isinstance(more, list) else []
-    special = {token.get("content") if isinstance(token, dict) else token for token in named}
+    special = {token_content(token) for token in named}
     template = load_chat_template(folder)
     source = "" if template is None else template.source
     return [

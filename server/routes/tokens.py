@@ -117,10 +117,9 @@ def _tokens(
         if names is not None:
             strings += comma + msgspec.json.encode([token_name(token_id, names) for token_id in piece])[1:-1]
     head = b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, max_model_len)
-    end = b"]}" if names is not None else b'],"token_strs":null}'
     if names is None:
-        return TokensAnswer([head, ids, end])
-    return TokensAnswer([head, ids, b'],"token_strs":[', strings, end])
+        return TokensAnswer([head, ids, b'],"token_strs":null}'])
+    return TokensAnswer([head, ids, b'],"token_strs":[', strings, b"]}"])
 
 
 def _short(pieces: Iterable[list[int]]) -> Iterator[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import JoinedContents
 from headway_testing.fake_engine import FakeEngine
 from headway_testing.tools import installed
 from playwright.async_api import Page, async_playwright, expect
@@ -17,14 +17,9 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SCRIPT = "the quick brown fox 日本語 😀 jumps"
 
 
-class PlainChat(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return "".join(message["content"] for message in messages)
-
-
 @pytest.fixture
 def services(services: Services) -> Services:
-    return Services("tiny", services.engine, services.tokenizer, services.metrics, PlainChat())
+    return Services("tiny", services.engine, services.tokenizer, services.metrics, JoinedContents())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine, fake_logprob
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 
@@ -20,14 +20,9 @@ FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 both_ways = pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
 
 
-class PlainChat(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return messages[0]["content"]
-
-
 @pytest.fixture
 def services(services: Services) -> Services:
-    return Services("tiny", services.engine, services.tokenizer, services.metrics, PlainChat())
+    return Services("tiny", services.engine, services.tokenizer, services.metrics, FirstContent())
 
 
 @pytest.fixture

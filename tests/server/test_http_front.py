@@ -16,11 +16,12 @@ import msgspec
 import pytest
 import trustme
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.real_server import CalmEngine, serving
 
 from headway.server import cli
 from headway.server.app import create_app
 from headway.server.cli import http_protocol
-from headway.server.cli.listening import listen, url_of
+from headway.server.cli.listening import listen
 from headway.server.cli.serve import DrainingServer
 from headway.server.config import ServerConfig
 from headway.server.services import Services
@@ -38,22 +39,10 @@ OFFERS = {
 PLAIN = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class CalmEngine(FakeEngine):
-    def drain(self, seconds: float) -> None:
-        self.state = "draining"
-
-
 @pytest.fixture
 async def url(services: Services) -> AsyncIterator[str]:
-    config = ServerConfig(port=0)
-    listener = listen(config)
-    server = DrainingServer(create_app(services), config, CalmEngine())
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-    yield url_of(listener, config)
-    server.should_exit = True
-    await running
+    async with serving(services, ServerConfig(port=0)) as url:
+        yield url
 
 
 def post(offer: bytes = b"", body: bytes = BODY, version: bytes = b"1.1", *, chunked: bool = False) -> bytes:

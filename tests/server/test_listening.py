@@ -9,8 +9,9 @@ import ssl
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,37 +19,20 @@ import httpx
 import msgspec
 import pytest
 import trustme
+from headway_testing import real_server
 from headway_testing.fake_engine import INFO, FakeEngine
 
 from headway.engine import ConfigError
 from headway.server import cli
-from headway.server.app import create_app
 from headway.server.cli import http_protocol
 from headway.server.cli.http_protocol import BoundedHttpProtocol
-from headway.server.cli.listening import listen, url_of
-from headway.server.cli.serve import DrainingServer
+from headway.server.cli.listening import listen
 from headway.server.config import ServerConfig
 from headway.server.guard import MAX_HEADER_BYTES
 from headway.server.services import Services
 
-
-class CalmEngine(FakeEngine):
-    def drain(self, seconds: float) -> None:
-        self.state = "draining"
-
-
-@asynccontextmanager
-async def serving(services: Services, config: ServerConfig) -> AsyncIterator[str]:
-    """Its URL."""
-    listener = listen(config)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that little fills it
-    server = DrainingServer(create_app(services), config, CalmEngine())
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-    yield url_of(listener, config)
-    server.should_exit = True
-    await running
+# Of each connection a little, so that little fills it.
+serving = partial(real_server.serving, send_buffer_bytes=1 << 14)
 
 
 async def test_tls_files_make_it_https(services: Services, tmp_path: Path) -> None:

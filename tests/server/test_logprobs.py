@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from headway_testing import tiny_tokenizers
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine, fake_logprob
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -174,15 +174,10 @@ async def test_best_of_that_cannot_be_is_refused(client: httpx.AsyncClient, body
     assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
 
 
-class PlainChat(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return messages[0]["content"]
-
-
 class TestChat:
     @pytest.fixture
     def services(self, services: Services) -> Services:
-        return Services("tiny", services.engine, services.tokenizer, services.metrics, PlainChat())
+        return Services("tiny", services.engine, services.tokenizer, services.metrics, FirstContent())
 
     @pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
     async def test_a_token_is_an_object_with_its_bytes(

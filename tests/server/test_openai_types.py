@@ -13,7 +13,7 @@ import msgspec
 import openai
 import pydantic
 import pytest
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 from openai.types import Model, completion, completion_choice, completion_create_params, completion_usage
 from openai.types.chat import (
@@ -84,15 +84,10 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
 ]
 
 
-class PlainChat(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-
-
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
     metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, PlainChat())
+    return Services("tiny", engine, tokenizer, metrics, RoleLines())
 
 
 def known_fields(kind: type[msgspec.Struct]) -> set[str]:

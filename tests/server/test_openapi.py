@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import JoinedContents
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.keys import Keys
@@ -26,15 +26,12 @@ CHECKS = (
 )
 
 
-class PlainChat(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return "".join(message["content"] for message in messages)
-
-
 @pytest.fixture
 def services(services: Services) -> Services:
     keys = Keys((), "admin")
-    return Services("tiny", services.engine, services.tokenizer, services.metrics, PlainChat(), keys=keys)
+    return Services(
+        "tiny", services.engine, services.tokenizer, services.metrics, JoinedContents(), keys=keys
+    )
 
 
 def test_every_route_is_described_and_no_other() -> None:

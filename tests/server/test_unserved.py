@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.metrics import Metrics
@@ -73,15 +73,10 @@ SGLANG_OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class PlainChat(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-
-
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
     metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, PlainChat())
+    return Services("tiny", engine, tokenizer, metrics, RoleLines())
 
 
 async def refusal(client: httpx.AsyncClient, endpoint: str, **body: Any) -> dict[str, Any]:

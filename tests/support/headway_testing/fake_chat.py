@@ -17,3 +17,18 @@ class FakeChat(ABC):
     async def render_marked(self, messages: list[dict[str, str]], marked: MarkedMessages) -> ChatPrompt:
         replaced = marked.with_parts or marked.messages
         return ChatPrompt(await self.render(replaced), marked.mark, marked.spelled)
+
+
+class FirstContent(FakeChat):
+    async def render(self, messages: list[dict[str, str]]) -> str:
+        return messages[0]["content"]
+
+
+class JoinedContents(FakeChat):
+    async def render(self, messages: list[dict[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+class RoleLines(FakeChat):
+    async def render(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
