@@ -49,7 +49,7 @@ from headway.engine.model_files import (
     read_json_object,
     read_text,
 )
-from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.engine.stats import STAGES, STEP_TOKEN_BOUNDS, EngineStats
 
 __all__ = [

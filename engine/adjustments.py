@@ -13,7 +13,7 @@ import torch
 
 from headway.engine.batch import TokenHistory
 from headway.engine.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
-from headway.engine.request import SamplingParams
+from headway.engine.sampling_params import SamplingParams
 from headway.engine.transfer import to_device
 from headway.kernels import Adjustments
 

@@ -8,10 +8,11 @@ round. Only ids and numbers, no tensors.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.engine.logprobs import TokenLogprobs
-from headway.engine.request import SamplingParams
+from headway.engine.sampling_params import SamplingParams
+from headway.engine.stats import StageSeconds
 
 # Behind more keys few tokens are attended as a round's windows, whose keys the device shares out; the kernel of prompts
 # has one program walk through them all. Behind less it is fast enough, and compiled already for any number of tokens.
@@ -117,24 +118,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class StageSeconds:
-    """How long the device worked on the parts of a step, by its own clock.
-
-    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
-    Prompts of a mixed step count under target; what starts their rows counts nowhere.
-    """
-
-    draft: float = 0.0
-    target: float = 0.0
-    bookkeeping: float = 0.0
-    prefill: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.draft + self.target + self.bookkeeping + self.prefill
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the device answered.
 
@@ -152,5 +135,5 @@ class StepResult:
     emitted_logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     faults: tuple[tuple[int, str], ...] = ()
-    seconds: StageSeconds = StageSeconds()
+    seconds: StageSeconds = field(default_factory=StageSeconds)
     num_graph_replays: int = 0

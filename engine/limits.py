@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway.engine.errors import RequestError
-from headway.engine.request import Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64

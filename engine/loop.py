@@ -28,7 +28,8 @@ from headway.engine.mailbox import (
     TokenEvent,
 )
 from headway.engine.pace import Pace
-from headway.engine.request import FinishReason, Request
+from headway.engine.request import Request
+from headway.engine.sampling_params import FinishReason
 from headway.engine.scheduler import Scheduler
 
 IDLE_SECONDS = 0.5

@@ -12,7 +12,7 @@ import zmq
 
 from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.logprobs import TokenLogprobs
-from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.engine.stats import EngineStats
 
 Phase = Literal["load", "capture", "serve"]

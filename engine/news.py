@@ -10,7 +10,8 @@ from headway.engine.batch import Plan, StepResult
 from headway.engine.errors import INTERNAL_ERROR
 from headway.engine.logprobs import TokenLogprobs, join
 from headway.engine.mailbox import TokenEvent
-from headway.engine.request import FinishReason, Request
+from headway.engine.request import Request
+from headway.engine.sampling_params import FinishReason
 
 
 class Given(NamedTuple):

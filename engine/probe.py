@@ -5,7 +5,8 @@ from __future__ import annotations
 from headway.engine.assembly import Engine
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ModelError
-from headway.engine.request import Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import SamplingParams
 from headway.engine.scheduler import Scheduler
 
 NUM_PROBES = 4

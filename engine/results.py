@@ -8,10 +8,11 @@ from typing import TypeVar
 
 import torch
 
-from headway.engine.batch import StageSeconds, StepResult
+from headway.engine.batch import StepResult
 from headway.engine.host_ring import Place
 from headway.engine.logprobs import TokenLogprobs, unpack
 from headway.engine.round import NUM_STAMPS, lines_of
+from headway.engine.stats import StageSeconds
 
 Wanted = TypeVar("Wanted")
 # {index of the line: top tokens wanted} and, line for line, [lines, window, 2 + 2 * top] float32

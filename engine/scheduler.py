@@ -29,8 +29,9 @@ from headway.engine.mailbox import TokenEvent
 from headway.engine.news import Given, News, fault_event, first_tokens, round_tokens
 from headway.engine.orders import block_grant, history_of, next_chunk, row_of, row_setup
 from headway.engine.queue import Queue
-from headway.engine.request import FinishReason, Request, Status
+from headway.engine.request import Request, Status
 from headway.engine.rows import RowTable
+from headway.engine.sampling_params import FinishReason
 from headway.engine.stats import STEP_TOKEN_BOUNDS, EngineStats
 
 # For so many tokens beyond its next round a row takes blocks, if there are enough. An H200 starts each kernel of a round

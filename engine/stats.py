@@ -6,11 +6,28 @@ All counters only rise while the engine process lives; gauges say what holds now
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import msgspec
 
-from headway.engine.batch import StageSeconds
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """How long the device worked on the parts of a step, by its own clock.
+
+    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
+    Prompts of a mixed step count under target; what starts their rows counts nowhere.
+    """
+
+    draft: float = 0.0
+    target: float = 0.0
+    bookkeeping: float = 0.0
+    prefill: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.target + self.bookkeeping + self.prefill
+
 
 STAGES = tuple(field.name for field in fields(StageSeconds))
 # Upper bounds of the counts of steps by their tokens.

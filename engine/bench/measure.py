@@ -11,7 +11,7 @@ from itertools import count
 from headway.engine.assembly import Engine
 from headway.engine.loop import EngineLoop
 from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
-from headway.engine.request import SamplingParams
+from headway.engine.sampling_params import SamplingParams
 
 NUM_WARM_ROUNDS = 3
 NUM_SETTLING_ROUNDS = 2  # behind the prompts, before the clock starts

@@ -16,7 +16,7 @@ from headway.engine.batch import Plan, StepResult
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.mailbox import Abort
-from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.server.metrics import Metrics
 
 DEPTH = 3

@@ -26,7 +26,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from headway.engine.checkpoint import load_model
 from headway.engine.config import EngineConfig
-from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.server.app import create_app
 from headway.server.generation import choice_seed
 from headway.server.metrics import Metrics

@@ -11,7 +11,7 @@ import torch
 from headway.engine.adjustments import AdjustmentTable
 from headway.engine.batch import TokenHistory
 from headway.engine.limits import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
-from headway.engine.request import SamplingParams
+from headway.engine.sampling_params import SamplingParams
 
 VOCAB = 20
 CPU = torch.device("cpu")

@@ -20,9 +20,9 @@ from headway.engine.checkpoint import DtypeName
 from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.loop import EngineLoop
-from headway.engine.request import FinishReason
 from headway.engine.results import RoundHandle
 from headway.engine.runner import Runner
+from headway.engine.sampling_params import FinishReason
 
 DEMO = files("headway.engine.demo")
 STUCK_SECONDS = 30.0

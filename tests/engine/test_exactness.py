@@ -18,7 +18,7 @@ from headway.engine.cache.pool import KVPool
 from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.models.registry import CausalLM
-from headway.engine.request import SamplingParams
+from headway.engine.sampling_params import SamplingParams
 from headway.engine.slots import SlotTable
 from headway.engine.speculation.draft import Drafter
 

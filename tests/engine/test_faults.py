@@ -22,8 +22,9 @@ from headway.engine.config import EngineConfig
 from headway.engine.limits import Limits
 from headway.engine.mailbox import Submit
 from headway.engine.news import News
-from headway.engine.request import FinishReason, Request, SamplingParams
+from headway.engine.request import Request
 from headway.engine.runner import Runner
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduler import Scheduler
 
 SUCCESSORS = random_cycle(128).tolist()

@@ -32,10 +32,10 @@ from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
 from headway.engine.loop import EngineLoop
-from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.results import RoundHandle
 from headway.engine.round import Outcome
 from headway.engine.runner import Runner
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.kernels import _streamed, has_float8_products
 
 pytestmark = pytest.mark.gpu

@@ -8,10 +8,10 @@ import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LocalEngine
 
-from headway.engine.batch import StageSeconds
 from headway.engine.config import EngineConfig
 from headway.engine.host_ring import HostRing, Place
 from headway.engine.results import DeviceResults, RoundHandle
+from headway.engine.stats import StageSeconds
 
 DEPTH = 3
 

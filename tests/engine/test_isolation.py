@@ -25,8 +25,8 @@ from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop
 from headway.engine.memory import kv_block_bytes
 from headway.engine.model_config import read_model_config
-from headway.engine.request import SamplingParams
 from headway.engine.runner import Runner
+from headway.engine.sampling_params import SamplingParams
 
 ROUNDS, GPU_ROUNDS = 2000, 10_000
 GUARD_BLOCKS = 3

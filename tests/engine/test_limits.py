@@ -9,7 +9,8 @@ import pytest
 
 from headway.engine.errors import RequestError
 from headway.engine.limits import MAX_BAD_WORDS, Limits
-from headway.engine.request import Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import SamplingParams
 
 LIMITS = Limits(max_model_len=64, vocab_size=100)
 

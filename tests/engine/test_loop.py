@@ -10,11 +10,12 @@ from headway_testing.checkpoints import constructed_mimo, random_cycle
 from headway_testing.local import LocalEngine
 
 from headway.engine import loop
-from headway.engine.batch import Plan, StageSeconds, StepResult
+from headway.engine.batch import Plan, StepResult
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.mailbox import Abort, Pause, Resume
-from headway.engine.request import FinishReason
+from headway.engine.sampling_params import FinishReason
+from headway.engine.stats import StageSeconds
 
 SUCCESSORS = random_cycle(128).tolist()
 

@@ -21,8 +21,8 @@ from headway.engine import INTERNAL_ERROR
 from headway.engine.config import EngineConfig
 from headway.engine.errors import ModelError
 from headway.engine.probe import check_logits
-from headway.engine.request import FinishReason, SamplingParams
 from headway.engine.sampler import are_broken
+from headway.engine.sampling_params import FinishReason, SamplingParams
 
 SUCCESSORS = random_cycle(128).tolist()
 BROKEN = 40

@@ -9,11 +9,12 @@ import pytest
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import GREEDY, LocalEngine
 
-from headway.engine.batch import Plan, PrefillChunk, StageSeconds, StepResult
+from headway.engine.batch import Plan, PrefillChunk, StepResult
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop, Launcher
 from headway.engine.mailbox import FromEngine, Shutdown, Submit, ToEngine
 from headway.engine.pace import Pace
+from headway.engine.stats import StageSeconds
 
 STEP_SECONDS = 0.02
 AHEAD_SECONDS = 0.002  # that a launch may come before the step in front is done

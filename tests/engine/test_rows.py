@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headway.engine.batch import RowMove
-from headway.engine.request import Request, SamplingParams
+from headway.engine.request import Request
 from headway.engine.rows import RowTable
+from headway.engine.sampling_params import SamplingParams
 
 
 def table(max_rows: int, num_requests: int) -> tuple[RowTable, list[Request]]:

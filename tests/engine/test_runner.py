@@ -25,7 +25,7 @@ from headway.engine.errors import ConfigError
 from headway.engine.graphs import Graphs, Round
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.models import layers
-from headway.engine.request import SamplingParams
+from headway.engine.sampling_params import SamplingParams
 from headway.kernels import FEW_ROWS
 
 

@@ -22,7 +22,8 @@ from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.errors import RequestError
 from headway.engine.limits import Limits
 from headway.engine.models.registry import CausalLM
-from headway.engine.request import FinishReason, Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import FinishReason, SamplingParams
 
 VOCAB, CONTEXT = 128, 96
 DEPTHS = (0, 1, 3)

@@ -8,7 +8,8 @@ from headway_testing.scheduling import ScheduledDevice, oracle
 from headway.engine import batch, scheduler
 from headway.engine.batch import Plan, PrefillChunk, RowMove
 from headway.engine.errors import QueueFullError, RequestError
-from headway.engine.request import FinishReason, Status
+from headway.engine.request import Status
+from headway.engine.sampling_params import FinishReason
 
 # --- queue -----------------------------------------------------------------------------------------------
 

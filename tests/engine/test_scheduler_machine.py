@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headway.engine.batch import Plan
 from headway.engine.config import EngineConfig
-from headway.engine.request import FinishReason, Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduler import Scheduler
 
 pytestmark = pytest.mark.timeout(1200)  # a failure is made smaller for up to 300 s

@@ -8,7 +8,7 @@ from headway_testing.scheduling import ScheduledDevice, oracle
 from headway.engine.batch import Plan, StepResult
 from headway.engine.errors import INTERNAL_ERROR
 from headway.engine.mailbox import TokenEvent
-from headway.engine.request import FinishReason
+from headway.engine.sampling_params import FinishReason
 from headway.engine.stats import STEP_TOKEN_BOUNDS
 
 # --- ends ------------------------------------------------------------------------------------------------

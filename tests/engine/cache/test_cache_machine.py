@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
-from headway.engine.request import Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.timeout(1200)  # a failure is made smaller for up to 300 s
 SIZE = 16

@@ -6,7 +6,8 @@ import pytest
 
 from headway.engine.cache.blocks import BlockAllocator
 from headway.engine.cache.prefix import PrefixCache
-from headway.engine.request import Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import SamplingParams
 
 SIZE = 16
 

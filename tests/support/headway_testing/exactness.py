@@ -17,7 +17,7 @@ from headway.engine.checkpoint import load_model
 from headway.engine.config import EngineConfig
 from headway.engine.models.inputs import ForwardInputs, Segment
 from headway.engine.models.registry import CausalLM
-from headway.engine.request import SamplingParams
+from headway.engine.sampling_params import SamplingParams
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.kernels.reference.sample import gumbel_noise
 from headway_testing.local import GREEDY, LocalEngine

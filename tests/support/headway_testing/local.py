@@ -13,7 +13,7 @@ from headway.engine.config import EngineConfig
 from headway.engine.logprobs import TokenLogprobs, join
 from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.mailbox import RoundOutput, Submit, TokenEvent
-from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,7 +13,7 @@ import torch
 
 from headway.engine.logprobs import TokenLogprobs
 from headway.engine.models.registry import CausalLM
-from headway.engine.request import FinishReason, SamplingParams
+from headway.engine.sampling_params import FinishReason, SamplingParams
 from headway.kernels.reference.sample import gumbel_noise
 from headway_testing.exactness import logits_after
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from headway.engine.batch import Plan
 from headway.engine.config import EngineConfig
 from headway.engine.mailbox import TokenEvent
-from headway.engine.request import Request, SamplingParams
+from headway.engine.request import Request
+from headway.engine.sampling_params import SamplingParams
 from headway.engine.scheduler import Scheduler
 from headway_testing.fake_runner import VOCAB_SIZE, FakeHandle, FakeRunner, oracle_output
 

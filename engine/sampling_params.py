@@ -1,0 +1,52 @@
+"""How the next token of a request is sampled, and why a request ended: values that cross the process border."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is picked from the logits; the order is top to bottom, each default is off.
+
+    repetition_penalty: logits of tokens in prompt or output are divided by it if positive, else multiplied.
+    frequency_penalty, presence_penalty: taken off for each time, or once, that the output has the token.
+    bad_words_token_ids: the last id of each is masked where the tokens before it are the others.
+    min_tokens: the request's stop_token_ids are masked until the output has so many tokens.
+    temperature: 0 is greedy.
+    seed: 64 bits; with the absolute position and the vocabulary id it keys the noise.
+    num_logprobs: the most probable tokens that come beside each token's own log-probability, which is that
+    of the raw logits; None for no log-probabilities at all. num_prompt_logprobs: the same for the prompt.
+    """
+
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] = []
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether anything is done to the logits before the temperature."""
+        return (
+            (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+            or bool(self.logit_bias or self.bad_words_token_ids or self.min_tokens)
+            or self.allowed_token_ids is not None
+        )
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # one of stop_token_ids was picked; it is the last token of the output
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
