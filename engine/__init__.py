@@ -1,7 +1,15 @@
 """The only door to the engine: what the API process may know of it. Imports no torch."""
 
-from headway.engine.config import MAX_DEPTH, EngineConfig
-from headway.engine.errors import (
+from headway.engine.models.model_config import ModelConfig, read_model_config
+from headway.engine.models.model_files import (
+    MAX_TOKENIZER_BYTES,
+    is_folder,
+    is_regular_file,
+    read_json_object,
+    read_text,
+)
+from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
+from headway.engine.protocol.errors import (
     INTERNAL_ERROR,
     ConfigError,
     EngineDeadError,
@@ -10,19 +18,9 @@ from headway.engine.errors import (
     QueueFullError,
     RequestError,
 )
-from headway.engine.limits import (
-    MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_REPETITION_PENALTY,
-    MAX_STOP_TOKEN_IDS,
-    MIN_REPETITION_PENALTY,
-)
-from headway.engine.logprobs import TokenLogprobs
-from headway.engine.logs import LogFormat, configure_logging
-from headway.engine.mailbox import (
+from headway.engine.protocol.logprobs import TokenLogprobs
+from headway.engine.protocol.logs import LogFormat, configure_logging
+from headway.engine.protocol.messages import (
     Abort,
     Configure,
     EngineInfo,
@@ -41,16 +39,18 @@ from headway.engine.mailbox import (
     ToEngine,
     TokenEvent,
 )
-from headway.engine.model_config import ModelConfig, read_model_config
-from headway.engine.model_files import (
-    MAX_TOKENIZER_BYTES,
-    is_folder,
-    is_regular_file,
-    read_json_object,
-    read_text,
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.stats import STAGES, STEP_TOKEN_BOUNDS, EngineStats
+from headway.engine.scheduling.limits import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_TOKEN_IDS,
+    MIN_REPETITION_PENALTY,
 )
-from headway.engine.sampling_params import FinishReason, SamplingParams
-from headway.engine.stats import STAGES, STEP_TOKEN_BOUNDS, EngineStats
 
 __all__ = [
     "INTERNAL_ERROR",

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from headway.engine.batch import Plan, StepResult
-from headway.engine.errors import RequestError, describe_fault
-from headway.engine.mailbox import (
+from headway.engine.protocol.errors import RequestError, describe_fault
+from headway.engine.protocol.messages import (
     Abort,
     FromEngine,
     Heartbeat,
@@ -27,10 +26,11 @@ from headway.engine.mailbox import (
     ToEngine,
     TokenEvent,
 )
-from headway.engine.pace import Pace
-from headway.engine.request import Request
-from headway.engine.sampling_params import FinishReason
-from headway.engine.scheduler import Scheduler
+from headway.engine.protocol.sampling_params import FinishReason
+from headway.engine.scheduling.launch_timer import Pace
+from headway.engine.scheduling.plan import Plan, StepResult
+from headway.engine.scheduling.request import Request
+from headway.engine.scheduling.scheduler import Scheduler
 
 IDLE_SECONDS = 0.5
 STATS_SECONDS = 0.1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headway.engine.assembly import Engine
-from headway.engine.config import EngineConfig
-from headway.engine.errors import ModelError
-from headway.engine.request import Request
-from headway.engine.sampling_params import SamplingParams
-from headway.engine.scheduler import Scheduler
+from headway.engine.build import Engine
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ModelError
+from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.scheduling.request import Request
+from headway.engine.scheduling.scheduler import Scheduler
 
 NUM_PROBES = 4
 

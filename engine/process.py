@@ -15,13 +15,13 @@ import sys
 import traceback
 from contextlib import closing
 
-from headway.engine.assembly import assemble
-from headway.engine.config import EngineConfig
-from headway.engine.errors import HeadwayError
-from headway.engine.logs import configure_logging
+from headway.engine.build import assemble
 from headway.engine.loop import EngineLoop
-from headway.engine.mailbox import Configure, Failure, Heartbeat, Mailbox, Ready
 from headway.engine.probe import check_logits
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import HeadwayError
+from headway.engine.protocol.logs import configure_logging
+from headway.engine.protocol.messages import Configure, Failure, Heartbeat, Mailbox, Ready
 
 CONFIGURE_SECONDS = 30.0
 

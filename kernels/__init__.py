@@ -3,48 +3,48 @@
 CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests, no models.
 """
 
-from headway.kernels._adjustments import Adjustments
-from headway.kernels._aside import compile_aside
-from headway.kernels._dense import most_dense_rows
-from headway.kernels._device import has_float8_products, has_fused_attention
-from headway.kernels._late_norm import LateNorm
-from headway.kernels._nibbles import pack_nibbles
-from headway.kernels._row_state import DraftWindow, RoundWindow, RowState
-from headway.kernels._skinny import FEW_ROWS, reserve_workspace
-from headway.kernels._streamed import adds_on_the_way, is_streamed
-from headway.kernels.add_linear import add_linear
-from headway.kernels.adjust_logits import adjust_logits, count_tokens
-from headway.kernels.advance import advance
-from headway.kernels.causal_attention import causal_attention
-from headway.kernels.commit_round import commit_round
-from headway.kernels.deliver import deliver
-from headway.kernels.fixed_linear import fixed_linear
-from headway.kernels.float8_linear import float8_linear
-from headway.kernels.force_acceptance import force_acceptance
-from headway.kernels.gated_linear import gated_linear
-from headway.kernels.keep_states import keep_states
-from headway.kernels.kv_append import kv_append
-from headway.kernels.mamba import mamba_state_selective_copy
-from headway.kernels.open_drafts import open_drafts
-from headway.kernels.open_round import open_round
-from headway.kernels.paged_attention import paged_attention
-from headway.kernels.prefill_attention import prefill_attention
-from headway.kernels.prepare import prepare_next_forward_pass
-from headway.kernels.qkv_rope_append import qkv_rope_append
-from headway.kernels.quantized_linear import quantized_linear
-from headway.kernels.rewind import rewind_kv_cache
-from headway.kernels.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
-from headway.kernels.rope import rope
-from headway.kernels.rope_append import rope_append
-from headway.kernels.sample import gumbel_noise, sample
-from headway.kernels.screened_linear import screened_linear
-from headway.kernels.silu_mul import silu_mul
-from headway.kernels.skinny_linear import skinny_linear
-from headway.kernels.stamp import stamp
-from headway.kernels.start_rows import start_rows
-from headway.kernels.stream_read import stream_read
-from headway.kernels.varlen_attention import varlen_attention
-from headway.kernels.verify import verify_speculative_tokens
+from headway.kernels.attention.causal_attention import causal_attention
+from headway.kernels.attention.paged_attention import paged_attention
+from headway.kernels.attention.prefill_attention import prefill_attention
+from headway.kernels.attention.varlen_attention import varlen_attention
+from headway.kernels.elementwise.kv_append import kv_append
+from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
+from headway.kernels.elementwise.rope import rope
+from headway.kernels.elementwise.rope_append import rope_append
+from headway.kernels.elementwise.silu_mul import silu_mul
+from headway.kernels.linear._hopper_core import adds_on_the_way, is_streamed
+from headway.kernels.linear._hopper_gated_gemm import most_dense_rows
+from headway.kernels.linear._skinny_core import FEW_ROWS, reserve_workspace
+from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.fixed_linear import fixed_linear
+from headway.kernels.linear.float8_linear import float8_linear
+from headway.kernels.linear.gated_linear import gated_linear
+from headway.kernels.linear.qkv_rope_append import qkv_rope_append
+from headway.kernels.linear.quantized_linear import quantized_linear
+from headway.kernels.linear.screened_linear import screened_linear
+from headway.kernels.linear.skinny_linear import skinny_linear
+from headway.kernels.recurrent.mamba import mamba_state_selective_copy
+from headway.kernels.runtime._device import has_float8_products, has_fused_attention
+from headway.kernels.runtime._precompile import compile_aside
+from headway.kernels.sampling.adjust_logits import adjust_logits, count_tokens
+from headway.kernels.sampling.sample import gumbel_noise, sample
+from headway.kernels.speculation.advance import advance
+from headway.kernels.speculation.commit_round import commit_round
+from headway.kernels.speculation.force_acceptance import force_acceptance
+from headway.kernels.speculation.keep_states import keep_states
+from headway.kernels.speculation.open_drafts import open_drafts
+from headway.kernels.speculation.open_round import open_round
+from headway.kernels.speculation.prepare import prepare_next_forward_pass
+from headway.kernels.speculation.rewind import rewind_kv_cache
+from headway.kernels.speculation.start_rows import start_rows
+from headway.kernels.speculation.verify import verify_speculative_tokens
+from headway.kernels.transfer.deliver import deliver
+from headway.kernels.transfer.stamp import stamp
+from headway.kernels.transfer.stream_read import stream_read
+from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._int4_packing import pack_nibbles
+from headway.kernels.types._processor_state import Adjustments
+from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
 
 __all__ = [
     "FEW_ROWS",

@@ -20,14 +20,14 @@ import msgspec
 import torch
 
 from headway import __version__
-from headway.engine.assembly import Engine, assemble
 from headway.engine.bench.floor import Ceilings, Costs, costs_of, measured_ceilings
 from headway.engine.bench.measure import Driver, Rounds
 from headway.engine.bench.report import DecodeFigures, LoopFigures, PrefillFigures, Report, show
 from headway.engine.bench.settings import Settings, read_settings
+from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.errors import ConfigError, HeadwayError
-from headway.engine.model_config import read_model_config
+from headway.engine.models.model_config import read_model_config
+from headway.engine.protocol.errors import ConfigError, HeadwayError
 
 LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4  # of a closed loop
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine.config import DraftLayers, DraftLmHead
-from headway.engine.model_config import ModelConfig
-from headway.engine.models.layers import Placement
-from headway.engine.models.linear import Linear, most_screened_rows
-from headway.engine.models.registry import MODELS
+from headway.engine.layers.decoder import Placement
+from headway.engine.layers.linear import Linear, most_screened_rows
+from headway.engine.layers.registry import MODELS
+from headway.engine.models.model_config import ModelConfig
+from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.kernels import stream_read
 
 GPU_READ_BYTES, CPU_READ_BYTES = 4 << 30, 256 << 20  # far more than a cache holds

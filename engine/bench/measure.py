@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from headway.engine.assembly import Engine
+from headway.engine.build import Engine
 from headway.engine.loop import EngineLoop
-from headway.engine.mailbox import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
-from headway.engine.sampling_params import SamplingParams
+from headway.engine.protocol.messages import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
+from headway.engine.protocol.sampling_params import SamplingParams
 
 NUM_WARM_ROUNDS = 3
 NUM_SETTLING_ROUNDS = 2  # behind the prompts, before the clock starts

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.engine.bench.floor import Ceilings
-from headway.engine.mailbox import EngineInfo
+from headway.engine.protocol.messages import EngineInfo
 
 TABLE_WIDTH = 200
 

@@ -11,10 +11,10 @@ from typing import Literal, get_args
 
 from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
-from headway.engine.checkpoint import DtypeName
-from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
-from headway.engine.errors import ConfigError
-from headway.engine.model_config import read_model_config
+from headway.engine.loading.checkpoint import DtypeName
+from headway.engine.models.model_config import read_model_config
+from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.errors import ConfigError
 
 EMBEDDED = Path(str(files("headway.engine.demo")))
 

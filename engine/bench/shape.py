@@ -16,7 +16,7 @@ from itertools import chain, islice, product
 from pathlib import Path
 from string import ascii_lowercase
 
-from headway.engine.errors import ConfigError, HeadwayError
+from headway.engine.protocol.errors import ConfigError, HeadwayError
 
 SHAPES = Path(str(files("headway.engine.bench"))) / "shapes"
 SPACE = "\u0120"  # how byte-level tokenizers write it

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import torch
 
-from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import LastTokens, Segment, inputs_of
-from headway.engine.models.registry import CausalLM
-from headway.engine.sampler import pick_tokens
-from headway.engine.slots import SlotTable
+from headway.engine.layers.inputs import LastTokens, Segment, inputs_of
+from headway.engine.layers.registry import CausalLM
+from headway.engine.sampling.sampler import pick_tokens
+from headway.engine.state.pool import KVPool
+from headway.engine.state.slots import SlotTable
 from headway.kernels import FEW_ROWS, DraftWindow, open_drafts
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine.slots import SlotTable
+from headway.engine.state.slots import SlotTable
 from headway.kernels import RoundWindow, force_acceptance
 
 

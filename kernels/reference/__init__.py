@@ -1,37 +1,37 @@
 """The PyTorch twins: what the CPU runs, and the oracle of the Triton kernels."""
 
-from headway.kernels.reference.add_linear import add_linear
-from headway.kernels.reference.adjust_logits import adjust_logits, count_tokens
-from headway.kernels.reference.advance import advance
-from headway.kernels.reference.causal_attention import causal_attention
-from headway.kernels.reference.commit_round import commit_round
-from headway.kernels.reference.deliver import deliver
-from headway.kernels.reference.fixed_linear import fixed_linear
-from headway.kernels.reference.force_acceptance import force_acceptance
-from headway.kernels.reference.gated_linear import gated_linear
-from headway.kernels.reference.keep_states import keep_states
-from headway.kernels.reference.kv_append import kv_append
-from headway.kernels.reference.mamba import mamba_state_selective_copy
-from headway.kernels.reference.open_drafts import open_drafts
-from headway.kernels.reference.open_round import open_round
-from headway.kernels.reference.paged_attention import paged_attention
-from headway.kernels.reference.prefill_attention import prefill_attention
-from headway.kernels.reference.prepare import prepare_next_forward_pass
-from headway.kernels.reference.qkv_rope_append import qkv_rope_append
-from headway.kernels.reference.quantized_linear import quantized_linear
-from headway.kernels.reference.rewind import rewind_kv_cache
-from headway.kernels.reference.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
-from headway.kernels.reference.rope import rope
-from headway.kernels.reference.rope_append import rope_append
-from headway.kernels.reference.sample import gumbel_noise, sample
-from headway.kernels.reference.screened_linear import screened_linear
-from headway.kernels.reference.silu_mul import silu_mul
-from headway.kernels.reference.skinny_linear import skinny_linear
-from headway.kernels.reference.stamp import stamp
-from headway.kernels.reference.start_rows import start_rows
-from headway.kernels.reference.stream_read import stream_read
-from headway.kernels.reference.varlen_attention import varlen_attention
-from headway.kernels.reference.verify import verify_speculative_tokens
+from headway.kernels.reference.attention.causal_attention import causal_attention
+from headway.kernels.reference.attention.paged_attention import paged_attention
+from headway.kernels.reference.attention.prefill_attention import prefill_attention
+from headway.kernels.reference.attention.varlen_attention import varlen_attention
+from headway.kernels.reference.elementwise.kv_append import kv_append
+from headway.kernels.reference.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
+from headway.kernels.reference.elementwise.rope import rope
+from headway.kernels.reference.elementwise.rope_append import rope_append
+from headway.kernels.reference.elementwise.silu_mul import silu_mul
+from headway.kernels.reference.linear.add_linear import add_linear
+from headway.kernels.reference.linear.fixed_linear import fixed_linear
+from headway.kernels.reference.linear.gated_linear import gated_linear
+from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append
+from headway.kernels.reference.linear.quantized_linear import quantized_linear
+from headway.kernels.reference.linear.screened_linear import screened_linear
+from headway.kernels.reference.linear.skinny_linear import skinny_linear
+from headway.kernels.reference.recurrent.mamba import mamba_state_selective_copy
+from headway.kernels.reference.sampling.adjust_logits import adjust_logits, count_tokens
+from headway.kernels.reference.sampling.sample import gumbel_noise, sample
+from headway.kernels.reference.speculation.advance import advance
+from headway.kernels.reference.speculation.commit_round import commit_round
+from headway.kernels.reference.speculation.force_acceptance import force_acceptance
+from headway.kernels.reference.speculation.keep_states import keep_states
+from headway.kernels.reference.speculation.open_drafts import open_drafts
+from headway.kernels.reference.speculation.open_round import open_round
+from headway.kernels.reference.speculation.prepare import prepare_next_forward_pass
+from headway.kernels.reference.speculation.rewind import rewind_kv_cache
+from headway.kernels.reference.speculation.start_rows import start_rows
+from headway.kernels.reference.speculation.verify import verify_speculative_tokens
+from headway.kernels.reference.transfer.deliver import deliver
+from headway.kernels.reference.transfer.stamp import stamp
+from headway.kernels.reference.transfer.stream_read import stream_read
 
 __all__ = [
     "add_linear",

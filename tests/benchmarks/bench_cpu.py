@@ -26,7 +26,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from headway_testing.local import LocalEngine
 
-from headway.engine.config import EngineConfig
+from headway.engine.protocol.config import EngineConfig
 
 MODEL = Path(str(files("headway.engine.demo")))
 DEPTHS = (0, 1, 2, 3, 4, 5)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from headway import kernels
 from headway.kernels import reference
-from headway.kernels._triton import jit, tl
+from headway.kernels.runtime._triton import jit, tl
 
 Launch = Callable[[], object]
 ROTATED_BYTES = 600_000_000

@@ -14,8 +14,8 @@ from headway_testing.checkpoints import constructed_mimo
 from headway_testing.in_process import InProcessEngine
 from starlette.types import Message
 
-from headway.engine.config import EngineConfig
-from headway.engine.request import Request, Status
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.scheduling.request import Request, Status
 from headway.server.app import create_app
 from headway.server.metrics import Metrics
 from headway.server.services import Services

@@ -12,11 +12,11 @@ from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LateRunner, LocalEngine
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.engine.batch import Plan, StepResult
-from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop, Handle, Launcher
-from headway.engine.mailbox import Abort
-from headway.engine.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.messages import Abort
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.plan import Plan, StepResult
 from headway.server.metrics import Metrics
 
 DEPTH = 3

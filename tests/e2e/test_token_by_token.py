@@ -24,9 +24,9 @@ from headway_testing.in_process import InProcessEngine
 from headway_testing.one_by_one import Ask, answer, log_sum
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from headway.engine.checkpoint import load_model
-from headway.engine.config import EngineConfig
-from headway.engine.sampling_params import FinishReason, SamplingParams
+from headway.engine.loading.checkpoint import load_model
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.server.app import create_app
 from headway.server.generation import choice_seed
 from headway.server.metrics import Metrics

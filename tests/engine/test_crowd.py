@@ -15,14 +15,14 @@ import pytest
 from headway_testing.crowd import run_crowd
 from headway_testing.local import LocalEngine
 
-from headway.engine.batch import Plan
-from headway.engine.checkpoint import DtypeName
-from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
+from headway.engine.execution.results import RoundHandle
+from headway.engine.execution.runner import Runner
+from headway.engine.loading.checkpoint import DtypeName
 from headway.engine.loop import EngineLoop
-from headway.engine.results import RoundHandle
-from headway.engine.runner import Runner
-from headway.engine.sampling_params import FinishReason
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.sampling_params import FinishReason
+from headway.engine.scheduling.plan import Plan
 
 DEMO = files("headway.engine.demo")
 STUCK_SECONDS = 30.0

@@ -13,11 +13,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from headway.engine.cache.pool import KVPool
-from headway.engine.models.inputs import ForwardInputs
-from headway.engine.round import decode_round
-from headway.engine.slots import SlotTable
+from headway.engine.execution.round import decode_round
+from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.speculation.draft import mtp_drafts
+from headway.engine.state.pool import KVPool
+from headway.engine.state.slots import SlotTable
 
 VOCAB = 8
 DEPTH = 3
@@ -26,7 +26,7 @@ POSITION = 5  # its position
 NUM_TRIALS = 100_000
 NUM_TOKENS = 5
 ALPHA = 1e-4
-COMMIT = sys.modules["headway.kernels.reference.commit_round"]
+COMMIT = sys.modules["headway.kernels.reference.speculation.commit_round"]
 
 
 class MarkovChain:

@@ -11,15 +11,15 @@ from headway_testing.checkpoints import mimo_config, qwen2_config
 from headway_testing.local import LocalEngine
 from headway_testing.paged import PagedSequences
 
-from headway.engine import checkpoint
-from headway.engine.checkpoint import make_dummy_model
-from headway.engine.config import EngineConfig
-from headway.engine.errors import ModelError
-from headway.engine.model_config import read_model_config
-from headway.engine.models.layers import Placement
-from headway.engine.models.registry import MODELS, CausalLM
+from headway.engine.layers.decoder import Placement
+from headway.engine.layers.registry import MODELS, CausalLM
+from headway.engine.loading import checkpoint
+from headway.engine.loading.checkpoint import make_dummy_model
+from headway.engine.models.model_config import read_model_config
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ModelError
 
-SHAPES = Path(checkpoint.__file__).parent / "bench/shapes"
+SHAPES = Path(checkpoint.__file__).parents[1] / "bench/shapes"
 
 
 def folder_of(path: Path, config: dict[str, object]) -> Path:

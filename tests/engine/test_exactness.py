@@ -14,13 +14,13 @@ import torch
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
 from headway_testing.local import LocalEngine
 
-from headway.engine.cache.pool import KVPool
-from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.models.registry import CausalLM
-from headway.engine.sampling_params import SamplingParams
-from headway.engine.slots import SlotTable
+from headway.engine.layers.registry import CausalLM
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.draft import Drafter
+from headway.engine.state.pool import KVPool
+from headway.engine.state.slots import SlotTable
 
 DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)

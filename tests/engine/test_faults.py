@@ -12,20 +12,20 @@ import pytest
 from headway_testing.checkpoints import constructed_mimo, random_cycle
 from headway_testing.local import LocalEngine, Output
 
+import headway.engine.execution.runner
 import headway.engine.loop
-import headway.engine.runner
-import headway.engine.scheduler
+import headway.engine.scheduling.scheduler
 from headway.engine import INTERNAL_ERROR
-from headway.engine.adjustments import AdjustmentTable
-from headway.engine.cache.prefix import PrefixCache
-from headway.engine.config import EngineConfig
-from headway.engine.limits import Limits
-from headway.engine.mailbox import Submit
-from headway.engine.news import News
-from headway.engine.request import Request
-from headway.engine.runner import Runner
-from headway.engine.sampling_params import FinishReason, SamplingParams
-from headway.engine.scheduler import Scheduler
+from headway.engine.execution.runner import Runner
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.messages import Submit
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.limits import Limits
+from headway.engine.scheduling.prefix import PrefixCache
+from headway.engine.scheduling.request import Request
+from headway.engine.scheduling.scheduler import Scheduler
+from headway.engine.scheduling.updates import News
+from headway.engine.state.processors import AdjustmentTable
 
 SUCCESSORS = random_cycle(128).tolist()
 VICTIM_SEED = 1
@@ -55,13 +55,13 @@ SITES: dict[str, Site] = {
     "making the request": Site(headway.engine.loop, "_request", 0),
     "checking it": Site(Limits, "check", 1),
     "taking it in": Site(Scheduler, "add", 1),
-    "its history": Site(headway.engine.scheduler, "history_of", 0),
+    "its history": Site(headway.engine.scheduling.scheduler, "history_of", 0),
     "its prefix": Site(PrefixCache, "match", 1),
     "its blocks": Site(Scheduler, "_num_blocks_needed", 1),
     "its growth": Site(Scheduler, "_grow_row", 1),
-    "its chunk": Site(headway.engine.scheduler, "next_chunk", 0),
+    "its chunk": Site(headway.engine.scheduling.scheduler, "next_chunk", 0),
     "its row": Site(Runner, "_prepare", 1),
-    "its numbers": Site(headway.engine.runner, "_numbers_of", 0),
+    "its numbers": Site(headway.engine.execution.runner, "_numbers_of", 0),
     "its tables": Site(AdjustmentTable, "set_up", 2),
     "reading its chunk": Site(Scheduler, "_read_chunk", 1),
     "reading its row": Site(Scheduler, "_read_row", 1),

@@ -25,18 +25,19 @@ from headway_testing.oracle import bfloat16_logits
 from headway_testing.poison import PoisoningRunner
 from headway_testing.prefills import MixedLaunches, PaddedPrefills
 
-from headway.engine import graphs
-from headway.engine.batch import Plan
 from headway.engine.bench.shape import SHAPES
-from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
+from headway.engine.execution import graphs
+from headway.engine.execution.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
+from headway.engine.execution.results import RoundHandle
+from headway.engine.execution.round import Outcome
+from headway.engine.execution.runner import Runner
 from headway.engine.loop import EngineLoop
-from headway.engine.results import RoundHandle
-from headway.engine.round import Outcome
-from headway.engine.runner import Runner
-from headway.engine.sampling_params import FinishReason, SamplingParams
-from headway.kernels import _streamed, has_float8_products
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.plan import Plan
+from headway.kernels import has_float8_products
+from headway.kernels.linear import _hopper_core as _streamed
 
 pytestmark = pytest.mark.gpu
 
@@ -53,8 +54,8 @@ START = """
 import json, sys
 import torch, triton
 from headway_testing.local import LocalEngine
-from headway.engine.config import EngineConfig
-from headway.engine.logs import configure_logging
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.logs import configure_logging
 
 configure_logging("info", "text")
 compiled = []

@@ -17,16 +17,16 @@ from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import Late, LocalEngine
 from headway_testing.poison import PoisoningRunner
 
-from headway.engine.assembly import Engine
-from headway.engine.batch import Plan
-from headway.engine.cache.pool import KVPool
-from headway.engine.checkpoint import DtypeName
-from headway.engine.config import EngineConfig
+from headway.engine.build import Engine
+from headway.engine.execution.runner import Runner
+from headway.engine.loading.checkpoint import DtypeName
 from headway.engine.loop import EngineLoop
-from headway.engine.memory import kv_block_bytes
-from headway.engine.model_config import read_model_config
-from headway.engine.runner import Runner
-from headway.engine.sampling_params import SamplingParams
+from headway.engine.models.model_config import read_model_config
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.scheduling.plan import Plan
+from headway.engine.state.memory import kv_block_bytes
+from headway.engine.state.pool import KVPool
 
 ROUNDS, GPU_ROUNDS = 2000, 10_000
 GUARD_BLOCKS = 3

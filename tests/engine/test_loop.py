@@ -10,12 +10,12 @@ from headway_testing.checkpoints import constructed_mimo, random_cycle
 from headway_testing.local import LocalEngine
 
 from headway.engine import loop
-from headway.engine.batch import Plan, StepResult
-from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop, Handle, Launcher
-from headway.engine.mailbox import Abort, Pause, Resume
-from headway.engine.sampling_params import FinishReason
-from headway.engine.stats import StageSeconds
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.messages import Abort, Pause, Resume
+from headway.engine.protocol.sampling_params import FinishReason
+from headway.engine.protocol.stats import StageSeconds
+from headway.engine.scheduling.plan import Plan, StepResult
 
 SUCCESSORS = random_cycle(128).tolist()
 

@@ -18,11 +18,11 @@ from headway_testing.local import GREEDY, LocalEngine
 from safetensors.torch import load_file, save_file
 
 from headway.engine import INTERNAL_ERROR
-from headway.engine.config import EngineConfig
-from headway.engine.errors import ModelError
 from headway.engine.probe import check_logits
-from headway.engine.sampler import are_broken
-from headway.engine.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ModelError
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.sampling.sampler import are_broken
 
 SUCCESSORS = random_cycle(128).tolist()
 BROKEN = 40

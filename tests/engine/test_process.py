@@ -30,7 +30,7 @@ from headway.engine import (
     Submit,
     ToEngine,
 )
-from headway.engine.mailbox import Heartbeat, Mailbox
+from headway.engine.protocol.messages import Heartbeat, Mailbox
 
 SECONDS = 60.0
 M = TypeVar("M")

@@ -16,14 +16,14 @@ from headway_testing.local import LocalEngine, Output
 from headway_testing.one_by_one import Answer, Ask, answer, assert_scores, prompt_logits
 from hypothesis import HealthCheck, assume, given, settings
 
-from headway.engine.checkpoint import load_model
-from headway.engine.config import EngineConfig
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.errors import RequestError
-from headway.engine.limits import Limits
-from headway.engine.models.registry import CausalLM
-from headway.engine.request import Request
-from headway.engine.sampling_params import FinishReason, SamplingParams
+from headway.engine.layers.registry import CausalLM
+from headway.engine.loading.checkpoint import load_model
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import RequestError
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.limits import Limits
+from headway.engine.scheduling.request import Request
 
 VOCAB, CONTEXT = 128, 96
 DEPTHS = (0, 1, 3)

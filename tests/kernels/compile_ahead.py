@@ -27,10 +27,13 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from headway.kernels._triton import warps_of
+import headway.kernels
+from headway.kernels.runtime._triton import warps_of
 
 VECTOR = "*i64"
 TOLERATED_BYTES = 128
+KERNELS = Path(headway.kernels.__file__).parent
+MODULES = {p.stem: f"headway.kernels.{p.parent.name}.{p.stem}" for p in KERNELS.glob("*/*.py")}
 
 
 class Case(NamedTuple):
@@ -106,7 +109,7 @@ def streamed_linear(
     kind: str, rows: int, inputs: int, stages: int, split: int, under_way: int = 1, **added: bool
 ) -> Case:
     return Case(
-        "_streamed_linear",
+        "_hopper_linear",
         "_streamed_linear_kernel",
         linear("bf16" if kind == "fp8e4nv" else kind)
         | {"x_desc": descriptor(kind, 2, rows // 2, inputs), "weight_desc": descriptor(kind, 64, inputs)},
@@ -184,7 +187,7 @@ CASES = [
     ),
     *(
         Case(
-            "_streamed_attention",
+            "_hopper_attention",
             "_streamed_attention_kernel",
             ATTENTION
             | pointers("first length")
@@ -339,7 +342,7 @@ CASES = [
     ),
     *(
         Case(
-            "_resident",
+            "_hopper_persistent",
             "_resident_linear_kernel",
             linear(kind)
             | {"x_desc": descriptor(kind, 2, rows // 2, inputs), "weight_desc": descriptor(kind, 64, inputs)},
@@ -385,7 +388,7 @@ CASES = [
     ),
     *(
         Case(
-            "_dense",
+            "_hopper_gated_gemm",
             "_dense_gated_kernel",
             {
                 "x_desc": descriptor(kind, 128, 64),
@@ -729,7 +732,7 @@ CASES = [
 
 def compiled(case: Case, capability: int, **changes: Any) -> tuple[Any, str]:
     """(the kernel, what the assembler says of it). changes: of the options that its launcher gives."""
-    module = importlib.import_module(f"headway.kernels.{case.op}")
+    module = importlib.import_module(MODULES[case.op])
     kernel = getattr(module, case.kernel)
     signature, constants, attributes = {}, {}, {}
     for place, name in enumerate(kernel.arg_names):

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
 from headway.engine import MAX_STOP_TOKEN_IDS, ModelError, SamplingParams
-from headway.engine import model_files as engine_model_files
+from headway.engine.models import model_files as engine_model_files
 from headway.server import cli
 from headway.server.chat_template import load_chat_template
 from headway.server.protocol.completions import CompletionRequest

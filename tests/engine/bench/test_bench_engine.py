@@ -19,8 +19,8 @@ from headway.engine.bench.floor import costs_of, measured_ceilings
 from headway.engine.bench.measure import NUM_WARM_ROUNDS, Driver, least_new_tokens
 from headway.engine.bench.settings import read_settings
 from headway.engine.bench.shape import SHAPES
-from headway.engine.config import DraftLayers, DraftLmHead, EngineConfig
-from headway.engine.model_config import read_model_config
+from headway.engine.models.model_config import read_model_config
+from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 
 SMALL = ["--output-len", "24", "--prefill", "none", "--device", "cpu", "--threads", "1"]
 

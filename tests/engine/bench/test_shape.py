@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headway.engine.bench.shape import made_up_tokenizer, main, shape_names
-from headway.engine.model_config import read_model_config
+from headway.engine.models.model_config import read_model_config
 
 
 def test_every_id_has_a_text_of_its_own_and_every_text_has_ids(tmp_path: Path) -> None:

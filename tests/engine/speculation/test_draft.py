@@ -9,7 +9,7 @@ import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LocalEngine
 
-from headway.engine.config import EngineConfig
+from headway.engine.protocol.config import EngineConfig
 from headway.engine.speculation import draft as draft_module
 
 

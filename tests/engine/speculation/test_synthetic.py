@@ -12,9 +12,9 @@ from headway_testing.checkpoints import random_mimo
 from headway_testing.local import GREEDY, LocalEngine
 from headway_testing.prefills import MixedLaunches
 
-from headway.engine.config import EngineConfig
-from headway.engine.slots import SlotTable
+from headway.engine.protocol.config import EngineConfig
 from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.engine.state.slots import SlotTable
 from headway.kernels import RoundWindow
 
 VOCABULARY = 50

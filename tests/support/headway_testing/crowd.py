@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from headway.engine.mailbox import Abort
-from headway.engine.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.messages import Abort
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway_testing.local import LocalEngine
 
 # So many requests are aborted if they last as long: drawn for each, since how many steps one takes depends on how many

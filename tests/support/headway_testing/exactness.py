@@ -12,14 +12,14 @@ from functools import cache
 
 import torch
 
-from headway.engine.cache.pool import KVPool
-from headway.engine.checkpoint import load_model
-from headway.engine.config import EngineConfig
-from headway.engine.models.inputs import ForwardInputs, Segment
-from headway.engine.models.registry import CausalLM
-from headway.engine.sampling_params import SamplingParams
+from headway.engine.layers.inputs import ForwardInputs, Segment
+from headway.engine.layers.registry import CausalLM
+from headway.engine.loading.checkpoint import load_model
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.draft import Drafter, mtp_drafts
-from headway.kernels.reference.sample import gumbel_noise
+from headway.engine.state.pool import KVPool
+from headway.kernels.reference.sampling.sample import gumbel_noise
 from headway_testing.local import GREEDY, LocalEngine
 
 MAX_EXCUSED_GAP = 1e-5

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.engine.batch import BlockGrant, Plan, PrefillChunk, RowSetup, StepResult
+from headway.engine.scheduling.plan import BlockGrant, Plan, PrefillChunk, RowSetup, StepResult
 
 VOCAB_SIZE = 97
 _MASK = (1 << 64) - 1

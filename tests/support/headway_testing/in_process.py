@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from headway.engine import Abort, EngineStats, FinishReason, RoundOutput, StatsSnapshot, Submit
-from headway.engine.config import EngineConfig
+from headway.engine.protocol.config import EngineConfig
 from headway.server.engine_client import EngineStatus, Receiver
 from headway_testing.local import LocalEngine
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headway.kernels._device import overlap
-from headway.kernels._triton import jit, tl
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import jit, tl
 
 
 @jit

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
-from headway.engine.assembly import Engine, assemble
-from headway.engine.batch import Plan, StepResult
 from headway.engine.bench.measure import Post
-from headway.engine.config import EngineConfig
-from headway.engine.logprobs import TokenLogprobs, join
+from headway.engine.build import Engine, assemble
 from headway.engine.loop import EngineLoop, Handle, Launcher
-from headway.engine.mailbox import RoundOutput, Submit, TokenEvent
-from headway.engine.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.logprobs import TokenLogprobs, join
+from headway.engine.protocol.messages import RoundOutput, Submit, TokenEvent
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.plan import Plan, StepResult
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 
 GREEDY = SamplingParams(temperature=0.0)

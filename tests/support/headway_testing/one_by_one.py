@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headway.engine.logprobs import TokenLogprobs
-from headway.engine.models.registry import CausalLM
-from headway.engine.sampling_params import FinishReason, SamplingParams
-from headway.kernels.reference.sample import gumbel_noise
+from headway.engine.layers.registry import CausalLM
+from headway.engine.protocol.logprobs import TokenLogprobs
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.kernels.reference.sampling.sample import gumbel_noise
 from headway_testing.exactness import logits_after
 
 TOLERANCE = 1e-3

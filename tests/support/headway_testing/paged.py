@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from headway.engine.cache.pool import KVPool
-from headway.engine.checkpoint import load_model
-from headway.engine.models.inputs import ForwardInputs, Segment
-from headway.engine.models.registry import CausalLM
+from headway.engine.layers.inputs import ForwardInputs, Segment
+from headway.engine.layers.registry import CausalLM
+from headway.engine.loading.checkpoint import load_model
+from headway.engine.state.pool import KVPool
 
 
 def load(path: Path, *, dtype: str = "auto", with_mtp: bool = True) -> CausalLM:

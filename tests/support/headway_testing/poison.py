@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.batch import Plan
+from headway.engine.execution.runner import Runner
 from headway.engine.loop import Handle
-from headway.engine.runner import Runner
-from headway.engine.scheduler import Scheduler
+from headway.engine.scheduling.plan import Plan
+from headway.engine.scheduling.scheduler import Scheduler
 
 # On the CPU attention multiplies what it does not see by 0, which cannot be NaN unless a model overflows.
 FINITE_RUBBISH = 12345.0

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.engine.batch import PrefillChunk
-from headway.engine.graphs import Mixed, Round, padded_round, row_counts, smallest_mixed
-from headway.engine.padded_prefill import Prefill, packed_chunks, smallest_prefill
-from headway.engine.round import Outcome
-from headway.engine.runner import Runner
+from headway.engine.execution.graphs import Mixed, Round, padded_round, row_counts, smallest_mixed
+from headway.engine.execution.padded_prefill import Prefill, packed_chunks, smallest_prefill
+from headway.engine.execution.round import Outcome
+from headway.engine.execution.runner import Runner
+from headway.engine.scheduling.plan import PrefillChunk
 
 
 class PaddedPrefills:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from headway.engine.batch import Plan
-from headway.engine.config import EngineConfig
-from headway.engine.mailbox import TokenEvent
-from headway.engine.request import Request
-from headway.engine.sampling_params import SamplingParams
-from headway.engine.scheduler import Scheduler
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.messages import TokenEvent
+from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.scheduling.plan import Plan
+from headway.engine.scheduling.request import Request
+from headway.engine.scheduling.scheduler import Scheduler
 from headway_testing.fake_runner import VOCAB_SIZE, FakeHandle, FakeRunner, oracle_output
 
 

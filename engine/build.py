@@ -1,0 +1,441 @@
+"""Puts an engine together from its configuration: device, model, memory, slot table, scheduler, runner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from headway.engine.execution.graphs import ROW_STEP
+from headway.engine.execution.runner import Runner
+from headway.engine.layers.decoder import MAX_HIDDEN_OF_FEW_LAUNCHES
+from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
+from headway.engine.layers.registry import CausalLM
+from headway.engine.loading.checkpoint import load_model, make_dummy_model, parameter_counts
+from headway.engine.models.model_config import read_model_config
+from headway.engine.protocol.config import (
+    CPU_MAX_EXTRA_ROWS,
+    CPU_MAX_RUNNING,
+    CUDA_MAX_RUNNING,
+    DEFAULT_PREFILL_CHUNK,
+    LATE_MIXED_TOKENS,
+    MAX_MIXED_TOKENS,
+    MIN_PREFILL_CHUNK,
+    DraftLayers,
+    DraftLmHead,
+    EngineConfig,
+)
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.protocol.messages import EngineInfo
+from headway.engine.scheduling.scheduler import Scheduler
+from headway.engine.speculation.draft import Drafter, mtp_drafts
+from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.engine.state.memory import (
+    CUDA_KV_CACHE_SHARE,
+    available_bytes,
+    check_context,
+    format_bytes,
+    keep_freed_memory,
+    kv_block_bytes,
+    num_kv_blocks,
+    served_model_len,
+)
+from headway.engine.state.pool import KVPool
+from headway.engine.state.processors import AdjustmentTable, table_bytes
+from headway.engine.state.slots import SlotTable
+from headway.kernels import FEW_ROWS, has_float8_products
+
+PARAMETERS_A_THREAD = 10_000_000
+CPU_STEP_FLOP = 5e10  # about a second of two slow cores
+# Of an H200's about a thirtieth of a second, and while no stream waits a fifth.
+MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
+MAX_CUDA_PREFILL_CHUNK = 1024
+MIN_IDLE_PREFILL_CHUNK, MAX_IDLE_PREFILL_CHUNK = 2048, 8192
+MAX_ADJUSTMENTS_SHARE = 0.25
+MIN_QUANTIZED_WEIGHTS = 1 << 25
+# Of what many rows draft by; beside float8 few may take 4 bits.
+DRAFT_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.float8_e4m3fn}
+# Queries that share keys: one of the tiles of attention's kernel for decode rounds.
+WINDOW_TILE_QUERIES = 32
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """All that the loop needs, and what was found out on the way."""
+
+    scheduler: Scheduler
+    runner: Runner
+    info: EngineInfo
+
+
+def assemble(
+    config: EngineConfig, *, progress: Callable[[float], None], drafter: Drafter = mtp_drafts
+) -> Engine:
+    """Loads the model and takes the memory. Raises ModelError or ConfigError.
+
+    A model without an MTP head is served at depth 0. progress: called with the share that is loaded.
+    """
+    device = _device(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    _warn_of_meaningless_text(config)
+    max_model_len = _max_model_len(config, device)
+    model = _load(config, device, max_model_len, progress)
+    draft_lm_head = _draft_lm_head(config, model)
+    if draft_lm_head in DRAFT_DTYPES:
+        model.quantize_draft_lm_head(DRAFT_DTYPES[draft_lm_head])
+    if draft_lm_head == "int4":
+        model.screen_draft_lm_head()
+    draft_layers = _draft_layers(config, model)
+    if draft_layers == "fp8":
+        model.round_draft_linears()
+    prefill_window = _make_deterministic(config, model)
+    depth = config.depth if model.has_mtp else 0
+    num_parameters, weights_bytes = parameter_counts(model)
+    if config.threads is None and device.type == "cpu":
+        torch.set_num_threads(num_threads(num_parameters, torch.get_num_threads()))
+    prefill_chunk = _prefill_chunk(config, model, num_parameters)
+    config = msgspec.structs.replace(
+        config,
+        device=device.type,
+        depth=depth,
+        draft_lm_head=draft_lm_head,
+        draft_layers=draft_layers,
+        max_running=config.max_running or _max_running(model, depth),
+        max_extra_rows=config.max_extra_rows or _max_extra_rows(device),
+        prefill_chunk=prefill_chunk,
+        mixed_prefill_chunk=_mixed_prefill_chunk(config, prefill_chunk),
+        late_prefill_chunk=_late_prefill_chunk(config, prefill_chunk),
+        idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
+        mixed_above_tokens=_mixed_above_tokens(config, model),
+    )
+    adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
+    pool = _take_pool(config, model, max_model_len)
+    max_blocks = -(-max_model_len // config.block_size)
+    slots = SlotTable.allocate(
+        config.num_rows,
+        max_blocks=max_blocks,
+        max_depth=depth,
+        hidden_size=model.config.hidden_size,
+        dtype=model.dtype,
+        device=device,
+    )
+    if device.type == "cpu":
+        keep_freed_memory()
+    scheduler = Scheduler(
+        config,
+        num_blocks=pool.num_blocks,
+        max_model_len=max_model_len,
+        vocab_size=model.config.vocab_size,
+        has_mtp=model.has_mtp,
+        model_identity=config.model_path,
+        kv_dtype=str(model.dtype),
+    )
+    synthetic = _synthetic(config, model)
+    runner = Runner(
+        model,
+        pool,
+        slots,
+        adjustments=adjustments,
+        drafter=drafter,
+        synthetic=synthetic,
+        prefill_window=prefill_window,
+        max_prefill_tokens=max(config.prefill_chunk or 0, config.idle_prefill_chunk or 0),
+        max_mixed_tokens=config.mixed_prefill_chunk or MAX_MIXED_TOKENS,
+        mixed_above_tokens=config.mixed_above_tokens,
+    )
+    info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
+    return Engine(scheduler, runner, info)
+
+
+def num_threads(num_parameters: int, most: int) -> int:
+    """Of a small model's operations two threads share so little that waiting for each other costs more, and beside another
+    busy process far more. most: what torch takes by itself, the cores or OMP_NUM_THREADS."""
+    return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
+
+
+def _warn_of_meaningless_text(config: EngineConfig) -> None:
+    if config.load_format == "dummy":
+        logger.warning("the weights are random (--load-format dummy): the text means nothing")
+    if config.synthetic_acceptance is not None:
+        logger.warning("drafts are taken by decree (--synthetic-acceptance): the text means nothing")
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError(
+            "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
+        )
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _max_model_len(config: EngineConfig, device: torch.device) -> int:
+    """Raises ConfigError, before anything is loaded."""
+    shape = read_model_config(config.model_path)
+    max_model_len = served_model_len(config, shape)
+    check_context(config, shape, max_model_len, device)
+    return max_model_len
+
+
+def _load(
+    config: EngineConfig, device: torch.device, max_model_len: int, progress: Callable[[float], None]
+) -> CausalLM:
+    make_model = make_dummy_model if config.load_format == "dummy" else load_model
+    model = make_model(
+        config.model_path,
+        device=device,
+        dtype=config.dtype,
+        with_mtp=config.depth > 0,
+        progress=progress,
+        max_model_len=max_model_len,
+    )
+    if config.depth > 0 and not model.has_mtp:
+        logger.warning(
+            "--depth is %d, but %s has no MTP head: it is served without speculation (--depth 0 silences this line)",
+            config.depth, config.model_path,
+        )  # fmt: skip
+    return model
+
+
+def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
+    """What is wanted, or instead of auto: few bits where that was measured to pay, 16-bit models on CUDA with an lm_head
+    that takes a while to read, else full."""
+    hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
+    is_possible = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
+    has_float8 = is_possible and vocab_size % 16 == 0 and has_float8_products(model.device)
+    possible = {
+        "int4": has_float8 and hidden % 256 == 0,
+        "fp8": has_float8 and hidden % 128 == 0,
+        "int8": is_possible and hidden % 128 == 0,
+    }
+    wanted = config.draft_lm_head
+    if not possible.get(wanted, True):
+        drafting = "with" if model.has_mtp else "without"
+        needed, found = "", ""
+        if wanted != "int8":
+            needed = ", its vocabulary one of 16 and the device of compute capability 8.9 or later"
+            found = f" and a vocabulary of {vocab_size}, compute capability {_capability(model.device)}"
+        raise ConfigError(
+            f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
+            f"of {256 if wanted == 'int4' else 128}{needed}; this one is {model.dtype} on {model.device.type} with a "
+            f"hidden size of {hidden}{found}, {drafting} drafts; use auto"
+        )
+    if wanted != "auto":
+        return wanted
+    if hidden * vocab_size < MIN_QUANTIZED_WEIGHTS:
+        return "full"
+    preferred: tuple[DraftLmHead, ...] = ("int4", "fp8", "int8")
+    return next((kind for kind in preferred if possible[kind]), "full")
+
+
+def _draft_layers(config: EngineConfig, model: CausalLM) -> DraftLayers:
+    """What is wanted, or instead of auto: float8 for 16-bit models on CUDA whose layers take longer to read than to
+    launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
+    rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
+    shape = model.config
+    heads = shape.num_attention_heads + 2 * shape.num_kv_heads
+    sizes = shape.hidden_size, heads * shape.head_dim, 2 * shape.intermediate_size
+    has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
+    is_possible = model.has_mtp and has_shape and has_float8_products(model.device)
+    if config.draft_layers == "fp8" and not is_possible:
+        raise ConfigError(
+            "--draft-layers is fp8, which needs drafts by a 16-bit model on CUDA of compute capability 8.9 or later, all of "
+            "whose layers' inputs and outputs (hidden; q, k and v; gate and up) are multiples of 16; this one is "
+            f"{model.dtype} on {model.device.type}, compute capability {_capability(model.device)}, "
+            f"{'with' if model.has_mtp else 'without'} drafts, of sizes {sizes}; use auto"
+        )
+    if config.draft_layers != "auto":
+        return config.draft_layers
+    return "fp8" if is_possible and model.config.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
+
+
+def _capability(device: torch.device) -> str:
+    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else "-"
+
+
+def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
+    """Tokens of a prompt that attention takes as one window, None: all of a chunk.
+
+    Norms, activations and sampling compute each row for itself. On CUDA linear layers are told to, and prompts take
+    attention's kernel for decode rounds, so that it does not matter how they are cut, nor which part of them was
+    generated. On a CPU all this is so already in float32 and float64.
+    """
+    if not config.deterministic:
+        return None
+    if model.device.type != "cuda":
+        if model.dtype.itemsize == 2:
+            raise ConfigError(
+                f"--deterministic has no kernels for {model.dtype} on {model.device.type}; use --dtype float32"
+            )
+        return None
+    if model.dtype == torch.float64:
+        raise ConfigError(
+            "--deterministic has no kernels for float64 on cuda; use another --dtype or --device cpu"
+        )
+    sharing = model.config.num_attention_heads // model.config.num_kv_heads
+    most = MAX_WINDOW_QUERIES // sharing - 1
+    if model.has_mtp and config.depth > most:
+        raise ConfigError(
+            f"--depth is {config.depth}, with --deterministic it must be {most} or less for this model, whose "
+            f"{sharing} query heads share their keys: a round attends in windows of {MAX_WINDOW_QUERIES} queries"
+        )
+    for linear in model.linears():
+        linear.fix_order_of_sums()
+    return max(WINDOW_TILE_QUERIES // sharing, 1)
+
+
+def _max_running(model: CausalLM, depth: int) -> int:
+    """On CUDA as many rows as can have logits for a whole window, and these adjusted, within half of what the KV cache
+    leaves free, but no fewer than on a CPU."""
+    if model.device.type == "cpu":
+        return CPU_MAX_RUNNING
+    row_bytes = (depth + 1) * model.config.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
+    return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
+
+
+def _max_extra_rows(device: torch.device) -> int | None:
+    """On a CPU a round takes the longer the more rows it has, and a small request waits for the one that runs: 64 choices
+    of one request would make it wait three times as long as 16, for 1.4 times their tokens a second."""
+    return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
+
+
+def _prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int:
+    """A step must not take so long that streams stall, or that the engine seems stuck: slow devices and large models
+    compute fewer tokens a step."""
+    if config.prefill_chunk is not None:
+        return config.prefill_chunk
+    if model.device.type != "cuda":
+        fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
+        return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
+    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, model, num_parameters), MAX_CUDA_PREFILL_CHUNK)
+    return _fitting_chunk(wanted, model)
+
+
+def _mixed_prefill_chunk(config: EngineConfig, prefill_chunk: int) -> int:
+    """No more than the round's pass takes in, unless someone has said how many. prefill_chunk: what it has become."""
+    return config.mixed_prefill_chunk or config.prefill_chunk or min(prefill_chunk, MAX_MIXED_TOKENS)
+
+
+def _late_prefill_chunk(config: EngineConfig, prefill_chunk: int) -> int:
+    said = config.late_prefill_chunk or config.prefill_chunk
+    return said or min(_mixed_prefill_chunk(config, prefill_chunk), LATE_MIXED_TOKENS)
+
+
+def _idle_prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int | None:
+    """A GPU computes long chunks faster. A request that comes meanwhile waits for one, for two where another is
+    launched already, so that slow GPUs and large models take shorter ones. A power of two, as few shapes are planned
+    for."""
+    if model.device.type != "cuda" or config.prefill_chunk is not None:
+        return None
+    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, model, num_parameters)
+    wanted = min(max(in_time, MIN_IDLE_PREFILL_CHUNK), MAX_IDLE_PREFILL_CHUNK)
+    return _fitting_chunk(wanted, model)
+
+
+def _mixed_above_tokens(config: EngineConfig, model: CausalLM) -> int | None:
+    """Beside a round of few tokens none: what its rows get, to the last bit, is to depend on nobody else. With
+    --deterministic that holds for all rounds."""
+    if config.mixed_above_tokens is not None or model.device.type != "cuda" or config.deterministic:
+        return config.mixed_above_tokens
+    return FEW_ROWS
+
+
+def _tokens_in_time(multiprocessor_flop: float, model: CausalLM, num_parameters: int) -> int:
+    num_multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
+    return int(num_multiprocessors * multiprocessor_flop / (2 * num_parameters))
+
+
+def _fitting_chunk(wanted: int, model: CausalLM) -> int:
+    """For what its tokens need at once there is half of what the KV cache leaves free."""
+    # Residual stream, its norm, attention's result, two additions on their way; gate, up and their product.
+    token_bytes = (5 * model.config.hidden_size + 3 * model.config.intermediate_size) * model.dtype.itemsize
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // token_bytes
+    return max(_power_of_two(min(wanted, fitting)), DEFAULT_PREFILL_CHUNK)
+
+
+def _power_of_two(size: int) -> int:
+    """The greatest that is not above `size`."""
+    return 1 << (max(size, 1).bit_length() - 1)
+
+
+def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
+    vocab_size, available = model.config.vocab_size, available_bytes(model.device)
+    needed = table_bytes(config.num_rows, vocab_size)
+    limit = MAX_ADJUSTMENTS_SHARE * available
+    if needed > limit:
+        most = int(limit / table_bytes(1, vocab_size))
+        raise ConfigError(
+            f"penalties and biases of {config.num_rows} requests over {vocab_size:,} tokens take "
+            f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
+            f"is available on {config.device}); lower --max-running to {most}"
+        )
+    return AdjustmentTable(config.num_rows, vocab_size, model.device)
+
+
+def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | None:
+    if config.synthetic_acceptance is None:
+        return None
+    return SyntheticAcceptance.of_rates(config.synthetic_acceptance, model.config.vocab_size, model.device)
+
+
+def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVPool:
+    shape = model.config
+    block_bytes = kv_block_bytes(
+        shape,
+        num_kv_layers=model.num_kv_layers,
+        has_mtp=model.has_mtp,
+        block_size=config.block_size,
+        dtype=model.dtype,
+    )
+    return KVPool(
+        num_layers=model.num_kv_layers,
+        num_blocks=num_kv_blocks(
+            config,
+            max_model_len=max_model_len,
+            block_bytes=block_bytes,
+            available=available_bytes(model.device),
+        ),
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size if model.has_mtp else None,
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def _info(
+    config: EngineConfig,
+    model: CausalLM,
+    pool: KVPool,
+    max_model_len: int,
+    num_parameters: int,
+    weights_bytes: int,
+) -> EngineInfo:
+    return EngineInfo(
+        architecture=model.config.architecture,
+        device=model.device.type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_parameters=num_parameters,
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=pool.keys.nbytes + pool.values.nbytes,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        max_model_len=max_model_len,
+        max_running=config.num_rows,
+        vocab_size=model.config.vocab_size,
+        depth=config.depth,
+        has_mtp=model.has_mtp,
+        has_dummy_weights=config.load_format == "dummy",
+        synthetic_acceptance=config.synthetic_acceptance,
+        draft_lm_head=config.draft_lm_head,
+        draft_layers=config.draft_layers,
+        is_deterministic=config.deterministic,
+    )

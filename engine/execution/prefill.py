@@ -1,0 +1,191 @@
+"""Chunks of prompts as one forward pass, and what the MTP layer gets to see of them.
+
+Tensors only; which chunks are computed, and what comes after them, others decide. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+import torch
+
+from headway.engine.layers.inputs import (
+    MAX_WINDOW_QUERIES,
+    QUERIES_OF_A_SEGMENT,
+    ForwardInputs,
+    LastTokens,
+    Segment,
+    in_pieces,
+)
+from headway.engine.layers.registry import CausalLM
+from headway.engine.scheduling.plan import PrefillChunk, is_far
+from headway.engine.state.pool import KVPool
+from headway.engine.state.slots import SlotTable
+from headway.engine.state.transfer import to_device
+
+# Beginnings of prompts, of so many tokens together, are attended by causal_attention in widths of a multiple, for each of which it
+# plans anew: an H200 takes 259 us for 4 x 2,048 queries where prefill_attention takes 299, 82 for 1 x 2,048 where it takes 77, or
+# 103 if it does not stream, but 31 for 1 x 1,024 where it takes 25 (32 query and 8 kv heads x 128).
+BEGINNING_MULTIPLE, LEAST_BEGINNING = 1024, 2048
+# Behind block tables for more tokens fewer queries share a segment of windows.
+_LONG_TABLE = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens of a chunk that are attended together, with their like in the chunks beside it."""
+
+    chunk: int  # index
+    offset: int  # of the first token in its chunk
+    length: int
+    is_beginning: bool
+    is_far: bool
+
+    @property
+    def kind(self) -> tuple[int, int, bool, bool]:
+        return self.offset, self.length, self.is_beginning, self.is_far
+
+
+def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
+    """Of each chunk's first token in the flat list, the chunks one behind the other."""
+    return [0, *accumulate(len(chunk.token_ids) for chunk in chunks)][: len(chunks)]
+
+
+def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
+    """Of the prompts' last tokens in the flat list: of each chunk with is_last."""
+    firsts = zip(first_places(chunks), chunks, strict=True)
+    return [first + len(chunk.token_ids) - 1 for first, chunk in firsts if chunk.is_last]
+
+
+def prefill_inputs(
+    chunks: Sequence[PrefillChunk],
+    slots: SlotTable,
+    block_size: int,
+    *,
+    sharing: int,
+    splits_beginnings: bool = False,
+    wants_last: bool = False,
+) -> ForwardInputs:
+    """Neighbours of equal length share a segment. sharing: query heads that share keys. splits_beginnings: long beginnings
+    of prompts are segments of their own, which need no cache. wants_last: only the states of the prompts' last tokens are.
+    """
+    device = slots.limits.device
+    token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
+    shape = to_device(
+        [
+            [chunk.row for chunk in chunks],
+            [chunk.start for chunk in chunks],
+            [len(chunk.token_ids) for chunk in chunks],
+            first_places(chunks),
+        ],
+        device,
+    )
+    rows, starts, lengths, firsts = shape
+    chunk_of_token = torch.repeat_interleave(lengths, output_size=len(token_ids))
+    places = torch.arange(len(token_ids), device=device)
+    positions = places + (starts - firsts)[chunk_of_token]
+    blocks = slots.granted_block_ids[rows[chunk_of_token], positions // block_size]
+    tables = slots.granted_block_ids.index_select(0, rows)
+    return ForwardInputs(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        segments=tuple(
+            part
+            for segment in _segments(_pieces(chunks, splits_beginnings=splits_beginnings), tables, starts)
+            for part in _bounded(segment, block_size, sharing)
+        ),
+        last=_last_tokens(chunks, tables, positions) if wants_last else None,
+    )
+
+
+def _last_tokens(
+    chunks: Sequence[PrefillChunk],
+    tables: torch.Tensor,  # [chunks, max_blocks] int64
+    positions: torch.Tensor,  # [tokens] int64
+) -> LastTokens:
+    indices = [index for index, chunk in enumerate(chunks) if chunk.is_last]
+    places, which = to_device([last_places(chunks), indices], positions.device)
+    starts = positions.index_select(0, places)
+    are_far = any(chunk.is_last and is_far(chunk.start + len(chunk.token_ids)) for chunk in chunks)
+    segment = Segment(0, len(indices), 1, tables.index_select(0, which), starts, is_prompt=not are_far)
+    return LastTokens(places, segment)
+
+
+def _pieces(chunks: Sequence[PrefillChunk], *, splits_beginnings: bool) -> Iterator[_Piece]:
+    """A prompt's 3,000 tokens: the first 2,048, which are its beginning, then 952."""
+    for index, chunk in enumerate(chunks):
+        length = len(chunk.token_ids)
+        beginning = 0
+        if splits_beginnings and chunk.start == 0:
+            whole = length // BEGINNING_MULTIPLE * BEGINNING_MULTIPLE
+            beginning = whole if whole == length or whole >= LEAST_BEGINNING else 0
+        if beginning > 0:
+            yield _Piece(index, 0, beginning, is_beginning=True, is_far=False)
+        if beginning < length:
+            stands_far = is_far(chunk.start + beginning)
+            yield _Piece(index, beginning, length - beginning, is_beginning=False, is_far=stands_far)
+
+
+def _segments(
+    pieces: Iterable[_Piece],
+    tables: torch.Tensor,  # [chunks, max_blocks] int64
+    starts: torch.Tensor,  # [chunks] int64
+) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    place = 0
+    for (offset, length, is_beginning, stands_far), group in groupby(pieces, key=lambda piece: piece.kind):
+        first, *others = (piece.chunk for piece in group)
+        rows = 1 + len(others)
+        which = slice(first, first + rows)
+        starts_of_rows = starts[which] + offset if offset else starts[which]
+        is_self_contained = is_beginning and rows * length >= LEAST_BEGINNING
+        segments.append(
+            Segment(
+                place,
+                rows,
+                length,
+                tables[which],
+                starts_of_rows,
+                is_self_contained=is_self_contained,
+                is_prompt=not stands_far,
+            )
+        )
+        place += rows * length
+    return tuple(segments)
+
+
+def _bounded(segment: Segment, block_size: int, sharing: int) -> Iterable[Segment]:
+    """In pieces where windows are attended, whose partial results are many if rows are."""
+    if segment.is_prompt or segment.window * sharing > MAX_WINDOW_QUERIES:
+        return (segment,)
+    num_places = max(segment.block_table.shape[1] * block_size, _LONG_TABLE)
+    return in_pieces(segment, QUERIES_OF_A_SEGMENT * _LONG_TABLE // num_places)
+
+
+def fill_draft_cache(
+    model: CausalLM,
+    pool: KVPool,
+    slots: SlotTable,
+    chunks: Sequence[PrefillChunk],
+    inputs: ForwardInputs,
+    states: torch.Tensor,  # [tokens, hidden], of `draft_hidden`
+) -> None:
+    """The MTP layer sees every prompt token: slot i gets the pair (h_{i-1}, t_i); slot 0 does not exist."""
+    assert pool.block_hidden is not None, "drafts need block_hidden"
+    firsts = first_places(chunks)
+    lasts = [first + len(chunk.token_ids) - 1 for first, chunk in zip(firsts, chunks, strict=True)]
+    rows, begin, end = to_device([[chunk.row for chunk in chunks], firsts, lasts], states.device)
+    before = slots.chunk_hidden.index_select(0, rows)
+    hits = {i: c.hidden_block_id for i, c in enumerate(chunks) if c.hidden_block_id is not None}
+    if hits:
+        places, block_ids = to_device([list(hits), list(hits.values())], states.device)
+        before.index_copy_(0, places, pool.block_hidden.index_select(0, block_ids))
+    previous = states.roll(1, 0).index_copy_(0, begin, before)
+    slots.chunk_hidden.index_copy_(0, rows, states.index_select(0, end))
+    pool.keep_hidden(inputs.slot_mapping, states)
+    slot_mapping = torch.where(inputs.positions == 0, -1, inputs.slot_mapping)
+    pairs = ForwardInputs(inputs.token_ids, inputs.positions, slot_mapping, inputs.segments)
+    model.fill_draft_cache(pairs, previous, pool)

@@ -1,0 +1,121 @@
+"""The results of a launched step on their way from the device to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+
+from headway.engine.execution.host_ring import Place
+from headway.engine.execution.round import NUM_STAMPS, lines_of
+from headway.engine.protocol.logprobs import TokenLogprobs, unpack
+from headway.engine.protocol.stats import StageSeconds
+from headway.engine.scheduling.plan import StepResult
+
+Wanted = TypeVar("Wanted")
+# {index of the line: top tokens wanted} and, line for line, [lines, window, 2 + 2 * top] float32
+Scores = tuple[dict[int, int], torch.Tensor]
+
+
+@dataclass(slots=True)
+class DeviceResults:
+    """Mutable: the runner fills it while it launches. What nobody asked for stays None."""
+
+    device: torch.device
+    depth: int
+    faults: tuple[tuple[int, str], ...] = ()
+    first_tokens: torch.Tensor | None = None  # [last chunks] int64
+    round: Place | None = None  # of [NUM_STAMPS + rows * (depth + 2)], as Outcome packs it
+    prefill_stamps: torch.Tensor | None = None  # [2] int64: nanoseconds at begin and end
+    is_replayed: bool = False
+    first_logprobs: Scores | None = None  # lines are last chunks, window 1
+    emitted_logprobs: Scores | None = None  # lines are rows, window depth + 1
+    prompt_logprobs: list[tuple[int, torch.Tensor] | None] | None = None  # by chunk: top tokens, scores
+
+
+class RoundHandle:
+    """The result of a launched step, perhaps still on its way. Mutable: forgets the event once that was waited for.
+
+    prefills: that of the step's prefills, where a round was launched behind them.
+    """
+
+    def __init__(self, results: DeviceResults, prefills: RoundHandle | None = None) -> None:
+        self._prefills = prefills
+        self._faults = results.faults
+        self._depth = results.depth
+        self._is_replayed = results.is_replayed
+        self._first_tokens = _to_host(results.first_tokens)
+        self._round = results.round
+        self._prefill_stamps = _to_host(results.prefill_stamps)
+        self._first_logprobs = _scores_to_host(results.first_logprobs)
+        self._emitted_logprobs = _scores_to_host(results.emitted_logprobs)
+        self._prompt_logprobs = [_scores_to_host(scored) for scored in results.prompt_logprobs or ()]
+        self._event: torch.Event | None = None
+        if results.device.type == "cuda":
+            self._event = torch.Event(device="cuda")
+            self._event.record()
+
+    def is_ready(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """The one place where the host waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+
+    def first(self) -> StepResult | None:
+        """What the prefills gave, there before the round is done; None: `result` has all there is."""
+        return None if self._prefills is None else self._prefills.result()
+
+    def result(self) -> StepResult:
+        """All that `first` does not give."""
+        self.wait()
+        packed = [] if self._round is None else self._round.read()
+        lines = lines_of(packed, self._depth)
+        first_tokens = () if self._first_tokens is None else tuple(self._first_tokens.tolist())
+        return StepResult(
+            first_token_ids=first_tokens,
+            emitted=tuple(tuple(line[1 : 1 + line[0]]) for line in lines),
+            first_logprobs=_unpacked(self._first_logprobs, [1] * len(first_tokens)),
+            emitted_logprobs=_unpacked(self._emitted_logprobs, [line[0] for line in lines]),
+            prompt_logprobs=tuple(
+                None if scored is None else unpack(scored[1].tolist(), scored[0])
+                for scored in self._prompt_logprobs
+            ),
+            faults=self._faults,
+            seconds=self._seconds(packed),
+            num_graph_replays=int(self._is_replayed),
+        )
+
+    def _seconds(self, packed: list[int]) -> StageSeconds:
+        draft, target, bookkeeping = _differences(packed[:NUM_STAMPS] or [0] * NUM_STAMPS)
+        (prefill,) = _differences([0, 0] if self._prefill_stamps is None else self._prefill_stamps.tolist())
+        return StageSeconds(draft=draft, target=target, bookkeeping=bookkeeping, prefill=prefill)
+
+
+def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to("cpu", non_blocking=True)
+
+
+def _scores_to_host(scores: tuple[Wanted, torch.Tensor] | None) -> tuple[Wanted, torch.Tensor] | None:
+    return None if scores is None else (scores[0], scores[1].to("cpu", non_blocking=True))
+
+
+def _differences(times: list[int]) -> list[float]:
+    """Seconds between times in nanoseconds."""
+    return [(after - before) / 1e9 for before, after in pairwise(times)]
+
+
+def _unpacked(scores: Scores | None, counts: list[int]) -> tuple[TokenLogprobs | None, ...]:
+    """For each line the scores of its first counts[line] tokens, None where none were wanted."""
+    if scores is None:
+        return ()
+    wanted, packed = scores
+    places = {line: place for place, line in enumerate(wanted)}
+    return tuple(
+        unpack(packed[places[line], :count].tolist(), wanted[line]) if line in wanted else None
+        for line, count in enumerate(counts)
+    )

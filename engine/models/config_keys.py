@@ -1,0 +1,273 @@
+"""A config.json's values as transformers 5 resolves them: defaults of the config class, several spellings of one value.
+
+The families read their numbers here. What transformers would refuse is refused, and so is what would make it compute
+something that no family here does; keys that change nothing are let pass. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headway.engine.protocol.errors import ModelError
+
+DEFAULT_ROPE_THETA = 10_000.0
+MAX_ROPE_THETA = 1e30
+# Far above every model that there is, so that a slip of the pen costs neither minutes nor memory.
+SIZE_LIMITS = {
+    "vocab_size": 1 << 28,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "max_position_embeddings": 1 << 40,
+}
+WORDS = {
+    int: "an integer",
+    float: "a finite number with a decimal point",
+    bool: "true or false",
+    str: "a string",
+}
+DTYPES = {
+    "float32": "float32", "float": "float32", "float64": "float64", "double": "float64", "bfloat16": "bfloat16",
+    "float16": "float16", "half": "float16",
+}  # fmt: skip
+LEGACY_LAYER_TYPES = {"attention": "full_attention"}
+# Keys by which transformers' shared code, not the family's, changes what is computed or where it is read from:
+# what each does, unless it is null.
+FOREIGN_KEYS = {
+    "attribute_map": "gives keys other names",
+    "configuration_files": "names other configuration files",
+    "decoder": "holds the configuration of another model",
+    "fusion_config": "fuses layers",
+    "generator": "holds the configuration of another model",
+    "kv_sharing_modes": "shares keys and values between layers",
+    "per_layer_config": "configures layers one by one",
+    "text_config": "holds the configuration of another model",
+    "transformers_weights": "names other weight files",
+}
+
+
+class Qwen2Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of transformers' Qwen2Config that a config.json may leave out, with their types and defaults.
+
+    num_nextn_predict_layers: of the remote code of MiMo, which derives its class from Qwen2Config.
+    """
+
+    vocab_size: int = 151936
+    hidden_size: int = 4096
+    intermediate_size: int = 22016
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = 32
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope_parameters: dict[str, object] | None = None
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    initializer_range: float = 0.02
+    attention_dropout: float | int = 0.0
+    use_cache: bool = True
+    num_nextn_predict_layers: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigClass:
+    """model_type: what config.json calls the family beside the name of its architecture."""
+
+    model_type: str
+    keys: type[Qwen2Keys]
+
+
+CONFIG_CLASSES = {
+    "Qwen2ForCausalLM": ConfigClass("qwen2", Qwen2Keys),
+    "MiMoForCausalLM": ConfigClass("mimo", Qwen2Keys),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions. parameters: the other keys of the object that config.json gives for them, such as a factor."""
+
+    rope_type: str
+    theta: float
+    parameters: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """What the attributes of transformers' config object would be.
+
+    file: named in errors. layer_types: of every layer, "full_attention" or another name of transformers'. sliding_window: tokens, None if no
+    layer has one. dtype: the one that config.json names, None if it names none; the weights may have another.
+    """
+
+    file: Path
+    architecture: str
+    keys: Qwen2Keys
+    num_key_value_heads: int
+    head_dim: int
+    rope: Rope
+    sliding_window: int | None
+    layer_types: tuple[str, ...]
+    dtype: str | None
+
+    def error(self, what: str) -> ModelError:
+        """For a family that computes something else."""
+        return ModelError(f"{self.file}: {what}")
+
+
+def resolve_config(content: Mapping[str, object], file: Path) -> ResolvedConfig:
+    """content: of a config.json; file: named in errors. Raises ModelError."""
+    reader = _Reader(content, file)
+    architecture = reader.architecture()
+    reader.refuse_foreign_keys()
+    keys = reader.keys(CONFIG_CLASSES[architecture].keys)
+    heads = keys.num_attention_heads
+    layer_types = reader.layer_types(keys)
+    return ResolvedConfig(
+        file=file,
+        architecture=architecture,
+        keys=keys,
+        num_key_value_heads=heads if keys.num_key_value_heads is None else keys.num_key_value_heads,
+        head_dim=keys.hidden_size // heads if keys.head_dim is None else keys.head_dim,
+        rope=reader.rope(keys, layer_types),
+        sliding_window=keys.sliding_window if keys.use_sliding_window else None,
+        layer_types=tuple(LEGACY_LAYER_TYPES.get(kind, kind) for kind in layer_types),
+        dtype=reader.dtype(),
+    )
+
+
+class _Reader:
+    """The content of one config.json, with errors that name the file and the key."""
+
+    def __init__(self, content: Mapping[str, object], file: Path) -> None:
+        self._content = content
+        self._file = file
+
+    def architecture(self) -> str:
+        """transformers picks the family by model_type, vLLM by architectures: both must name the same."""
+        names = self._content.get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+        if not isinstance(name, str) or name not in CONFIG_CLASSES:
+            supported = " and ".join(CONFIG_CLASSES)
+            said = "not named" if name is None else name if isinstance(name, str) else repr(name)
+            raise self.error(f"the architecture is {said}; supported are {supported}")
+        model_type, wanted = self._content.get("model_type"), CONFIG_CLASSES[name].model_type
+        if model_type not in (None, wanted):
+            raise self.error(f"model_type is {_shown(model_type)}; the architecture {name} is of {wanted!r}")
+        return name
+
+    def refuse_foreign_keys(self) -> None:
+        for key, what in FOREIGN_KEYS.items():
+            if self._content.get(key) is not None:
+                raise self.error(
+                    f"{key} is {_shown(self._content[key])}, which {what}; this is not supported"
+                )
+        if not self._content.get("is_causal", True):
+            raise self.error(
+                "is_causal is false; supported are models whose tokens attend to earlier ones only"
+            )
+        for key in ("quantization_config", "compression_config"):
+            quantization = self._content.get(key)
+            if quantization is not None:
+                method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+                raise self.error(
+                    f"the weights are quantized ({key}: {_shown(method)}); take the model's unquantized checkpoint"
+                )
+
+    def keys(self, kind: type[Qwen2Keys]) -> Qwen2Keys:
+        """Each key alone, so that the error can name it."""
+        values: dict[str, object] = {}
+        for field in msgspec.structs.fields(kind):
+            if field.name not in self._content:
+                continue
+            value = self._content[field.name]
+            limit = SIZE_LIMITS.get(field.name)
+            wanted = WORDS.get(field.type, f"of type {field.type}")
+            wanted = wanted if limit is None else f"a positive integer up to {limit:,}"
+            try:
+                values[field.name] = msgspec.convert(value, field.type)
+            except msgspec.ValidationError:
+                raise self._wrong(field.name, value, wanted) from None
+            is_in_range = limit is None or value is None or (isinstance(value, int) and 1 <= value <= limit)
+            is_finite = not isinstance(value, float) or math.isfinite(value)
+            is_strict = field.type is not float or not isinstance(value, int)
+            if not (is_in_range and is_finite and is_strict):
+                raise self._wrong(field.name, value, wanted)
+        return msgspec.convert(values, kind)
+
+    def layer_types(self, keys: Qwen2Keys) -> list[str]:
+        """As config.json spells them; the first `max_window_layers` see everything where it does not tell."""
+        num_layers = keys.num_hidden_layers
+        if keys.layer_types is not None:
+            if len(keys.layer_types) != num_layers:
+                raise self.error(
+                    f"layer_types names {len(keys.layer_types)} layers, num_hidden_layers {num_layers}"
+                )
+            return keys.layer_types
+        slides = keys.use_sliding_window and keys.sliding_window is not None
+        return [
+            "sliding_attention" if slides and i >= keys.max_window_layers else "full_attention"
+            for i in range(num_layers)
+        ]
+
+    def rope(self, keys: Qwen2Keys, layer_types: list[str]) -> Rope:
+        """rope_scaling, where it says anything, takes the place of rope_parameters; theta inside goes before theta
+        outside."""
+        scaling = self._content.get("rope_scaling")
+        name, found = (
+            ("rope_scaling", scaling) if scaling else ("rope_parameters", keys.rope_parameters or {})
+        )
+        if not isinstance(found, dict):
+            raise self.error(f"{name} is {_shown(found)}, it must be an object")
+        nested = [key for key, value in found.items() if key in layer_types or isinstance(value, dict)]
+        if nested:
+            raise self.error(
+                f"{name} differs by layer ({', '.join(nested)}); supported is one for all layers"
+            )
+        outer = self._content.get("rope_theta", DEFAULT_ROPE_THETA)
+        theta = found.get("rope_theta", outer)
+        if not isinstance(theta, int | float) or isinstance(theta, bool) or not 0 < theta <= MAX_ROPE_THETA:
+            raise self._wrong("rope_theta", theta, f"a positive number up to {MAX_ROPE_THETA:g}")
+        rope_type = found.get("rope_type", found.get("type", "default"))
+        if not isinstance(rope_type, str):
+            raise self.error(f"rope_type of {name} is {_shown(rope_type)}, it must be a string")
+        others = {key: v for key, v in found.items() if key not in ("rope_theta", "rope_type", "type")}
+        return Rope(rope_type, float(theta), others)
+
+    def dtype(self) -> str | None:
+        """The newer spelling goes before the older."""
+        for key in ("dtype", "torch_dtype"):
+            value = self._content.get(key)
+            if value is not None:
+                if not isinstance(value, str) or value not in DTYPES:
+                    raise self._wrong(key, value, f"one of {', '.join(DTYPES)}")
+                return DTYPES[value]
+        return None
+
+    def _wrong(self, key: str, value: object, wanted: str) -> ModelError:
+        said = "null, as if it were missing" if value is None else _shown(value)
+        return self.error(f"{key} is {said}; it must be {wanted}")
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self._file}: {what}")
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)

@@ -1,0 +1,111 @@
+"""The engine's configuration: built once by the CLI, sent as the first frame, never changed.
+
+Knows nothing of what is measured later (number of blocks, memory in use): that belongs to who measured it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.protocol.logs import LogFormat
+
+MAX_DEPTH = 8
+MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
+CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
+CPU_MAX_EXTRA_ROWS = 16
+MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
+# Prompt tokens that one forward pass may compute beside those of a round.
+MAX_MIXED_TOKENS = 640
+# Of one prompt that many where so many keys stand before them, whose attention takes long, too.
+LATE_MIXED_TOKENS, LATE_KEYS = 512, 5120
+
+DraftLmHead = Literal["auto", "full", "int4", "int8", "fp8"]
+DraftLayers = Literal["auto", "full", "fp8"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the engine process needs to start.
+
+    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
+    a step beside a decode round; mixed_prefill_chunk: where the round's forward pass takes them in; late_prefill_chunk:
+    likewise, but LATE_KEYS keys or more stand before them; idle_prefill_chunk: while nobody decodes, who would have to
+    wait for it. max_extra_rows: requests that run at once beside the first of each HTTP request; None: no limit but
+    max_running. max_waiting: HTTP requests that may wait. mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more
+    tokens; None: of no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
+    synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
+    draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
+    products that follow a norm. The target's are always full. deterministic: no row's text depends, and no result of the
+    target's in its last bit, on how many are computed with it or on how its prompt was cut. log_level, log_format: of
+    this process.
+    """
+
+    model_path: str
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    depth: int = 3
+    draft_lm_head: DraftLmHead = "auto"
+    draft_layers: DraftLayers = "auto"
+    max_model_len: int | None = None
+    max_running: int | None = None
+    max_extra_rows: int | None = None
+    max_waiting: int = 1024
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    prefill_chunk: int | None = None
+    mixed_prefill_chunk: int | None = None
+    late_prefill_chunk: int | None = None
+    idle_prefill_chunk: int | None = None
+    mixed_above_tokens: int | None = None
+    prefix_caching: bool = True
+    threads: int | None = None
+    synthetic_acceptance: tuple[float, ...] | None = None
+    deterministic: bool = False
+    log_level: str = "info"
+    log_format: LogFormat = "human"
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"0 to {MAX_DEPTH}")
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            "max_model_len",
+            self.max_model_len,
+            "2 or more",
+        )
+        is_allowed = self.max_running is None or 1 <= self.max_running <= 4096
+        _require(is_allowed, "max_running", self.max_running, "1 to 4096")
+        _require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
+        is_power_of_two = self.block_size & (self.block_size - 1) == 0
+        _require(
+            is_power_of_two and MIN_BLOCK_SIZE <= self.block_size <= MAX_BLOCK_SIZE,
+            "block_size", self.block_size, f"a power of two from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}",
+        )  # fmt: skip
+        is_enough = self.prefill_chunk is None or self.prefill_chunk >= MIN_PREFILL_CHUNK
+        _require(is_enough, "prefill_chunk", self.prefill_chunk, f"{MIN_PREFILL_CHUNK} or more")
+        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
+        if self.synthetic_acceptance is not None:
+            _check_rates(self.synthetic_acceptance, self.depth)
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that can run at once: max_running; the smaller default while nobody has decided."""
+        return self.max_running or CPU_MAX_RUNNING
+
+
+def _check_rates(rates: tuple[float, ...], depth: int) -> None:
+    falls = all(0 <= later <= earlier <= 1 for earlier, later in pairwise((1.0, *rates)))
+    shown = ",".join(f"{rate:g}" for rate in rates)
+    _require(falls, "synthetic_acceptance", shown, "numbers from 1 to 0 that do not rise")
+    _require(
+        len(rates) >= depth, "synthetic_acceptance", shown, f"as long as --depth, {depth} numbers or more"
+    )
+
+
+def _require(is_met: bool, flag: str, value: object, limit: str) -> None:
+    if not is_met:
+        name = flag.replace("_", "-")
+        raise ConfigError(f"--{name} is {value}, it must be {limit}")

@@ -1,0 +1,93 @@
+"""How long the launch of the next step may wait: until shortly before the step in front is done. Who comes meanwhile gets into
+it, and need not wait for one more.
+
+Steps are foreseen by the device's own clock, by which a host that comes late does not make them longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from headway.engine.scheduling.plan import Plan, StepResult
+
+# Steps that take less are followed at once: they keep nobody waiting.
+_LEAST_STEP_SECONDS = 5e-3
+# A step is due so long before the one in front is done, and so many times as long as launches have taken of late.
+_SPARE_SECONDS, _SPARE_LAUNCHES = 1e-3, 2
+# By which a slow launch counts less with each that follows it.
+_FORGETTING = 0.9
+# Steps of one kind that are known, and kinds.
+_NUM_KNOWN, _NUM_KINDS = 16, 1024
+# Steps of as many rows, prompt tokens and keys before those, to within these numbers, are of one kind.
+_ROWS, _TOKENS, _KEYS = 16, 128, 2048
+# A step that takes so many times as long as the shortest of at least so many of its kind, and so long, is told of, but not
+# more often than this.
+_SLOW_TIMES, _SLOW_KNOWN, _SLOW_SECONDS, _TOLD_SECONDS = 8, 8, 0.1, 60.0
+
+logger = logging.getLogger(__name__)
+
+Kind = tuple[int, int, int, int]
+
+
+class Pace:
+    """Mutable: what steps and launches took, and when the next step is due. Times in seconds, by the clock.
+
+    Of each kind the shortest step known counts, for what is launched late leaves the device idle. What a kind leaves out,
+    such as the keys of the round's rows, may make steps shorter than all of them.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[Kind, deque[float]] = {}
+        self._launch_seconds = 0.0
+        self._due: float | None = None
+        self._told: float | None = None
+
+    def learn_launch(self, since: float) -> None:
+        """A step was launched, with all that the host did for it since then, or since it was due."""
+        seconds = self._clock() - (since if self._due is None else max(since, self._due))
+        self._launch_seconds = max(seconds, _FORGETTING * self._launch_seconds)
+
+    def learn_step(self, plan: Plan, result: StepResult) -> None:
+        kind = _kind_of(plan)
+        if kind not in self._known and len(self._known) >= _NUM_KINDS:
+            self._known.clear()
+        known = self._known.setdefault(kind, deque(maxlen=_NUM_KNOWN))
+        seconds, now = result.seconds.total, self._clock()
+        is_slow = len(known) >= _SLOW_KNOWN and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * min(known))
+        if is_slow and (self._told is None or now - self._told >= _TOLD_SECONDS):
+            self._told = now
+            logger.warning(
+                "a step took %.2f s, %.0f times as long as the shortest of its kind; another process may hold its "
+                "processors or its GPU",
+                seconds,
+                seconds / max(min(known), 1e-6),
+            )
+        known.append(seconds)
+
+    def expect(self, plan: Plan | None, begin: float) -> None:
+        """It is on the device since then. None: nothing is, or nobody knows since when; a step is due at once."""
+        known = () if plan is None or _is_read_in_parts(plan) else self._known.get(_kind_of(plan), ())
+        seconds = min(known, default=0.0)
+        ahead = _SPARE_SECONDS + _SPARE_LAUNCHES * self._launch_seconds
+        self._due = begin + seconds - ahead if seconds >= _LEAST_STEP_SECONDS else None
+
+    def seconds_to_spare(self) -> float:
+        """Until the next step is due; 0 or less: it is."""
+        return 0.0 if self._due is None else self._due - self._clock()
+
+
+def _kind_of(plan: Plan) -> Kind:
+    num_tokens = sum(len(chunk.token_ids) for chunk in plan.prefill)
+    start = max((chunk.start for chunk in plan.prefill), default=0)
+    num_rows = len(plan.decode_request_ids)
+    return -(-num_rows // _ROWS), plan.depth, -(-num_tokens // _TOKENS), start // _KEYS
+
+
+def _is_read_in_parts(plan: Plan) -> bool:
+    """First tokens are there before its round is done, and somebody waits for them."""
+    is_parted = bool(plan.decode_request_ids) and not plan.is_mixed
+    return is_parted and any(chunk.is_last for chunk in plan.prefill)

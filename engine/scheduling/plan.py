@@ -1,0 +1,139 @@
+"""What crosses between scheduler and runner in one step: an immutable plan out, a result back.
+
+A step is: row moves, row set-ups, grants, prefill chunks, then one decode round over the rows
+[0, num_rows) in which `decode_request_ids` names the live ones; in a mixed step the chunks come with or after the
+round. Only ids and numbers, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headway.engine.protocol.logprobs import TokenLogprobs
+from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.protocol.stats import StageSeconds
+
+# Behind more keys few tokens are attended as a round's windows, whose keys the device shares out; the kernel of prompts
+# has one program walk through them all. Behind less it is fast enough, and compiled already for any number of tokens.
+FAR = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class RowMove:
+    """The whole state of row `source` goes to row `target` (free until then); `source` becomes free."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHistory:
+    """What the rules that look back must know of a request when it takes a row."""
+
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSetup:
+    """A request takes a row. Until its prefill ends the row is padding for decode rounds.
+
+    history: given iff sampling.adjusts_logits.
+    """
+
+    request_id: int
+    row: int
+    sampling: SamplingParams
+    limit: int
+    depth_cap: int
+    history: TokenHistory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrant:
+    """Blocks that the row may use from now on: entries [first_index, first_index + len) of its table."""
+
+    row: int
+    first_index: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens [start, start + len(token_ids)) of a request are computed and enter the KV cache.
+
+    hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
+    a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
+    is_last: a token is sampled after this chunk and the row takes part in rounds from this step on, or from the
+    next one on where the step is mixed.
+    scored_token_ids: the prompt's tokens start + 1, start + 2, ...; the log-probabilities of as many come
+    back, with num_top tokens beside each.
+    """
+
+    request_id: int
+    row: int
+    start: int
+    token_ids: tuple[int, ...]
+    hidden_block_id: int | None
+    is_last: bool
+    scored_token_ids: tuple[int, ...] = ()
+    num_top: int = 0
+
+
+def is_far(num_keys: int) -> bool:
+    """Whether so many keys are too many for one program to walk through."""
+    return num_keys > FAR
+
+
+def is_near(chunks: Iterable[PrefillChunk]) -> bool:
+    """Whether few keys stand before each."""
+    return not any(is_far(chunk.start) for chunk in chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. Applied in the order of the fields; where is_mixed, the round before its prefill or with it.
+
+    released_rows: rows whose request ended or was preempted; they become padding.
+    wiped_block_ids: blocks that hold NaN and that nobody uses; zeroed before all else, since 0 * NaN is NaN.
+    decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
+    Its length is the number of active rows R; unless is_mixed, rows of this step's last chunks are already in it.
+    depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
+    is_mixed: the chunks may share the round's forward pass, since the rows they prefill are not in the round.
+    """
+
+    step: int
+    depth: int
+    released_rows: tuple[int, ...] = ()
+    moves: tuple[RowMove, ...] = ()
+    setups: tuple[RowSetup, ...] = ()
+    grants: tuple[BlockGrant, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+    decode_request_ids: tuple[int | None, ...] = ()
+    wiped_block_ids: tuple[int, ...] = ()
+    fills_drafts: bool = True
+    is_mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device answered.
+
+    first_token_ids: one for each chunk of the plan with is_last, in the plan's order.
+    emitted: by row of the round, the tokens that stay (accepted drafts, then the bonus token);
+    empty for padding rows.
+    first_logprobs, emitted_logprobs: beside the tokens, None where they were not asked for; () if nobody did.
+    prompt_logprobs: by chunk of the plan, None where no tokens were to be scored; () if nowhere were.
+    faults: (request id, what went wrong) for each request whose row could not be set up; it is padding.
+    """
+
+    first_token_ids: tuple[int, ...] = ()
+    emitted: tuple[tuple[int, ...], ...] = ()
+    first_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    emitted_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    faults: tuple[tuple[int, str], ...] = ()
+    seconds: StageSeconds = field(default_factory=StageSeconds)
+    num_graph_replays: int = 0

@@ -1,0 +1,94 @@
+"""What one step added to one request, until it becomes an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headway.engine.protocol.errors import INTERNAL_ERROR
+from headway.engine.protocol.logprobs import TokenLogprobs, join
+from headway.engine.protocol.messages import TokenEvent
+from headway.engine.protocol.sampling_params import FinishReason
+from headway.engine.scheduling.plan import Plan, StepResult
+from headway.engine.scheduling.request import Request
+
+
+class Given(NamedTuple):
+    """Tokens that the device picked for a request in one go."""
+
+    token_ids: tuple[int, ...]
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True)
+class News:
+    """Mutable: prefill and round of a step both add to it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+    draft_start: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: TokenLogprobs | None = None
+    queue_seconds: float | None = None
+    num_cached: int | None = None
+
+    def add(self, request: Request, given: Given) -> tuple[int, ...]:
+        """Takes in tokens up to the first that ends the request; returns those."""
+        kept, self.finish_reason = _until_end(request, given.token_ids)
+        if not request.output_token_ids:
+            self.queue_seconds = request.queue_seconds
+            self.num_cached = request.num_prompt_cached
+        self.token_ids += kept
+        if given.logprobs is not None:
+            self.logprobs.append(given.logprobs.cut(len(kept)))
+        if request.scores_prompt:
+            self.prompt_logprobs = join(request.prompt_logprobs)
+        return kept
+
+    def event(self, request_id: int) -> TokenEvent:
+        return TokenEvent(
+            request_id,
+            self.token_ids,
+            self.finish_reason,
+            self.num_drafted,
+            self.num_accepted,
+            logprobs=join(self.logprobs) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+            queue_seconds=self.queue_seconds,
+            draft_start=self.draft_start,
+            num_cached=self.num_cached,
+        )
+
+
+def first_tokens(plan: Plan, result: StepResult) -> dict[int, Given]:
+    """By request id, for each prefill that ended."""
+    request_ids = [chunk.request_id for chunk in plan.prefill if chunk.is_last]
+    logprobs = result.first_logprobs or [None] * len(request_ids)
+    columns = zip(request_ids, result.first_token_ids, logprobs, strict=True)
+    return {request_id: Given((token_id,), scores) for request_id, token_id, scores in columns}
+
+
+def round_tokens(plan: Plan, result: StepResult) -> Iterator[tuple[int, Given]]:
+    """(request id, tokens) of each row of the round that was not padding when it was planned."""
+    logprobs = result.emitted_logprobs or [None] * len(result.emitted)
+    columns = zip(plan.decode_request_ids, result.emitted, logprobs, strict=True)
+    return ((i, Given(tokens, scores)) for i, tokens, scores in columns if i is not None)
+
+
+def fault_event(request_id: int, what: str) -> TokenEvent:
+    """The end of a request by a fault of our own."""
+    return TokenEvent(request_id, [], FinishReason.ERROR, error=what, error_code=INTERNAL_ERROR)
+
+
+def _until_end(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+    """The tokens that stay, and why they are the last. A stop token at the very end of max_tokens is a stop."""
+    room = request.max_tokens - len(request.output_token_ids)
+    for count, token_id in enumerate(token_ids, start=1):
+        if token_id in request.stop_token_ids:
+            return token_ids[:count], FinishReason.STOP
+        if count == room:
+            return token_ids[:count], FinishReason.LENGTH
+    return token_ids, None

@@ -1,0 +1,161 @@
+"""Causal attention of chunks of different lengths, laid one behind the other, over the paged cache.
+
+How many chunks there are, and how long they are, is data: one captured graph serves any that fit. Keys are taken as
+`prefill_attention` takes them; they are in the cache already.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from headway.kernels.attention._checks import LOG2_E, check_attention, packed_of
+from headway.kernels.attention._hopper_attention import streamed_attention, streams_attention
+from headway.kernels.attention.prefill_attention import _attend_keys
+from headway.kernels.reference.attention.varlen_attention import varlen_attention as varlen_attention_twin
+from headway.kernels.runtime._device import multiprocessors, shared_memory_bytes
+from headway.kernels.runtime._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
+
+# Rows, which are queries times heads, and keys of a tile, warps and tiles in flight: while each program has a
+# multiprocessor to itself, and where there are more. fp32 products run outside the tensor cores and want registers; so do
+# wide heads.
+_TILE, _LARGE_TILE, _SMALL_TILE = (64, 64, 4, 3), (128, 64, 8, 5), (32, 32, 4, 3)
+# Where programs of four warps lack registers: on GPUs of less shared memory than Hopper's.
+_OLDER_TILE, _HOPPER_BYTES = (64, 64, 8, 3), 200_000
+# So many chunks may end within a tile before a program has to take two.
+_SHORT_CHUNKS = 4
+
+
+@jit_once_for("num_chunks", "max_blocks", "table_stride")
+def _varlen_kernel(
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    first_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_chunks: tl.tensor,
+    max_blocks: tl.tensor,
+    scale: tl.tensor,
+    query_token_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    out_token_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    SHARING: tl.constexpr,
+    PACKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """One program PACKED heads, which share their keys, and QUERIES queries of a chunk, several where there are many short
+    chunks; the last queries, which see most keys, start first."""
+    first_head = tl.program_id(0) * PACKED
+    row = tl.arange(0, QUERIES * PACKED)  # the heads of a query side by side
+    head = first_head + row % PACKED
+    chunks = tl.arange(0, CHUNKS)
+    lengths = tl.load(length_ptr + chunks, mask=chunks < num_chunks, other=0).to(tl.int32)
+    tiles = (lengths + QUERIES - 1) // QUERIES
+    tiles_through = tl.cumsum(tiles, 0)
+    num_tiles = tl.sum(tiles, 0)
+    for index in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
+        tile = num_tiles - 1 - index
+        chunk = tl.sum((tiles_through <= tile).to(tl.int32), 0)
+        first_place = (tile - tl.sum(tl.where(chunks == chunk, tiles_through - tiles, 0), 0)) * QUERIES
+        length = tl.load(length_ptr + chunk).to(tl.int32)
+        start = tl.load(start_ptr + chunk).to(tl.int32)
+        place = first_place + row // PACKED
+        is_query = (place < length)[:, None]
+        token = tl.load(first_ptr + chunk) + place
+        column = tl.arange(0, HEAD_DIM)[None, :]
+        q_offsets = (token * query_token_stride + head * query_head_stride)[:, None] + column
+        q = tl.load(query_ptr + q_offsets, mask=is_query, other=0)
+        position = start + place
+
+        end = tl.minimum(start + tl.minimum(length, first_place + QUERIES), max_blocks * BLOCK_SIZE)
+        whole_end = tl.minimum(start + first_place + 1, end) // TILE * TILE
+        keys_ptr = key_ptr + (first_head // SHARING) * head_stride
+        values_ptr = value_ptr + (first_head // SHARING) * head_stride
+        entries_ptr = table_ptr + chunk.to(tl.int64) * table_stride
+        result = _attend_keys(
+            q, position, keys_ptr, values_ptr, entries_ptr, whole_end, end, 0, scale,
+            block_stride, token_stride, QUERIES * PACKED, HEAD_DIM, BLOCK_SIZE, TILE, False,
+        )  # fmt: skip
+        out_offsets = (token * out_token_stride + head * out_head_stride)[:, None] + column
+        tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=is_query)
+
+
+class _Cut(NamedTuple):
+    heads: int
+    queries: int
+    tile: int
+    num_warps: int
+    stages: int
+
+
+def _cut_of(query: torch.Tensor, sharing: int) -> _Cut:
+    """Measured on the H200: 512 queries behind 7,680 keys 182 us, where a program of 64 queries of one head took 447."""
+    num_tokens, q_heads, head_dim = query.shape
+    packed = packed_of(sharing)
+    if query.dtype == torch.float32 or head_dim > 128:
+        rows, *rest = _SMALL_TILE
+    elif shared_memory_bytes(query.device) < _HOPPER_BYTES:
+        rows, *rest = _OLDER_TILE
+    else:
+        is_large = num_tokens * q_heads // _TILE[0] > multiprocessors(query.device)
+        rows, *rest = _LARGE_TILE if is_large else _TILE
+    return _Cut(packed, rows // packed, *rest)
+
+
+def varlen_attention(
+    query: torch.Tensor,  # [tokens, q_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    block_table: torch.Tensor,  # [chunks, max_blocks] int32 or int64; entries not in use may be -1
+    first_tokens: torch.Tensor,  # [chunks] int64
+    lengths: torch.Tensor,  # [chunks] int64; 0: no chunk
+    start_positions: torch.Tensor,  # [chunks] int64
+    scale: float,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys 0 .. start + w.
+
+    Tokens of no chunk get nothing written.
+    """
+    if not takes_triton(query) or query.dtype == torch.float64:
+        return varlen_attention_twin(
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, out=out
+        )
+    result = torch.empty_like(query) if out is None else out
+    check_attention(query[None], key_cache, value_cache, result[None])
+    check_dense(first_tokens, lengths, start_positions)
+    num_tokens, q_heads, head_dim = query.shape
+    num_chunks, max_blocks = block_table.shape
+    sharing = q_heads // key_cache.shape[2]
+    if num_tokens == 0 or num_chunks == 0:
+        return result
+    if streams_attention(query, key_cache, value_cache):
+        streamed_attention(
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, result,
+            spare_tiles=_SHORT_CHUNKS,
+        )  # fmt: skip
+    else:
+        cut = _cut_of(query, sharing)
+        grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
+        _varlen_kernel[grid](
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
+            num_chunks, max_blocks, scale * LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
+            block_table.stride(0), *result.stride()[:2], SHARING=sharing, PACKED=cut.heads, HEAD_DIM=head_dim,
+            BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries, TILE=cut.tile,
+            num_warps=cut.num_warps, num_stages=cut.stages,
+        )  # fmt: skip
+    return result

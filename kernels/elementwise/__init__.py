@@ -1,0 +1,1 @@
+"""Norms, rotary embeddings and activations."""

@@ -1,0 +1,58 @@
+"""The gated activation of a feed-forward block."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.elementwise.silu_mul import silu_mul as silu_mul_twin
+from headway.kernels.runtime._accumulate import wide
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+
+# Columns of a program, and warps: of many tokens fewer and larger ones, as soon as they fill the card. 11,008 columns of
+# 256 tokens take an H200 3.2 us instead of 3.9, of 512 5.8 instead of 7.3; of 128 tokens 2.3 instead of 2.1.
+_FEW_TOKENS, _SMALL, _LARGE = 256, (1024, 4), (2048, 8)
+
+
+@jit
+def _silu_mul_kernel(
+    gate_up_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    intermediate: tl.tensor,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program a token and BLOCK columns."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = column < intermediate
+    gate_ptr = gate_up_ptr + token * 2 * intermediate + column
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    gate = tl.load(gate_ptr, mask=is_inside, other=0.0)
+    up = wide(tl.load(gate_ptr + intermediate, mask=is_inside, other=0.0))
+    value = wide(gate)
+    decay = tl.exp(-tl.abs(value))
+    value *= tl.where(value >= 0, 1.0, decay) / (1 + decay)
+    product = wide(value.to(gate.dtype)) * up
+    tl.store(out_ptr + token * intermediate + column, product.to(gate.dtype), mask=is_inside)
+
+
+def silu_mul(
+    gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
+) -> torch.Tensor:
+    """[tokens, intermediate]: silu(gate) * up."""
+    if takes_triton(gate_up):
+        check_dense(gate_up)
+        tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(tokens, intermediate, dtype=gate_up.dtype, device=gate_up.device)
+        if tokens > 0:
+            block, num_warps = _SMALL if tokens < _FEW_TOKENS else _LARGE
+            grid = tokens, blocks_of(intermediate, block)
+            overlaps, launch = overlap(gate_up.device)
+            _silu_mul_kernel[grid](
+                gate_up, out, intermediate, BLOCK=block, OVERLAPS=overlaps, num_warps=num_warps, **launch
+            )
+        return out
+    return silu_mul_twin(gate_up)

@@ -1,0 +1,1 @@
+"""Matrix products of few and many rows, with their prologues and epilogues."""

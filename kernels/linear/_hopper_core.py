@@ -1,0 +1,456 @@
+"""Products of few rows (of gates, up to 128) with a large weight of 16 bits or of float8 on Hopper, to whose shared memory
+weights flow by bulk copies.
+
+A program has a multiprocessor to itself and fills it with its first weights before the kernel in front has ended; it
+waits for that one only before it asks for inputs. So memory is read while kernels end and start. In Gluon, Triton's lower
+level, where copies are asked for and waited for apart. It is not interpreted, and other devices lack some of the
+instructions: these take _skinny.py. No launch that is still under way may write the weight. Knows no operation but the
+product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+
+from headway.kernels.linear._skinny_core import MAX_ROWS
+from headway.kernels.runtime._device import is_hopper, multiprocessors, shared_memory_bytes
+from headway.kernels.runtime._triton import (
+    TensorDescriptor,
+    blocks_of,
+    gl,
+    gluon_jit_once_for,
+    hopper,
+    power_of_two,
+    takes_gluon,
+    tl,
+)
+
+# A copy: the bytes of inputs that stand side by side in memory, 64 outputs are what the tensor cores take at once. Where the
+# tile of rows is the largest and all programs run at once, small copies leave less to do behind the last: 64 rows of q, k
+# and v 15.7 us instead of 16.3.
+OUTPUTS, _COPY_BYTES, _SMALL_COPY_BYTES = 64, 512, 256
+# The fewest rows that the tensor cores take: the rest of the shared memory is the weights'.
+_MIN_TILE_ROWS = 8
+# More rows than MAX_ROWS are read from the L2 cache too often, unless a program has several tiles of outputs for them: so
+# many that no program starts after another, which then share the bandwidth evenly. Copies are small there.
+MANY_ROWS, _MANY_TILES, _MIN_SHARE_OF_MANY = 128, (2, 3), 0.75
+# Of 33 to 64 rows a wide weight gains by _WIDE_TILES, where these are all at once, or so many waves that the last does not
+# count: 64 rows of an lm_head take 295 us instead of 307, of `gate_up` 47.4 instead of 48.1.
+_WIDE_TILES, _MIN_WAVES_OF_WIDE = 3, 4
+# Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
+PAIRED = 8
+# Programs begin their sums at so many places, or fewer: not all ask for the same inputs at once, but some do, which spares
+# the L2 cache. Of whole sums, of parts, of more rows than MAX_ROWS: 64 rows of q, k and v 14.9 us, from 16 places 15.4.
+_STARTS, _STARTS_OF_PARTS, _STARTS_OF_MANY = 4, 6, 16
+# Of a sum in parts the last has about so many large copies more than the others: these are through when it asks for their
+# sums, AHEAD copies of either size before its own end, and their multiprocessors read on for the next kernel while it is
+# under way. 64 rows of `o` 9.4 us, where all parts ended at once 11.3.
+_MORE_OF_LAST, AHEAD = 4.5, 3
+_MAX_SPLIT = 4  # measured: 2 and 4
+# Measured on the H200: a part of fewer copies takes longer to add up than to make, and an lm_head of fewer is no faster;
+# fewer programs than that share of the multiprocessors do not ask for enough at once.
+_MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
+PAIRED_TYPES = torch.bfloat16, torch.float16
+_TYPES = *PAIRED_TYPES, torch.float8_e4m3fn
+_SWIZZLE_BYTES, _WARPS = 128, 4
+
+
+class Streams(NamedTuple):
+    """How a launch is cut. Of up to MAX_ROWS rows their number changes how many tiles a program takes and how large copies are,
+    but not the order of sums, so that a row's result is the same beside any of so many: parts begin at the same inputs, and
+    so do tiles. Of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or with small copy 24 of 32: with input
+    3072. Tiles that some numbers of rows have in one program begin alike for all: tiles 9, 10 and 11 as that tile 3."""
+
+    programs: int
+    split: int = 1  # parts of a sum
+    part_copies: int = 0  # of each part but the last
+    tiles: int = 1  # of a program
+    copy_bytes: int = _COPY_BYTES  # of an output
+    neighbours: int = 1  # tiles that begin alike
+
+
+@gluon_jit_once_for()
+def _fetch_weights(
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    arrival: gl.shared_memory_descriptor,
+    weights: gl.shared_memory_descriptor,  # [stages * TILES, OUTPUTS, INPUTS]
+    stage: gl.tensor,
+    block: gl.tensor,
+    first: gl.tensor,
+    copy: gl.tensor,
+    exists: gl.tensor,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
+    PAIRED: gl.constexpr,
+) -> None:
+    """Asks for one copy of the tiles that begin with output `first`, or of pairs with run `first` of a block."""
+    runs: gl.constexpr = OUTPUTS // (2 * PAIRED) if PAIRED > 0 else 0
+    for tile in gl.static_range(TILES):
+        place = weights.index(stage * TILES + tile)
+        if PAIRED > 0:
+            paired = place._reinterpret(weights.dtype, [1, runs, 2, PAIRED, INPUTS], weight_desc.layout)
+            corner = [block, first + tile * runs, 0, 0, copy * INPUTS]
+            hopper.tma.async_copy_global_to_shared(weight_desc, corner, arrival, paired, pred=exists)
+        else:
+            corner = [first + tile * OUTPUTS, copy * INPUTS]
+            hopper.tma.async_copy_global_to_shared(weight_desc, corner, arrival, place, pred=exists)
+
+
+@gluon_jit_once_for()
+def fetch_inputs(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    arrival: gl.shared_memory_descriptor,
+    inputs: gl.shared_memory_descriptor,  # [stages, ROWS, INPUTS]
+    stage: gl.tensor,
+    copy: gl.tensor,
+    exists: gl.tensor,
+    ROWS: gl.constexpr,
+    INPUTS: gl.constexpr,
+) -> None:
+    halves = inputs.index(stage)._reinterpret(inputs.dtype, [2, ROWS // 2, INPUTS], x_desc.layout)
+    hopper.tma.async_copy_global_to_shared(x_desc, [0, 0, copy * INPUTS], arrival, halves, pred=exists)
+
+
+@gluon_jit_once_for()
+def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
+    """(row, is_row), [ROWS] each: which row stands where, as described_rows has it, and whether it is to be stored from
+    there. 5 rows in a tile of 8: rows 0, 1, 2, 3, 1, 2, 3, 4, stored from all places but the fifth to seventh."""
+    place = gl.arange(0, ROWS, layout=layout)
+    is_first = place < ROWS // 2
+    row = gl.where(is_first, place, place - ROWS + num_rows)
+    return row, gl.where(is_first, place < num_rows, row >= ROWS // 2)
+
+
+@gluon_jit_once_for()
+def open_stream(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    block: gl.tensor,
+    first: gl.tensor,
+    tile: gl.tensor,  # the program's first
+    begin: gl.tensor,
+    end: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
+    NEIGHBOURS: gl.constexpr,
+    PAIRED: gl.constexpr,
+    STAGES: gl.constexpr,
+    STARTS: gl.constexpr,
+    UNIT: gl.constexpr,
+) -> gl.tuple:
+    """Asks for as many of copies begin .. end - 1 as there is room for, from one of STARTS places on; UNIT copies are a large
+    one. Nothing that a kernel wrote is read before the one in front has ended, which is when this returns and when the next
+    may start. Its last are the tiles' sums, zeros yet, [OUTPUTS, ROWS] float32 each as the tensor cores hold them."""
+    bits: gl.constexpr = x_desc.dtype.primitive_bitwidth
+    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits)
+    stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
+    weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES * TILES, OUTPUTS, INPUTS], shared)
+    inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], shared)
+    arrivals = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    copies = end - begin
+    own = begin + tile // NEIGHBOURS % STARTS * (copies // UNIT) // STARTS * UNIT
+    copy = own
+    for stage in gl.static_range(STAGES):
+        arrival = arrivals.index(stage)
+        hopper.mbarrier.init(arrival, count=1)
+        exists = stage < copies
+        hopper.mbarrier.expect(arrival, stage_bytes, pred=exists)
+        _fetch_weights(
+            weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
+        )
+        copy = gl.where(copy + 1 == end, begin, copy + 1)
+    # In this order: attention behind reads starts before its own wait, and a norm in front may not have waited yet.
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+    copy = own
+    for stage in gl.static_range(STAGES):
+        fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, copy, stage < copies, ROWS, INPUTS)
+        copy = gl.where(copy + 1 == end, begin, copy + 1)
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 256 // bits]
+    )
+    zeros = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
+    return weights, inputs, arrivals, own, 0, 0, (zeros,) * TILES
+
+
+@gluon_jit_once_for()
+def sum_stream(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    stream: gl.tuple,  # of open_stream, which got the same arguments, or as this left it
+    block: gl.tensor,
+    first: gl.tensor,
+    begin: gl.tensor,
+    end: gl.tensor,
+    done: gl.tensor,
+    until: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
+    PAIRED: gl.constexpr,
+    STAGES: gl.constexpr,
+    UNDER_WAY: gl.constexpr,
+) -> gl.tuple:
+    """The stream with `until` copies summed up, of which `done` were. The products of UNDER_WAY copies, none or one, are still
+    under way while the next are asked for."""
+    gl.static_assert(UNDER_WAY < STAGES and UNDER_WAY <= 1)
+    stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
+    weights, inputs, arrivals, own, stage, parity, sums = stream
+    copies = end - begin
+    for turn in range(done, until):
+        hopper.mbarrier.wait(arrivals.index(stage), parity)
+        transposed = inputs.index(stage).permute((1, 0))
+        running: gl.tuple = ()
+        # Float8 sums stay in the tensor cores, some 13 bits, from the first input to the last, as is Triton's way on Hopper:
+        # what was added up elsewhere after so many inputs would depend on the size of copies.
+        for tile in gl.static_range(TILES):
+            place = weights.index(stage * TILES + tile)
+            running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
+        sums = _waited(running, UNDER_WAY, TILES)
+        # Into the place of what has been multiplied.
+        free = gl.where(stage == 0, STAGES - 1, stage - 1) if UNDER_WAY > 0 else stage
+        summed = turn - UNDER_WAY
+        exists = (summed >= 0) & (summed + STAGES < copies)
+        copy = own + summed + STAGES
+        copy = gl.where(copy >= end, copy - copies, copy)
+        arrival = arrivals.index(free)
+        hopper.mbarrier.expect(arrival, stage_bytes, pred=exists)
+        _fetch_weights(
+            weight_desc, arrival, weights, free, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
+        )
+        fetch_inputs(x_desc, arrival, inputs, free, copy, exists, ROWS, INPUTS)
+        is_round = stage == STAGES - 1
+        stage = gl.where(is_round, 0, stage + 1)
+        parity = gl.where(is_round, parity ^ 1, parity)
+    return weights, inputs, arrivals, own, stage, parity, sums
+
+
+@gluon_jit_once_for()
+def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> gl.tuple:
+    """Until the products of no more than so many copies are under way."""
+    if TILES == 1:
+        return (hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY, deps=running),)
+    else:
+        return hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY * TILES, deps=running)
+
+
+@gluon_jit_once_for()
+def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
+    """Of each tile [OUTPUTS, ROWS] float32, once all copies are summed up and no warp's products read them any more."""
+    sums = _waited(stream[-1], 0, TILES)
+    tl.debug_barrier()
+    return sums
+
+
+@gluon_jit_once_for()
+def close_stream(stream: gl.tuple, STAGES: gl.constexpr) -> None:
+    """The last that a program does: until then the barriers keep their memory, and nothing has to wait for it."""
+    arrivals = stream[2]
+    for stage in gl.static_range(STAGES):
+        hopper.mbarrier.invalidate(arrivals.index(stage))
+
+
+@gluon_jit_once_for()
+def by_rows(
+    cells: gl.tensor,  # [OUTPUTS, ROWS], as the tensor cores leave them: a thread has two rows of an output
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+) -> gl.tensor:
+    """The same, so that a thread has outputs of a row side by side: up to 16 bytes of memory at once, not 2. Of the fewest
+    rows as they are, which is faster: their threads have few."""
+    if ROWS > 8:
+        own: gl.constexpr = min(OUTPUTS * ROWS // (32 * gl.num_warps()), 8)
+        across: gl.constexpr = OUTPUTS // own
+        layout: gl.constexpr = gl.BlockedLayout([own, 1], [across, 32 // across], [1, gl.num_warps()], [0, 1])
+        cells = gl.convert_layout(cells, layout)
+    return cells
+
+
+@gluon_jit_once_for()
+def cells_of(
+    tile: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    layout: gl.constexpr,
+) -> gl.tuple:
+    """(offset, whether it is one) of each cell of a tile, [OUTPUTS, ROWS] each, where rows are `stride` apart in memory."""
+    row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
+    output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+    return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
+
+
+@gluon_jit_once_for()
+def split_paired(
+    sums: gl.tensor,  # [OUTPUTS, ROWS]
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    PAIRED: gl.constexpr,
+) -> gl.tuple:
+    """([OUTPUTS / 2, ROWS], likewise): the firsts and the seconds of the pairs."""
+    runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
+    first, second = gl.split(gl.permute(gl.reshape(sums, [runs, 2, PAIRED, ROWS]), (0, 2, 3, 1)))
+    return gl.reshape(first, [OUTPUTS // 2, ROWS]), gl.reshape(second, [OUTPUTS // 2, ROWS])
+
+
+def has_bulk_copies(x: torch.Tensor) -> bool:
+    return takes_gluon(x) and is_hopper(x.device)
+
+
+def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) -> Streams | None:
+    """For up to MAX_ROWS rows. None: the device, the type or the weight's shape is not for it. pairs: of a gate and its `up`,
+    whose sums are never split."""
+    return _streams_of(x, weight, pairs, _WIDE_TILES)
+
+
+def tile_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
+    """As streams_of with pairs, a tile a program."""
+    return _streams_of(x, weight, True, 1)
+
+
+def _streams_of(x: torch.Tensor, weight: torch.Tensor, pairs: bool, most_tiles: int) -> Streams | None:
+    if not _can_stream(x, weight, pairs=pairs) or x.shape[0] > MAX_ROWS:
+        return None
+    copies = x.shape[1] * x.element_size() // _COPY_BYTES
+    tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
+    most = min(num_multiprocessors // tiles, copies // _MIN_COPIES, _MAX_SPLIT) if not pairs else 1
+    split = power_of_two(most + 1) // 2 if most > 1 else 1
+    programs = tiles * split
+    if programs < _MIN_SHARE_OF_PROGRAMS * num_multiprocessors:
+        return None
+    neighbours = most_tiles if _is_wide(tiles, num_multiprocessors) else 1
+    is_tall = padded_rows(x.shape[0]) == MAX_ROWS
+    if is_tall and neighbours > 1:
+        programs = blocks_of(tiles, neighbours)
+        return Streams(programs, tiles=neighbours, copy_bytes=_SMALL_COPY_BYTES, neighbours=neighbours)
+    is_small = is_tall and programs <= num_multiprocessors
+    copy_bytes = _SMALL_COPY_BYTES if is_small else _COPY_BYTES
+    part_copies = round((copies - _MORE_OF_LAST) / split) * (_COPY_BYTES // copy_bytes) if split > 1 else 0
+    return Streams(programs, split, part_copies, copy_bytes=copy_bytes, neighbours=neighbours)
+
+
+def _is_wide(tiles: int, num_multiprocessors: int) -> bool:
+    """Whether a program may take _WIDE_TILES of them."""
+    programs = blocks_of(tiles, _WIDE_TILES)
+    is_one_wave = _MIN_SHARE_OF_MANY * num_multiprocessors <= programs <= num_multiprocessors
+    return is_one_wave or programs >= _MIN_WAVES_OF_WIDE * num_multiprocessors
+
+
+def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
+    """As streams_of with pairs, for more rows than that, up to MANY_ROWS."""
+    if not _can_stream(x, weight, pairs=True) or not MAX_ROWS < x.shape[0] <= MANY_ROWS:
+        return None
+    all_tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
+    tiles = blocks_of(all_tiles, num_multiprocessors)
+    programs = blocks_of(all_tiles, tiles)
+    is_enough = tiles in _MANY_TILES and programs >= _MIN_SHARE_OF_MANY * num_multiprocessors
+    return Streams(programs, tiles=tiles, copy_bytes=_SMALL_COPY_BYTES) if is_enough else None
+
+
+def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
+    if not can_copy(x, weight, PAIRED_TYPES if pairs else _TYPES):
+        return False
+    copies, rest = divmod(x.shape[1] * x.element_size(), _COPY_BYTES)
+    has_pairs = not pairs or weight.shape[0] % (2 * PAIRED) == 0
+    return rest == 0 and copies >= _MIN_COPIES and has_pairs
+
+
+def can_copy(x: torch.Tensor, weight: torch.Tensor, types: Collection[torch.dtype]) -> bool:
+    """Whether rows, of which there are some, and a whole weight, both of one of these types, can be copied in bulk."""
+    has_type = x.dtype in types and x.dtype == weight.dtype
+    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
+        return False
+    return weight.is_contiguous() and is_copied(weight) and is_copied(x)
+
+
+def is_copied(tensor: torch.Tensor) -> bool:
+    """In bulk: its rows are whole and begin at multiples of 16 bytes."""
+    row_bytes = tensor.stride(0) * tensor.element_size()
+    return tensor.stride(1) == 1 and row_bytes % 16 == 0 and tensor.data_ptr() % 16 == 0
+
+
+def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the weight of `qkv_rope_append` without a late norm streams; the heads' size is for the caller to look at."""
+    return tile_streams_of(x, weight) is not None
+
+
+def adds_on_the_way(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `skinny_linear` streams the weight: a residual then comes in while the weight does, and costs nothing."""
+    return streams_of(x, weight) is not None
+
+
+def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:
+    """The constants that all kernels share, and the options of the launch."""
+    rows = padded_rows(x.shape[0])
+    # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up: `gate_up` of 64 rows
+    # 45.2 us, and 47.3 with the wait. Else it counts more how much is asked for at once, above all of MANY_ROWS, which leave
+    # room for two or three copies.
+    is_under_way = rows == MAX_ROWS or streams.programs > multiprocessors(x.device)
+    stage_bytes = (streams.tiles * OUTPUTS + rows) * streams.copy_bytes
+    return {
+        "ROWS": rows,
+        "OUTPUTS": OUTPUTS,
+        "INPUTS": inputs_of(x, streams),
+        "NEIGHBOURS": streams.neighbours,
+        "STAGES": shared_memory_bytes(x.device) // stage_bytes,
+        "STARTS": _starts(streams, rows),
+        "UNIT": _COPY_BYTES // streams.copy_bytes,
+        "UNDER_WAY": int(is_under_way),
+        "num_warps": _WARPS,
+        "launch_pdl": True,
+    }
+
+
+def _starts(streams: Streams, rows: int) -> int:
+    if rows > MAX_ROWS:
+        return _STARTS_OF_MANY
+    return _STARTS if streams.split == 1 else _STARTS_OF_PARTS
+
+
+def inputs_of(tensor: torch.Tensor, streams: Streams) -> int:
+    """Of a copy."""
+    return streams.copy_bytes // tensor.element_size()
+
+
+def described_rows(x: torch.Tensor, streams: Streams) -> TensorDescriptor:
+    """As two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a tile of 8 are rows 0 .. 3 and
+    rows 1 .. 4. A row that a copy finds to be outside takes it longer than one that is there (a tile of 64: `gate_up`
+    52 us where 33 of them were there, 47 where all are). Only of 1 to 4 rows some of the 8 are outside."""
+    (rows, num_inputs), half = x.shape, padded_rows(x.shape[0]) // 2
+    shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
+    strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]
+    return _described(x, shape, strides, [2, half, inputs_of(x, streams)])
+
+
+def padded_rows(num_rows: int) -> int:
+    return max(power_of_two(num_rows), _MIN_TILE_ROWS)
+
+
+def described_pairs(weight: torch.Tensor, streams: Streams, *, blocks: int) -> TensorDescriptor:
+    """Output i of a block's first half pairs with output i of its second: [blocks, runs, 2, PAIRED, inputs]."""
+    num_inputs, half = weight.shape[1], weight.shape[0] // (2 * blocks)
+    shape = [blocks, half // PAIRED, 2, PAIRED, num_inputs]
+    strides = [2 * half * num_inputs, PAIRED * num_inputs, half * num_inputs, num_inputs, 1]
+    block = [1, OUTPUTS // (2 * PAIRED), 2, PAIRED, inputs_of(weight, streams)]
+    return _described(weight, shape, strides, block)
+
+
+def described_weight(weight: torch.Tensor, streams: Streams) -> TensorDescriptor:
+    block = [OUTPUTS, inputs_of(weight, streams)]
+    return _described(weight, list(weight.shape), [weight.shape[1], 1], block)
+
+
+def _described(
+    tensor: torch.Tensor, shape: list[int], strides: list[int], block: list[int]
+) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(_SWIZZLE_BYTES, 8 * tensor.element_size(), rank=len(block))
+    return TensorDescriptor(tensor, shape, strides, block, layout)

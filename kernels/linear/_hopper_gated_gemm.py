@@ -1,0 +1,194 @@
+"""Gated products of many rows on Hopper: each of the multiprocessors' programs computes one tile after the other and asks for
+the inputs of the next while it ends one, gate and `up` side by side, so that their product is the only one to be written.
+
+In Gluon, Triton's lower level; not interpreted. Hopper at full load is bound by its power: what saves a pass over memory
+saves time, though the library's own product alone is no slower.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.linear._hopper_core import PAIRED, PAIRED_TYPES, has_bulk_copies, is_copied
+from headway.kernels.runtime._device import is_hopper, multiprocessors
+from headway.kernels.runtime._triton import (
+    TensorDescriptor,
+    blocks_of,
+    gl,
+    gluon_jit_once_for,
+    hopper,
+    tl,
+)
+
+# Of a tile, and inputs of a copy: two warpgroups hold 128 sums a thread.
+ROWS, OUTPUTS, INPUTS = 128, 256, 64
+# Tiles of outputs whose weights stay in the L2 cache while all rows pass.
+_GROUP = 8
+_STAGES, _WARPS = 4, 8
+# Measured on the H200: where the last wave of tiles leaves more of the device idle, the library is faster. Not measured:
+# fewer rows or inputs.
+_MIN_ROWS, _MIN_INPUTS, _MIN_SHARE_OF_WAVES = 640, 1024, 0.94
+
+
+@gluon_jit_once_for()
+def _fetch(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    arrival: gl.shared_memory_descriptor,
+    inputs: gl.shared_memory_descriptor,  # [ROWS, INPUTS]
+    weights: gl.shared_memory_descriptor,  # [OUTPUTS, INPUTS]
+    row_tile: gl.tensor,
+    tile: gl.tensor,
+    copy: gl.tensor,
+    exists: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    PAIRED: gl.constexpr,
+) -> None:
+    runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
+    hopper.mbarrier.expect(arrival, (ROWS + OUTPUTS) * INPUTS * 2, pred=exists)
+    pairs = weights._reinterpret(weights.dtype, [runs, 2, PAIRED, INPUTS], weight_desc.layout)
+    corner = [tile * runs, 0, 0, copy * INPUTS]
+    hopper.tma.async_copy_global_to_shared(weight_desc, corner, arrival, pairs, pred=exists)
+    hopper.tma.async_copy_global_to_shared(
+        x_desc, [row_tile * ROWS, copy * INPUTS], arrival, inputs, pred=exists
+    )
+
+
+@gluon_jit_once_for()
+def _place_of(index: gl.tensor, row_tiles: gl.tensor, tiles: gl.tensor, GROUP: gl.constexpr) -> gl.tuple:
+    """(tile of rows, tile of outputs): of GROUP tiles of outputs all rows, then of the next."""
+    group = index // (GROUP * row_tiles)
+    width = gl.maximum(gl.minimum(tiles - group * GROUP, GROUP), 1)  # behind the last tile, too
+    place = index % (GROUP * row_tiles)
+    return place // width, group * GROUP + place % width
+
+
+@gluon_jit_once_for("row_tiles", "tiles", "num_copies")
+def _dense_gated_kernel(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    out_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    row_tiles: gl.tensor,
+    tiles: gl.tensor,
+    num_copies: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    PAIRED: gl.constexpr,
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+) -> None:
+    """One program a multiprocessor."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, OUTPUTS, 16]
+    )
+    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], x_desc.layout)
+    weights = gl.allocate_shared_memory(x_desc.dtype, [STAGES, OUTPUTS, INPUTS], shared)
+    results = gl.allocate_shared_memory(x_desc.dtype, [ROWS, OUTPUTS // 2], out_desc.layout)
+    arrivals = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        hopper.mbarrier.init(arrivals.index(stage), count=1)
+    tl.extra.cuda.gdc_wait()
+    all_tiles = row_tiles * tiles
+    # Copies are asked for STAGES - 1 before they are multiplied, those of the next tile while one ends.
+    asked = gl.program_id(0)
+    row_tile, tile = _place_of(asked, row_tiles, tiles, GROUP)
+    for stage in gl.static_range(STAGES - 1):
+        _fetch(
+            x_desc, weight_desc, arrivals.index(stage), inputs.index(stage), weights.index(stage), row_tile, tile,
+            stage, True, ROWS, OUTPUTS, INPUTS, PAIRED,
+        )  # fmt: skip
+    copy = STAGES - 1
+    free = STAGES - 1
+    stage = 0
+    parity = 0
+    sums = gl.zeros([ROWS, OUTPUTS], gl.float32, layout=layout)
+    for index in range(gl.program_id(0), all_tiles, gl.num_programs(0)):
+        for done in range(num_copies):
+            hopper.mbarrier.wait(arrivals.index(stage), parity)
+            transposed = weights.index(stage).permute((1, 0))
+            sums = hopper.warpgroup_mma(
+                inputs.index(stage), transposed, sums, use_acc=done > 0, is_async=True
+            )
+            # The product before this one has ended in all warps: its place is free.
+            sums = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[sums])
+            tl.debug_barrier()
+            if copy == num_copies:
+                copy = 0
+                asked += gl.num_programs(0)
+                row_tile, tile = _place_of(asked, row_tiles, tiles, GROUP)
+            _fetch(
+                x_desc, weight_desc, arrivals.index(free), inputs.index(free), weights.index(free), row_tile, tile,
+                copy, asked < all_tiles, ROWS, OUTPUTS, INPUTS, PAIRED,
+            )  # fmt: skip
+            copy += 1
+            free = stage
+            is_round = stage == STAGES - 1
+            stage = gl.where(is_round, 0, stage + 1)
+            parity = gl.where(is_round, parity ^ 1, parity)
+        sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[sums])
+        runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
+        gate, up = gl.split(gl.permute(gl.reshape(sums, [ROWS, runs, 2, PAIRED]), (0, 1, 3, 2)))
+        result = gl.reshape(gate / (1.0 + gl.exp(-gate)) * up, [ROWS, OUTPUTS // 2])
+        hopper.tma.store_wait(pendings=0)
+        tl.debug_barrier()
+        results.store(result.to(x_desc.dtype))
+        hopper.fence_async_shared()
+        tl.debug_barrier()
+        own_row_tile, own_tile = _place_of(index, row_tiles, tiles, GROUP)
+        corner = [own_row_tile * ROWS, own_tile * (OUTPUTS // 2)]
+        hopper.tma.async_copy_shared_to_global(out_desc, corner, results)
+    hopper.tma.store_wait(pendings=0)
+    for stage in gl.static_range(STAGES):
+        hopper.mbarrier.invalidate(arrivals.index(stage))
+
+
+def is_dense(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:
+    """Whether `dense_gated_linear` takes these, faster than the library and an activation behind it."""
+    given = [tensor for tensor in (x, weight, out) if tensor is not None]
+    if not has_bulk_copies(x) or x.dim() != 2 or not weight.is_contiguous():
+        return False
+    is_taken = _is_taken(x.shape[0], weight.shape, x.dtype, x.device)
+    return is_taken and all(tensor.dtype == x.dtype and is_copied(tensor) for tensor in given)
+
+
+def most_dense_rows(
+    most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> int:
+    """The most rows, up to so many, whose gated product with such a weight is of this kind; 0: none are."""
+    if not is_hopper(device):
+        return 0
+    sizes = (most, *range(most // ROWS * ROWS, _MIN_ROWS - 1, -ROWS))
+    return next((rows for rows in sizes if _is_taken(rows, weight_shape, dtype, device)), 0)
+
+
+def _is_taken(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    num_outputs, num_inputs = weight_shape
+    has_shape = rows >= _MIN_ROWS and num_inputs >= _MIN_INPUTS and num_inputs % INPUTS == 0
+    if dtype not in PAIRED_TYPES or not has_shape or num_outputs % (2 * PAIRED) > 0:
+        return False
+    all_tiles, programs = blocks_of(rows, ROWS) * blocks_of(num_outputs, OUTPUTS), multiprocessors(device)
+    return all_tiles >= _MIN_SHARE_OF_WAVES * blocks_of(all_tiles, programs) * programs
+
+
+def dense_gated_linear(
+    x: torch.Tensor,  # [rows, inputs]
+    weight: torch.Tensor,  # [2 * outputs, inputs]: gate, then up
+    out: torch.Tensor,  # [rows, outputs], written
+) -> None:
+    (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
+    row_tiles, tiles = blocks_of(rows, ROWS), blocks_of(num_outputs, OUTPUTS // 2)
+    flat, paired = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 4))
+    pairs = [num_outputs // PAIRED, 2, PAIRED, num_inputs]
+    strides = [PAIRED * num_inputs, num_outputs * num_inputs, num_inputs, 1]
+    _dense_gated_kernel[(min(multiprocessors(x.device), row_tiles * tiles),)](
+        TensorDescriptor(x, [rows, num_inputs], [x.stride(0), 1], [ROWS, INPUTS], flat),
+        TensorDescriptor(weight, pairs, strides, [OUTPUTS // (2 * PAIRED), 2, PAIRED, INPUTS], paired),
+        TensorDescriptor(out, [rows, num_outputs], [out.stride(0), 1], [ROWS, OUTPUTS // 2], flat),
+        row_tiles, tiles, num_inputs // INPUTS,
+        ROWS=ROWS, OUTPUTS=OUTPUTS, INPUTS=INPUTS, PAIRED=PAIRED, GROUP=_GROUP, STAGES=_STAGES,
+        num_warps=_WARPS, launch_pdl=True,
+    )  # fmt: skip

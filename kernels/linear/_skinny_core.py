@@ -1,0 +1,264 @@
+"""Products of few rows with a large weight, at the speed at which the weights can be read.
+
+Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first operand
+of the product. How the sum over the inputs is cut depends on the weight's shape alone, so a row's result is
+the same beside any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper take _streamed.py,
+wide ones of short sums without a bias _resident.py. Knows no operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from headway.kernels.runtime._device import multiprocessors, overlap, shared_memory_bytes
+from headway.kernels.runtime._triton import blocks_of, jit, power_of_two, takes_triton, tl
+
+# Beyond FEW_ROWS the library is as fast or faster than these, but for sums more than twice as long as the result is wide.
+FEW_ROWS, MAX_ROWS = 32, 64
+_MIN_TILE_ROWS = 16
+# Sums over the inputs are cut at multiples of _CUT where their number allows it, else of _MIN_INPUTS.
+_CUT, _MIN_INPUTS = 128, 64
+# Short sums are not split: the parts would take longer to add up than to make.
+_MAX_SPLIT, _MIN_CUTS_TO_SPLIT, _MIN_CUTS_OF_A_PART = 8, 16, 4
+# Where a program sums few inputs, its start weighs: there the next kernel is invited so many tiles before the end,
+# and this one has its first weights fetched into the L2 cache, _AHEAD inputs of each output, while it waits.
+_SHORT_SUM, _INVITES_BEFORE_END, _AHEAD = 2048, 6, 256
+_AT_ONCE = 1 << 16
+# Sums are split only where all parts of all tiles, 64 outputs x 64 rows each, run at once: one a multiprocessor.
+_MAX_PARTS = 1024
+
+
+@jit
+def _fetch_ahead(weights_ptr: tl.tensor) -> None:
+    """_AHEAD 16-bit weights from each address into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;", "=r,l", [weights_ptr], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@jit
+def _invite(is_time: tl.tensor) -> None:
+    if is_time:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def first_weights(
+    weight_ptr: tl.tensor,
+    output: tl.tensor,  # [OUTPUTS] int32: rows of the weight
+    num_inputs: tl.tensor,
+    part: tl.tensor,
+    SPLIT: tl.constexpr,
+    CUT: tl.constexpr,
+    FETCHES_AHEAD: tl.constexpr,
+) -> tl.tensor:
+    """[OUTPUTS] addresses of the weights with which the part begins; may be called before the kernel in front ends."""
+    weights_ptr = weight_ptr + output.to(tl.int64) * num_inputs + num_inputs // CUT * part // SPLIT * CUT
+    if FETCHES_AHEAD:
+        _fetch_ahead(weights_ptr)
+    return weights_ptr
+
+
+@jit
+def sum_products(
+    x_ptr: tl.tensor,
+    weights_ptr: tl.tensor,  # [OUTPUTS], of first_weights
+    num_rows: tl.tensor,
+    num_inputs: tl.tensor,
+    x_stride: tl.tensor,
+    part: tl.tensor,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CUT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    INVITES_AT: tl.constexpr,
+) -> tl.tensor:
+    """[OUTPUTS, ROWS] float32: the part's sums. Rows behind num_rows are zeros."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, INPUTS)
+    is_row = row < num_rows
+    begin = num_inputs // CUT * part // SPLIT * CUT
+    end = num_inputs // CUT * (part + 1) // SPLIT * CUT
+    tile_ptr = weights_ptr[:, None] + column[None, :]
+    inputs_ptr = x_ptr + row[:, None] * x_stride + column[None, :]
+    invites_at = tl.maximum(begin, end - INVITES_AT * INPUTS)
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for first in range(begin, end, INPUTS):
+        if OVERLAPS:
+            _invite(first == invites_at)
+        weights = tl.load(tile_ptr + (first - begin))
+        inputs = tl.load(inputs_ptr + first, mask=is_row[:, None], other=0)
+        sums = tl.dot(weights, tl.trans(inputs), sums, input_precision="ieee")
+    return sums
+
+
+@jit
+def add_up(
+    sums: tl.tensor,  # [OUTPUTS, ROWS] float32: the part's
+    partial_ptr: tl.tensor,
+    arrived_ptr: tl.tensor,
+    tile: tl.tensor,
+    part: tl.tensor,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """(the tile's sums, the parts added in their order; whether this program has them: of a tile's programs the last to
+    arrive does)."""
+    if SPLIT == 1:
+        return sums, True
+    cells = _cells(partial_ptr, tile, ROWS, OUTPUTS, SPLIT)
+    tl.store(cells + part * (OUTPUTS * ROWS), sums)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
+    if is_last:
+        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for other in tl.static_range(SPLIT):
+            sums += tl.load(cells + other * (OUTPUTS * ROWS), cache_modifier=".cg")
+        tl.store(arrived_ptr + tile, 0)
+    return sums, is_last
+
+
+@jit
+def _cells(
+    partial_ptr: tl.tensor, tile: tl.tensor, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPLIT: tl.constexpr
+) -> tl.tensor:
+    # Outputs side by side: threads share them out in one way for any ROWS, and add up their squares in one order.
+    cell = tl.arange(0, OUTPUTS)[:, None] + tl.arange(0, ROWS)[None, :] * OUTPUTS
+    return partial_ptr + tile * (SPLIT * OUTPUTS * ROWS) + cell
+
+
+@jit
+def pair_of(place: tl.tensor) -> tl.tensor:
+    """Two outputs that belong together stand eight places apart, where a tensor core leaves both in one thread.
+
+    Places 0 .. 7 and 8 .. 15 of a tile are the first and the second of pairs 0 .. 7, the next 16 are pairs 8 .. 15.
+    """
+    return place // 16 * 8 + place % 8
+
+
+@jit
+def is_second(place: tl.tensor) -> tl.tensor:
+    return place // 8 % 2 == 1
+
+
+@jit
+def split_pairs(
+    sums: tl.tensor,  # [OUTPUTS, ROWS]
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """([OUTPUTS / 2, ROWS], likewise): the firsts and the seconds of the pairs."""
+    first, second = tl.split(tl.permute(tl.reshape(sums, (OUTPUTS // 16, 2, 8, ROWS)), (0, 2, 3, 1)))
+    return tl.reshape(first, (OUTPUTS // 2, ROWS)), tl.reshape(second, (OUTPUTS // 2, ROWS))
+
+
+@jit
+def load_squares(
+    squares_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_inputs: tl.tensor,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+) -> tl.tensor:
+    """[ROWS, TILES] float32: of a LateNorm."""
+    row, tile = tl.arange(0, ROWS)[:, None], tl.arange(0, TILES)[None, :]
+    exists = (row < num_rows) & (tile * 64 < num_inputs)
+    return tl.load(squares_ptr + row * TILES + tile, mask=exists, other=0.0)
+
+
+@jit
+def late_factor(squares: tl.tensor, num_inputs: tl.tensor, EPSILON: tl.constexpr) -> tl.tensor:
+    """[ROWS] float32: by which the norm would have multiplied the inputs."""
+    return tl.rsqrt(tl.sum(squares, 1) / num_inputs + EPSILON)
+
+
+class Cut(NamedTuple):
+    """How a launch is cut. Only `split` has a part in the result's rounding."""
+
+    outputs: int
+    inputs: int
+    split: int
+    stages: int
+    invites_at: int  # tiles before the end of the sum
+    fetches_ahead: bool
+
+
+def is_skinny(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """16-bit types (the interpreter, which has no bfloat16, takes float32)."""
+    has_type = x.dtype in (torch.bfloat16, torch.float16) if x.is_cuda else x.dtype == torch.float32
+    most_rows = MAX_ROWS if weight.shape[1] > 2 * weight.shape[0] else FEW_ROWS
+    has_shape = x.dim() == 2 and 0 < x.shape[0] <= most_rows and x.shape[1] % _MIN_INPUTS == 0
+    has_layout = x.stride(-1) == 1 and weight.is_contiguous() and x.dtype == weight.dtype
+    return takes_triton(x) and has_type and has_shape and has_layout
+
+
+def _padded(num_rows: int) -> int:
+    return max(power_of_two(num_rows), _MIN_TILE_ROWS)
+
+
+def cut_of(num_outputs: int, x: torch.Tensor) -> Cut:
+    """Measured on the H200. Tiles that are all resident at once share the bandwidth evenly."""
+    (num_rows, num_inputs), num_multiprocessors = x.shape, multiprocessors(x.device)
+    tiles, cut = blocks_of(num_outputs, 64), _cut(num_inputs)
+    cuts = num_inputs // cut
+    most = min(num_multiprocessors // tiles, cuts // _MIN_CUTS_OF_A_PART, _MAX_SPLIT)
+    split = power_of_two(most + 1) // 2 if most > 1 and cuts >= _MIN_CUTS_TO_SPLIT else 1
+    part = cuts // split * cut
+    is_short = _AHEAD <= part <= _SHORT_SUM
+    if _padded(num_rows) == MAX_ROWS:
+        return Cut(64, _MIN_INPUTS, split, 8, 8, part >= _AHEAD)
+    if tiles > 2 * num_multiprocessors:
+        return Cut(128, _MIN_INPUTS, 1, 4, _AT_ONCE, False)
+    if cut < _CUT:
+        return Cut(64, _MIN_INPUTS, split, 8, _AT_ONCE, False)
+    return Cut(64, _CUT, split, 5, _INVITES_BEFORE_END if is_short else _AT_ONCE, is_short)
+
+
+def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
+    """The constants that all kernels share, and the options of the launch."""
+    rows, (overlaps, launch) = _padded(x.shape[0]), overlap(x.device)
+    fitting_stages = shared_memory_bytes(x.device) // ((cut.outputs + rows) * cut.inputs * x.element_size())
+    return {
+        "ROWS": rows,
+        "OUTPUTS": cut.outputs,
+        "INPUTS": cut.inputs,
+        "SPLIT": cut.split,
+        "CUT": _cut(x.shape[1]),
+        "OVERLAPS": overlaps,
+        "INVITES_AT": cut.invites_at,
+        "FETCHES_AHEAD": overlaps and cut.fetches_ahead,
+        "num_warps": 4,
+        "num_stages": min(cut.stages, max(fitting_stages, 1)),
+    } | launch
+
+
+def workspace_of(split: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Partial sums, and how many of a tile have arrived; nothing is written there where sums are whole."""
+    return _workspace(x.device) if split > 1 else (x, x)
+
+
+def reserve_workspace(device: torch.device) -> None:
+    """What such sums need there, before graphs of them are captured; it stays."""
+    _workspace(device)
+
+
+def _cut(num_inputs: int) -> int:
+    return _CUT if num_inputs % _CUT == 0 else _MIN_INPUTS
+
+
+@functools.cache
+def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Partial sums and, for each tile, how many have arrived: zero between launches, which use one stream."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a product of split sums must run once on the device before a graph of one is captured"
+        )
+    partials = torch.empty(_MAX_PARTS * 64 * MAX_ROWS, dtype=torch.float32, device=device)
+    return partials, torch.zeros(_MAX_PARTS, dtype=torch.int32, device=device)

@@ -1,0 +1,99 @@
+"""A linear layer whose result goes to the residual stream, and what the next norm needs of the stream."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.linear._skinny_core import (
+    add_up,
+    constants_of,
+    cut_of,
+    first_weights,
+    is_skinny,
+    sum_products,
+    workspace_of,
+)
+from headway.kernels.reference.linear.add_linear import add_linear as add_linear_twin
+from headway.kernels.runtime._triton import blocks_of, jit_once_for, tl
+from headway.kernels.types._deferred_norm import LateNorm, square_tiles
+
+
+@jit_once_for("num_rows", "num_outputs")
+def _add_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    scaled_ptr: tl.tensor,
+    squares_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrived_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_outputs: tl.tensor,
+    num_inputs: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CUT: tl.constexpr,
+    TILES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    INVITES_AT: tl.constexpr,
+    FETCHES_AHEAD: tl.constexpr,
+) -> None:
+    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.arange(0, ROWS)
+    is_row, is_output = row < num_rows, output < num_outputs
+    weight_row = tl.minimum(output, num_outputs - 1)
+    weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
+    norm_weight = tl.load(norm_ptr + output, mask=is_output, other=0).to(tl.float32)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    # Asked for now, needed after the sums.
+    is_cell = is_row[None, :] & is_output[:, None]
+    residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
+    residual = tl.load(residual_cell, mask=is_cell, other=0)
+    sums = sum_products(
+        x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+    )  # fmt: skip
+    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
+    if is_last:
+        total = (sums + residual.to(tl.float32)).to(residual.dtype)
+        stream = total.to(tl.float32)
+        tl.store(residual_cell, total, mask=is_cell)
+        scaled_cell = scaled_ptr + row[None, :] * num_outputs + output[:, None]
+        tl.store(scaled_cell, (stream * norm_weight[:, None]).to(residual.dtype), mask=is_cell)
+        # Masked, because the last tile's outputs beyond the weight repeat its last row.
+        squares = tl.sum(tl.where(is_cell, stream * stream, 0.0), 0)
+        tl.store(squares_ptr + row * TILES + tile, squares, mask=is_row)
+
+
+def add_linear(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [hidden, inputs] float
+    residual: torch.Tensor,  # [rows, hidden] float, in place: += x @ weight.T
+    norm_weight: torch.Tensor,  # [hidden] float: of the norm that comes next
+    epsilon: float,
+) -> tuple[torch.Tensor, LateNorm]:
+    """([rows, hidden]: the new residual times norm_weight, what is left to do of the norm).
+
+    The residual is rounded once, as its product with norm_weight is.
+    """
+    if not is_skinny(x, weight):
+        return add_linear_twin(x, weight, residual, norm_weight, epsilon)
+    (rows, num_inputs), hidden = x.shape, weight.shape[0]
+    assert residual.stride(1) == norm_weight.stride(0) == 1, "outputs stand side by side"
+    scaled = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
+    squares = torch.empty(rows, square_tiles(hidden), dtype=torch.float32, device=x.device)
+    cut = cut_of(hidden, x)._replace(outputs=64)
+    _add_kernel[(blocks_of(hidden, 64) * cut.split,)](
+        x, weight, residual, norm_weight, scaled, squares, *workspace_of(cut.split, x),
+        rows, hidden, num_inputs, x.stride(0), residual.stride(0),
+        TILES=squares.shape[1], **constants_of(cut, x),
+    )  # fmt: skip
+    return scaled, LateNorm(squares, epsilon)

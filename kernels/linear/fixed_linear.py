@@ -1,0 +1,137 @@
+"""Linear layers whose every result is summed in one order, however many rows there are.
+
+Weights are the first operand, products are added from the first input to the last in one accumulator of
+float32, by one kind of instruction. How many outputs, rows and inputs a program takes at a time has no part in it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from headway.kernels.reference.linear.fixed_linear import fixed_linear as fixed_linear_twin
+from headway.kernels.runtime._device import multiprocessors, overlap, shared_memory_bytes
+from headway.kernels.runtime._triton import blocks_of, jit_once_for, power_of_two, takes_triton, tl
+
+# Up to so many rows one program takes them all, and waits for memory.
+_FEW_ROWS = 64
+
+
+class _Tile(NamedTuple):
+    """What a program takes at a time. share: of the tensor cores' rate, about, once programs fill the device."""
+
+    outputs: int
+    rows: int
+    inputs: int
+    num_warps: int
+    stages: int
+    share: float = 1.0
+
+
+# Outputs in 64s: Hopper multiplies fewer by another instruction.
+_MANY_ROWS = (
+    _Tile(128, 256, 64, 8, 4, 1.0),
+    _Tile(128, 128, 64, 8, 4, 0.85),
+    _Tile(64, 128, 64, 4, 4, 0.6),
+    _Tile(64, 64, 64, 4, 4, 0.4),
+)
+# No tensor core multiplies float32: the operands lie in registers.
+_FLOAT32 = _Tile(64, 32, 32, 4, 3)
+
+
+@jit_once_for("num_rows", "num_outputs")
+def _fixed_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_outputs: tl.tensor,
+    num_inputs: tl.tensor,
+    x_stride: tl.tensor,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program OUTPUTS outputs of ROWS rows; neighbours share weights. IS_WHOLE: INPUTS divides the inputs."""
+    row_tiles = (num_rows + ROWS - 1) // ROWS
+    output = tl.program_id(0) // row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
+    first_row = tl.program_id(0) % row_tiles * ROWS
+    row = tl.arange(0, ROWS)  # from first_row on
+    column = tl.arange(0, INPUTS)
+    # Clamped, not masked: the loads stay plain copies.
+    weight_row = tl.minimum(output, num_outputs - 1).to(tl.int64) * num_inputs
+    weights_ptr = weight_ptr + weight_row[:, None] + column[None, :]
+    input_row = tl.minimum(row, num_rows - 1 - first_row) * x_stride
+    inputs_ptr = x_ptr + first_row.to(tl.int64) * x_stride + input_row[:, None] + column[None, :]
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for first in range(0, num_inputs, INPUTS):
+        if IS_WHOLE:
+            weights = tl.load(weights_ptr + first)
+            inputs = tl.load(inputs_ptr + first)
+        else:
+            exists = (first + column < num_inputs)[None, :]
+            weights = tl.load(weights_ptr + first, mask=exists, other=0)
+            inputs = tl.load(inputs_ptr + first, mask=exists, other=0)
+        sums = tl.dot(weights, tl.trans(inputs), sums, input_precision="ieee")
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+    is_output = output < num_outputs
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + output, mask=is_output, other=0).to(tl.float32)[:, None]
+    is_cell = (row < num_rows - first_row)[None, :] & is_output[:, None]
+    out_cell = out_ptr + first_row.to(tl.int64) * num_outputs + (row[None, :] * num_outputs + output[:, None])
+    tl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
+
+
+def fixed_linear(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [outputs, inputs] float
+    bias: torch.Tensor | None = None,  # [outputs] float
+) -> torch.Tensor:
+    """[rows, outputs]: x @ weight.T + bias, summed in float32 and rounded once.
+
+    A row's result is its own to the last bit, but in float64, which PyTorch multiplies.
+    """
+    if not takes_triton(x) or x.dtype == torch.float64 or x.shape[0] == 0:
+        return fixed_linear_twin(x, weight, bias)
+    assert x.dtype == weight.dtype, (x.dtype, weight.dtype)
+    assert x.stride(1) == 1, x.stride()
+    assert weight.is_contiguous(), weight.stride()
+    assert bias is None or bias.is_contiguous(), "a bias without gaps"
+    (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
+    out = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device)
+    # The interpreter, which has no bfloat16, takes float32 by the other tiles.
+    is_float32 = x.is_cuda and x.dtype == torch.float32
+    tile = _FLOAT32 if is_float32 else _tile(rows, num_inputs, num_outputs, multiprocessors(x.device))
+    tile_bytes = (tile.outputs + tile.rows) * tile.inputs * x.element_size()
+    overlaps, launch = overlap(x.device)
+    _fixed_kernel[(blocks_of(num_outputs, tile.outputs) * blocks_of(rows, tile.rows),)](
+        x, weight, x if bias is None else bias, out, rows, num_outputs, num_inputs, x.stride(0),
+        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, IS_WHOLE=num_inputs % tile.inputs == 0,
+        HAS_BIAS=bias is not None, OVERLAPS=overlaps, num_warps=tile.num_warps,
+        num_stages=min(tile.stages, max(shared_memory_bytes(x.device) // tile_bytes, 1)), **launch,
+    )  # fmt: skip
+    return out
+
+
+def _tile(num_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int) -> _Tile:
+    """The one with which the device is done first, by its rounds of programs and what a program takes."""
+    if num_rows <= _FEW_ROWS:
+        rows = max(power_of_two(num_rows), 16)
+        outputs = 128 if blocks_of(num_outputs, 64) > 2 * num_multiprocessors else 64
+        # Of 128 inputs five tiles must fit in Hopper's shared memory.
+        inputs = 128 if num_inputs % 128 == 0 and outputs + rows < 192 else 64
+        return _Tile(outputs, rows, inputs, 4, 5)
+
+    def duration(tile: _Tile) -> float:
+        programs = blocks_of(num_outputs, tile.outputs) * blocks_of(num_rows, tile.rows)
+        return blocks_of(programs, num_multiprocessors) * tile.outputs * tile.rows / tile.share
+
+    return min(_MANY_ROWS, key=duration)

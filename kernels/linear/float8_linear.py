@@ -1,0 +1,42 @@
+"""A linear layer whose inputs and weights are float8_e4m3fn, each with one scale for all: few rows by _streamed_linear.py on
+Hopper, others by the library."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import ScalingType
+
+from headway.kernels.linear._hopper_core import streams_of
+from headway.kernels.linear._hopper_linear import streamed_linear
+from headway.kernels.reference.linear.float8_linear import float8_linear as float8_linear_twin
+
+
+def float8_linear(
+    x: torch.Tensor,  # [rows, inputs] float8_e4m3fn
+    weight: torch.Tensor,  # [outputs, inputs] float8_e4m3fn
+    step: torch.Tensor,  # [1] float32: x times step are the inputs
+    scale: torch.Tensor,  # [1] float32: weight times scale is the weight
+    bias: torch.Tensor | None = None,  # [outputs] of that dtype
+    *,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """[rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias.
+
+    On CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16. No launch that is still under way may
+    write the weight.
+    """
+    if not x.is_cuda:
+        return float8_linear_twin(x, weight, step, scale, bias, dtype=dtype)
+    assert all(size % 16 == 0 for size in weight.shape), f"{tuple(weight.shape)} are no multiples of 16"
+    if len(x) == 0:
+        return x.new_empty(0, len(weight), dtype=dtype)
+    streams = streams_of(x, weight)
+    if streams is not None:
+        out = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
+        streamed_linear(x, weight, streams, out, step=step, scale=scale, bias=bias)
+        return out
+    whole = ScalingType.TensorWise
+    return F.scaled_mm(
+        x, weight.t(), step, whole, scale, whole, bias=bias, output_dtype=dtype, use_fast_accum=True
+    )

@@ -1,0 +1,206 @@
+"""A gate and its `up` in one product, and the gated activation: few rows as skinny_linear, many as _dense.py.
+
+What lies between, odd shapes and other types are PyTorch's, and the activation a launch of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.elementwise.silu_mul import silu_mul
+from headway.kernels.linear._hopper_core import (
+    PAIRED,
+    Streams,
+    by_rows,
+    cells_of,
+    close_stream,
+    described_pairs,
+    described_rows,
+    inputs_of,
+    many_streams_of,
+    open_stream,
+    split_paired,
+    stream_constants_of,
+    streams_of,
+    sum_stream,
+    sums_of,
+)
+from headway.kernels.linear._hopper_gated_gemm import dense_gated_linear, is_dense
+from headway.kernels.linear._skinny_core import (
+    Cut,
+    constants_of,
+    cut_of,
+    first_weights,
+    is_second,
+    is_skinny,
+    late_factor,
+    load_squares,
+    pair_of,
+    split_pairs,
+    sum_products,
+)
+from headway.kernels.reference.linear.gated_linear import gated_linear as gated_linear_twin
+from headway.kernels.runtime._device import multiprocessors
+from headway.kernels.runtime._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, takes_triton, tl
+from headway.kernels.types._deferred_norm import LateNorm
+
+
+@jit_once_for("num_rows", "num_outputs")
+def _gated_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    squares_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_outputs: tl.tensor,
+    num_inputs: tl.tensor,
+    x_stride: tl.tensor,
+    out_stride: tl.tensor,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CUT: tl.constexpr,
+    SQUARES: tl.constexpr,
+    EPSILON: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    INVITES_AT: tl.constexpr,
+    FETCHES_AHEAD: tl.constexpr,
+) -> None:
+    """One program OUTPUTS rows of the weight: half of them the gate's, beside each its row of `up`."""
+    place, row = tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
+    first_output = tl.program_id(0) * (OUTPUTS // 2)
+    paired_output = tl.minimum(first_output + pair_of(place), num_outputs - 1)
+    weight_row = paired_output + tl.where(is_second(place), num_outputs, 0)
+    weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, 0, SPLIT, CUT, FETCHES_AHEAD)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    if SQUARES > 0:
+        squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, SQUARES)
+    sums = sum_products(
+        x_ptr, weights_ptr, num_rows, num_inputs, x_stride, 0,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+    )  # fmt: skip
+    if SQUARES > 0:
+        sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
+    gate, up = split_pairs(sums, ROWS, OUTPUTS)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    output = first_output + tl.arange(0, OUTPUTS // 2)
+    out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
+    is_cell = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
+    tl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
+
+
+@gluon_jit_once_for("num_rows", "num_copies")
+def _streamed_gated_kernel(
+    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    out_ptr: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    num_copies: gl.tensor,
+    out_stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    INPUTS: gl.constexpr,
+    TILES: gl.constexpr,
+    NEIGHBOURS: gl.constexpr,
+    PAIRED: gl.constexpr,
+    STAGES: gl.constexpr,
+    STARTS: gl.constexpr,
+    UNIT: gl.constexpr,
+    UNDER_WAY: gl.constexpr,
+) -> None:
+    """One program TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up` that belong to them."""
+    first_tile = gl.program_id(0) * TILES
+    first = first_tile * (OUTPUTS // (2 * PAIRED))
+    stream = open_stream(
+        x_desc, weight_desc, 0, first, first_tile, 0, num_copies,
+        ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, PAIRED, STAGES, STARTS, UNIT,
+    )  # fmt: skip
+    stream = sum_stream(
+        x_desc, weight_desc, stream, 0, first, 0, num_copies, 0, num_copies,
+        ROWS, OUTPUTS, INPUTS, TILES, PAIRED, STAGES, UNDER_WAY,
+    )  # fmt: skip
+    sums = sums_of(stream, TILES)
+    for tile in gl.static_range(TILES):
+        _store_gated(
+            sums[tile], first_tile + tile, out_ptr, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, PAIRED
+        )
+    close_stream(stream, STAGES)
+
+
+@gluon_jit_once_for()
+def _store_gated(
+    sums: gl.tensor,  # [OUTPUTS, ROWS] float32
+    tile: gl.tensor,
+    out_ptr: gl.tensor,
+    num_rows: gl.tensor,
+    num_outputs: gl.tensor,
+    out_stride: gl.tensor,
+    ROWS: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    PAIRED: gl.constexpr,
+) -> None:
+    gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
+    result = (gate / (1.0 + gl.exp(-gate)) * up).to(out_ptr.dtype.element_ty)
+    result = by_rows(result, ROWS, OUTPUTS // 2)
+    layout: gl.constexpr = result.type.layout
+    cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS // 2, layout)
+    gl.store(out_ptr + cell, result, mask=is_cell)
+
+
+def _launch_streams(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: Streams) -> None:
+    rows, num_inputs = x.shape
+    _streamed_gated_kernel[(streams.programs,)](
+        described_rows(x, streams), described_pairs(weight, streams, blocks=1), out, rows, out.shape[1],
+        num_inputs // inputs_of(x, streams), out.stride(0), TILES=streams.tiles, PAIRED=PAIRED, **stream_constants_of(x, streams),
+    )  # fmt: skip
+
+
+def gated_linear(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
+    *,
+    norm: LateNorm | None = None,  # of x
+    out: torch.Tensor | None = None,  # [rows, outputs]
+) -> torch.Tensor:
+    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); in float32 and rounded once, but where the library multiplies.
+
+    No launch that is still under way may write the weight: it may be read before the launch in front has ended.
+    """
+    if not takes_triton(x) or (norm is not None and not is_skinny(x, weight)):
+        return gated_linear_twin(x, weight, norm=norm, out=out)
+    assert out is None or out.stride(-1) == 1, "outputs stand side by side"
+    streams = (streams_of(x, weight, pairs=True) or many_streams_of(x, weight)) if norm is None else None
+    is_few = streams is not None or is_skinny(x, weight)
+    if not is_few and not is_dense(x, weight, out):
+        gated = silu_mul(torch.nn.functional.linear(x, weight))
+        return gated if out is None else out.copy_(gated)
+    shape = x.shape[0], weight.shape[0] // 2
+    result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+    if streams is not None:
+        _launch_streams(x, weight, result, streams)
+    elif is_few:
+        _launch_few(x, weight, norm, result)
+    else:
+        dense_gated_linear(x, weight, result)
+    return result
+
+
+def _launch_few(x: torch.Tensor, weight: torch.Tensor, norm: LateNorm | None, out: torch.Tensor) -> None:
+    (rows, num_inputs), num_outputs = x.shape, out.shape[1]
+    cut = _cut(num_outputs, x)
+    _gated_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](
+        x, weight, x if norm is None else norm.squares, out,
+        rows, num_outputs, num_inputs, x.stride(0), out.stride(0),
+        SQUARES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
+        **constants_of(cut, x),
+    )  # fmt: skip
+
+
+def _cut(num_outputs: int, x: torch.Tensor) -> Cut:
+    """Small tiles where the device would stand half empty."""
+    if blocks_of(2 * num_outputs, 64) <= multiprocessors(x.device):
+        return cut_of(2 * num_outputs, x)._replace(split=1)
+    return Cut(128, 64, 1, 4, 1, False)

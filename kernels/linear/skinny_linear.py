@@ -1,0 +1,112 @@
+"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny.py, and _streamed.py and
+_resident.py for Hopper.
+
+More rows, odd shapes and other types are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.linear._hopper_core import streams_of
+from headway.kernels.linear._hopper_linear import streamed_linear
+from headway.kernels.linear._hopper_persistent import resident_linear, residents_of
+from headway.kernels.linear._skinny_core import (
+    add_up,
+    constants_of,
+    cut_of,
+    first_weights,
+    is_skinny,
+    sum_products,
+    workspace_of,
+)
+from headway.kernels.reference.linear.skinny_linear import skinny_linear as skinny_linear_twin
+from headway.kernels.runtime._triton import blocks_of, jit_once_for, tl
+
+
+@jit_once_for("num_rows", "num_outputs")
+def _linear_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrived_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_outputs: tl.tensor,
+    num_inputs: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    out_stride: tl.tensor,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CUT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    INVITES_AT: tl.constexpr,
+    FETCHES_AHEAD: tl.constexpr,
+) -> None:
+    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.arange(0, ROWS)
+    is_output = output < num_outputs
+    # Clamped, not masked: the weights' loads stay plain copies.
+    weight_row = tl.minimum(output, num_outputs - 1)
+    weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    sums = sum_products(
+        x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+    )  # fmt: skip
+    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
+    if is_last:
+        if HAS_BIAS:
+            sums += tl.load(bias_ptr + output, mask=is_output, other=0).to(tl.float32)[:, None]
+        is_cell = (row < num_rows)[None, :] & is_output[:, None]
+        if HAS_RESIDUAL:
+            residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
+            sums += tl.load(residual_cell, mask=is_cell, other=0).to(tl.float32)
+        out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
+        tl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
+
+
+def skinny_linear(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [outputs, inputs] float
+    bias: torch.Tensor | None = None,  # [outputs] float
+    *,
+    residual: torch.Tensor | None = None,  # [rows, outputs] float, added
+    out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
+) -> torch.Tensor:
+    """[rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once.
+
+    No launch that is still under way may write the weight: it is read before the launch in front has ended.
+    """
+    streams = streams_of(x, weight)
+    # Wide ones are lm_heads, which add nothing.
+    is_plain = streams is None and bias is None and residual is None
+    residents = residents_of(x, weight) if is_plain else None
+    if streams is None and residents is None and not is_skinny(x, weight):
+        return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
+    (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
+    assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
+    result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
+    if streams is not None:
+        streamed_linear(x, weight, streams, result, bias=bias, residual=residual)
+        return result
+    if residents is not None:
+        resident_linear(x, weight, residents, result)
+        return result
+    cut = cut_of(num_outputs, x)
+    _linear_kernel[(blocks_of(num_outputs, cut.outputs) * cut.split,)](
+        x, weight, x if bias is None else bias, x if residual is None else residual, result, *workspace_of(cut.split, x),
+        rows, num_outputs, num_inputs, x.stride(0), 0 if residual is None else residual.stride(0), result.stride(0),
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **constants_of(cut, x),
+    )  # fmt: skip
+    return result

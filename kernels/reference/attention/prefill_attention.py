@@ -1,0 +1,37 @@
+"""Causal attention of long chunks of queries over the paged cache (PyTorch twin): that of any window."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.attention.paged_attention import paged_attention
+
+
+def prefill_attention(
+    query: torch.Tensor,  # [rows, window, q_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
+    start_positions: torch.Tensor,  # [rows] int64
+    scale: float,
+    *,
+    first_position: int = 0,
+    end_positions: torch.Tensor | None = None,  # [rows] int64
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
+
+    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
+    there changes no query before it.
+    """
+    return paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        start_positions,
+        scale,
+        first_position=first_position,
+        end_positions=end_positions,
+        out=out,
+    )

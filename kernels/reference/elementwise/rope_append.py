@@ -1,0 +1,23 @@
+"""Rotary position embedding of queries and keys, and the keys and values to the paged cache (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.elementwise.kv_append import kv_append
+from headway.kernels.reference.elementwise.rope import rope
+
+
+def rope_append(
+    query: torch.Tensor,  # [tokens, q_heads, head_dim], in place
+    key: torch.Tensor,  # [tokens, kv_heads, head_dim], in place
+    value: torch.Tensor,  # [tokens, kv_heads, head_dim]
+    positions: torch.Tensor,  # [tokens] int64
+    cos_sin: torch.Tensor,  # [max_position, head_dim] float32 or float64: cosines, then sines
+    key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
+    value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
+    slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
+) -> None:
+    """`rope`, then `kv_append`."""
+    rope(query, key, positions, cos_sin)
+    kv_append(key, value, key_cache, value_cache, slot_mapping)

@@ -1,0 +1,23 @@
+"""A gate and its `up` in one product, and the gated activation (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.types._deferred_norm import LateNorm
+
+
+def gated_linear(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
+    *,
+    norm: LateNorm | None = None,  # of x
+    out: torch.Tensor | None = None,  # [rows, outputs]
+) -> torch.Tensor:
+    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T)."""
+    product = torch.nn.functional.linear(x, weight)
+    if norm is not None:
+        product = (product * norm.factor(x.shape[1])).to(x.dtype)
+    gate, up = product.chunk(2, dim=-1)
+    result = torch.nn.functional.silu(gate) * up
+    return result if out is None else out.copy_(result)

@@ -1,0 +1,112 @@
+"""Penalties, bias and masks at every place of a window, as if its tokens had come one by one (PyTorch twin).
+
+No host synchronisation on CUDA. On the CPU only the rows that use anything are touched.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.types._processor_state import Adjustments
+
+
+def adjust_logits(
+    logits: torch.Tensor,  # [rows, window, vocab] float
+    window_tokens: torch.Tensor,  # [rows, n] int64, n >= window - 1: tokens after those that are counted
+    positions: torch.Tensor,  # [rows] int64: absolute position of the token picked at window place 0
+    adjustments: Adjustments,
+) -> torch.Tensor:
+    """[rows, window, vocab] float32 or float64, `logits` left as they are where anything changes.
+
+    In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words
+    to -inf. Before the last place all of window_tokens count as output, before the one ahead of it all but
+    the last, and so on: the target's K + 1 places have K drafts, a drafter's single place as many as it made.
+    """
+    values = logits.to(_wide_type(logits))
+    if logits.is_cuda:
+        adjusted = _adjusted(values, window_tokens, positions, adjustments)
+        return torch.where(adjustments.is_used[:, None, None], adjusted, values)
+    index = adjustments.is_used.nonzero()[:, 0]
+    if len(index) == len(values):
+        return _adjusted(values, window_tokens, positions, adjustments)
+    if len(index) > 0:
+        some = _adjusted(values[index], window_tokens[index], positions[index], adjustments.at(index))
+        values = values.index_copy(0, index, some)
+    return values
+
+
+def count_tokens(
+    tokens: torch.Tensor,  # [rows, n] int64
+    counts: torch.Tensor,  # [rows] int64, 0 .. n
+    adjustments: Adjustments,
+) -> None:
+    """The first counts[row] tokens of each row are output from now on."""
+    kept = counts * adjustments.is_used
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    is_kept = places < kept[:, None]
+    _count(adjustments.token_counts, tokens, is_kept.to(torch.int32))
+    recent = adjustments.recent_tokens
+    places = torch.arange(recent.shape[1], device=tokens.device)
+    recent.copy_(torch.cat([recent, tokens], 1).gather(1, places + kept[:, None]))
+
+
+def _wide_type(logits: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _adjusted(
+    values: torch.Tensor, window_tokens: torch.Tensor, positions: torch.Tensor, adjustments: Adjustments
+) -> torch.Tensor:
+    window = values.shape[1]
+    penalised = torch.empty_like(values)
+    counts = adjustments.token_counts.clone()
+    first = window_tokens.shape[1] - window + 1
+    ones = torch.ones_like(window_tokens, dtype=torch.int32)
+    _count(counts, window_tokens[:, :first], ones[:, :first])
+    for place in range(window):
+        if place > 0:
+            token = slice(first + place - 1, first + place)
+            _count(counts, window_tokens[:, token], ones[:, token])
+        penalised[:, place] = _penalised(values[:, place], counts, adjustments)
+    penalised += adjustments.logit_bias[:, None]
+    _mask_stops(penalised, positions, adjustments)
+    _mask_bad_words(penalised, window_tokens, adjustments)
+    return penalised
+
+
+def _count(counts: torch.Tensor, tokens: torch.Tensor, amounts: torch.Tensor) -> None:
+    """Tokens of padding rows may be anything: they are kept within the vocabulary."""
+    counts.scatter_add_(1, tokens.clamp(0, counts.shape[1] - 1), amounts)
+
+
+def _penalised(values: torch.Tensor, counts: torch.Tensor, adjustments: Adjustments) -> torch.Tensor:
+    """values: [rows, vocab]."""
+    repetition, frequency, presence = adjustments.penalties[:, :, None].unbind(1)
+    is_in_output = counts > 0
+    repeated = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(is_in_output | adjustments.is_in_prompt, repeated, values)
+    return values - counts * frequency - is_in_output * presence
+
+
+def _mask_stops(values: torch.Tensor, positions: torch.Tensor, adjustments: Adjustments) -> None:
+    places = torch.arange(values.shape[1], device=values.device)
+    is_early = positions[:, None] + places < adjustments.min_positions[:, None]
+    stops = adjustments.stop_token_ids[:, None].expand(-1, values.shape[1], -1)
+    _mask(values, stops, is_early[:, :, None] & (stops >= 0))
+
+
+def _mask_bad_words(values: torch.Tensor, window_tokens: torch.Tensor, adjustments: Adjustments) -> None:
+    """A line of -1 3 5 asks for no token, then for a 3 right before the place, and masks 5."""
+    words, window = adjustments.bad_words, values.shape[1]
+    text = torch.cat([adjustments.recent_tokens, window_tokens], 1)
+    before = text.unfold(1, words.shape[2] - 1, 1)[:, -window:]  # [rows, window, length - 1]
+    asked = words[:, None, :, :-1]
+    is_met = ((before[:, :, None] == asked) | (asked < 0)).all(-1)
+    last = words[:, None, :, -1].expand(-1, window, -1)
+    _mask(values, last, is_met & (last >= 0))
+
+
+def _mask(values: torch.Tensor, token_ids: torch.Tensor, is_masked: torch.Tensor) -> None:
+    """token_ids, is_masked: [rows, window, n]. Ids may repeat: sums of 0 and -inf come in no order."""
+    amounts = torch.zeros(token_ids.shape, dtype=values.dtype, device=values.device)
+    values.scatter_add_(2, token_ids.clamp(min=0), amounts.masked_fill_(is_masked, -torch.inf))

@@ -1,0 +1,64 @@
+"""Verifies a round's drafts and moves its rows on: verify, prepare and rewind in one (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.speculation.prepare import prepare_next_forward_pass
+from headway.kernels.reference.speculation.rewind import rewind_kv_cache
+from headway.kernels.reference.speculation.verify import verify_speculative_tokens
+from headway.kernels.types._row_state import RoundWindow, RowState
+
+
+def commit_round(
+    rows: RowState,  # as `open_round` left it; all but limits, depth_caps, grants and prefill_status in place
+    window: RoundWindow,
+    picked: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
+    block_size_tokens: int,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[N, S + 2] int64: how many of the picked tokens stay (0 for padding), then all of them.
+
+    With a drafts accepted the a + 1 picked tokens up to the bonus token stay: the row's last token becomes
+    picked[a], the S - a rejected ones leave the cache, and the picked tokens are pending, a + 1 of them.
+    """
+    num_rows, width = picked.shape
+    depth = width - 1
+    input_tokens = torch.where(window.is_valid, window.token_ids, -1).flatten()
+    output_tokens = picked.flatten()
+    last, is_accepted, _ = verify_speculative_tokens(input_tokens, output_tokens, num_rows, 0, depth)
+    bonus, last_places, accepted_counts = torch.empty(
+        (3, num_rows), dtype=torch.int64, device=picked.device
+    ).unbind()
+    prepare_next_forward_pass(
+        num_rows,
+        output_tokens,
+        torch.arange(picked.numel(), device=picked.device),
+        last,
+        is_accepted,
+        input_tokens,
+        bonus,
+        last_places,
+        torch.empty((num_rows, depth), dtype=torch.int64, device=picked.device),
+        accepted_counts,
+        depth,
+    )
+    rewind_kv_cache(
+        accepted_counts,
+        rows.prefill_status,
+        rows.last_block_offsets,
+        rows.kv_lengths,
+        rows.block_counts,
+        rows.last_block_ids,
+        rows.kv_block_ids,
+        depth,
+        block_size_tokens,
+    )
+    is_live = rows.prefill_status == 0
+    rows.last_tokens.copy_(torch.where(is_live, bonus, rows.last_tokens))
+    pending = rows.pending_tokens[:, :width]
+    pending.copy_(torch.where(is_live[:, None], picked, pending))
+    rows.pending_counts.copy_(torch.where(is_live, accepted_counts + 1, rows.pending_counts))
+    emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], picked], dim=1)
+    return emitted if out is None else out.copy_(emitted)

@@ -1,0 +1,28 @@
+"""Hands rows over to rounds whose prompts are in the cache (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.types._row_state import RowState
+
+
+def start_rows(
+    rows: RowState,  # in place: all but limits, depth_caps, grants and prefill_status
+    index: torch.Tensor,  # [n] int64: rows, each once
+    tokens: torch.Tensor,  # [n] int64: what follows their prompts
+    lengths: torch.Tensor,  # [n] int64: of the prompts, 1 or more, in granted blocks
+    block_size_tokens: int,
+) -> None:
+    """From the next round on these rows take part, the token being the first that is not in the cache."""
+    counts = (lengths + block_size_tokens - 1) // block_size_tokens
+    granted = rows.granted_block_ids[index]
+    places = torch.arange(granted.shape[1], device=index.device)
+    rows.last_tokens[index] = tokens
+    rows.pending_tokens[index, 0] = tokens
+    rows.pending_counts.index_fill_(0, index, 1)
+    rows.kv_lengths[index] = lengths
+    rows.last_block_offsets[index] = (lengths - 1) % block_size_tokens
+    rows.block_counts[index] = counts
+    rows.last_block_ids[index] = granted.gather(1, counts[:, None] - 1)[:, 0]
+    rows.kv_block_ids[index] = torch.where(places < counts[:, None], granted, -1)

@@ -1,0 +1,1 @@
+"""Triton and device access that all kernels share."""

@@ -1,0 +1,11 @@
+"""The dtype in which kernels calculate."""
+
+from __future__ import annotations
+
+from headway.kernels.runtime._triton import jit, tl
+
+
+@jit
+def wide(value: tl.tensor) -> tl.tensor:
+    """float64 stays, everything else becomes float32."""
+    return value if value.dtype == tl.float64 else value.to(tl.float32)

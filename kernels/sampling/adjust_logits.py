@@ -1,0 +1,174 @@
+"""Penalties, bias and masks at every place of a window, as if its tokens had come one by one."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.sampling.adjust_logits import adjust_logits as adjust_logits_twin
+from headway.kernels.reference.sampling.adjust_logits import count_tokens as count_tokens_twin
+from headway.kernels.runtime._triton import (
+    blocks_of,
+    check_dense,
+    jit_once_for,
+    power_of_two,
+    takes_triton,
+    tl,
+)
+from headway.kernels.types._processor_state import Adjustments
+
+_TOKENS, _WARPS = 1024, 4
+# The twin rounds a product before it is subtracted.
+_ADJUST_OPTIONS = {"enable_fp_fusion": False}
+_WINDOW = ("window", "num_tokens", "row_stride", "token_stride", "window_token_ptr", "is_used_ptr")
+_ROWS = ("position_ptr", "stop_token_ptr", "min_position_ptr", "bad_word_ptr", "recent_token_ptr")
+
+
+@jit_once_for(*_WINDOW, "penalty_ptr")
+def _adjust_kernel(
+    logits_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    window_token_ptr: tl.tensor,
+    is_used_ptr: tl.tensor,
+    penalty_ptr: tl.tensor,
+    token_count_ptr: tl.tensor,
+    is_in_prompt_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    window: tl.tensor,
+    num_tokens: tl.tensor,
+    vocab_size: tl.tensor,
+    row_stride: tl.tensor,
+    token_stride: tl.tensor,
+    TOKENS: tl.constexpr,
+) -> None:
+    """Penalties and bias of TOKENS of the vocabulary, at each place of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    is_there = token < vocab_size
+    of_row = row * vocab_size + token
+    of_place = row * window * vocab_size + token
+    if tl.load(is_used_ptr + row):
+        repetition = tl.load(penalty_ptr + 3 * row)
+        frequency = tl.load(penalty_ptr + 3 * row + 1)
+        presence = tl.load(penalty_ptr + 3 * row + 2)
+        count = tl.load(token_count_ptr + of_row, mask=is_there, other=0)
+        is_in_prompt = tl.load(is_in_prompt_ptr + of_row, mask=is_there, other=False)
+        bias = tl.load(bias_ptr + of_row, mask=is_there, other=0.0)
+        for num_counted in range(num_tokens + 1):
+            if num_counted > 0:
+                counted = tl.load(window_token_ptr + row * row_stride + (num_counted - 1) * token_stride)
+                counted = tl.minimum(tl.maximum(counted, 0), vocab_size - 1)
+                count += (token == counted).to(tl.int32)
+            if num_counted > num_tokens - window:
+                place = of_place + (num_counted - (num_tokens - window) - 1) * vocab_size
+                value = tl.load(logits_ptr + place, mask=is_there, other=0.0).to(tl.float32)
+                repeated = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+                value = tl.where((count > 0) | is_in_prompt, repeated, value)
+                value = value - count.to(tl.float32) * frequency - (count > 0).to(tl.float32) * presence
+                tl.store(out_ptr + place, value + bias, mask=is_there)
+    else:
+        for index in range(window):
+            place = of_place + index * vocab_size
+            value = tl.load(logits_ptr + place, mask=is_there, other=0.0).to(tl.float32)
+            tl.store(out_ptr + place, value, mask=is_there)
+
+
+@jit_once_for(*_WINDOW, *_ROWS)
+def _mask_kernel(
+    out_ptr: tl.tensor,
+    window_token_ptr: tl.tensor,
+    position_ptr: tl.tensor,
+    is_used_ptr: tl.tensor,
+    stop_token_ptr: tl.tensor,
+    min_position_ptr: tl.tensor,
+    bad_word_ptr: tl.tensor,
+    recent_token_ptr: tl.tensor,
+    window: tl.tensor,
+    num_tokens: tl.tensor,
+    vocab_size: tl.tensor,
+    row_stride: tl.tensor,
+    token_stride: tl.tensor,
+    STOPS: tl.constexpr,
+    WORDS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    STOPS_BLOCK: tl.constexpr,
+    WORDS_BLOCK: tl.constexpr,
+    LENGTH_BLOCK: tl.constexpr,
+) -> None:
+    """-inf for what may not stand at one place of a row."""
+    row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(is_used_ptr + row):
+        out_ptr += (row * window + place) * vocab_size
+        stop = tl.arange(0, STOPS_BLOCK)
+        token = tl.load(stop_token_ptr + row * STOPS + stop, mask=stop < STOPS, other=-1)
+        is_early = tl.load(position_ptr + row) + place < tl.load(min_position_ptr + row)
+        tl.store(out_ptr + token, -float("inf"), mask=is_early & (token >= 0) & (token < vocab_size))
+        # A line asks for tokens right before the place and masks its last.
+        ahead = tl.arange(0, LENGTH_BLOCK)
+        is_ahead = ahead < LENGTH - 1
+        text = num_tokens - window + 1 + place + ahead
+        recent_token_ptr += row * (LENGTH - 1)
+        window_token_ptr += row * row_stride
+        is_recent, drafted = text < LENGTH - 1, text - (LENGTH - 1)
+        recent = tl.load(recent_token_ptr + text, mask=is_ahead & is_recent, other=-1)
+        in_window = is_ahead & (drafted >= 0)
+        before = tl.load(window_token_ptr + drafted * token_stride, mask=in_window, other=-1)
+        before = tl.where(is_recent, recent, before)
+        word = tl.arange(0, WORDS_BLOCK)
+        line_ptr = bad_word_ptr + (row * WORDS + word) * LENGTH
+        is_line = word < WORDS
+        asked = tl.load(
+            line_ptr[:, None] + ahead[None, :], mask=is_line[:, None] & is_ahead[None, :], other=-1
+        )
+        is_missed = (asked >= 0) & (asked != before[None, :])
+        last = tl.load(line_ptr + LENGTH - 1, mask=is_line, other=-1)
+        is_met = tl.max(is_missed.to(tl.int32), 1) == 0
+        tl.store(out_ptr + last, -float("inf"), mask=is_met & (last >= 0) & (last < vocab_size))
+
+
+def adjust_logits(
+    logits: torch.Tensor,  # [rows, window, vocab] float
+    window_tokens: torch.Tensor,  # [rows, n] int64, n >= window - 1: tokens after those that are counted
+    positions: torch.Tensor,  # [rows] int64: absolute position of the token picked at window place 0
+    adjustments: Adjustments,
+) -> torch.Tensor:
+    """[rows, window, vocab] float32 or float64: penalties, then bias, then masks.
+
+    Takes no memory but for its result. float64 logits, which only tests of exactness have, take the twin everywhere.
+    """
+    if not takes_triton(logits) or logits.dtype == torch.float64:
+        return adjust_logits_twin(logits, window_tokens, positions, adjustments)
+    check_dense(logits, positions, *adjustments.tensors().values())
+    rows, window, vocab_size = logits.shape
+    num_tokens = window_tokens.shape[1]
+    assert num_tokens >= window - 1, (num_tokens, window)
+    assert adjustments.token_counts.shape == (rows, vocab_size), (
+        adjustments.token_counts.shape,
+        rows,
+        vocab_size,
+    )
+    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    if out.numel() == 0:
+        return out
+    sizes = window, num_tokens, vocab_size, *window_tokens.stride()
+    _adjust_kernel[(rows, blocks_of(vocab_size, _TOKENS))](
+        logits, out, window_tokens, adjustments.is_used, adjustments.penalties, adjustments.token_counts,
+        adjustments.is_in_prompt, adjustments.logit_bias, *sizes, TOKENS=_TOKENS, num_warps=_WARPS, **_ADJUST_OPTIONS,
+    )  # fmt: skip
+    (_, stops), (_, words, length) = adjustments.stop_token_ids.shape, adjustments.bad_words.shape
+    _mask_kernel[(rows, window)](
+        out, window_tokens, positions, adjustments.is_used, adjustments.stop_token_ids, adjustments.min_positions,
+        adjustments.bad_words, adjustments.recent_tokens, *sizes, STOPS=stops, WORDS=words, LENGTH=length,
+        STOPS_BLOCK=power_of_two(stops), WORDS_BLOCK=power_of_two(words), LENGTH_BLOCK=power_of_two(length),
+        num_warps=_WARPS,
+    )  # fmt: skip
+    return out
+
+
+def count_tokens(
+    tokens: torch.Tensor,  # [rows, n] int64
+    counts: torch.Tensor,  # [rows] int64, 0 .. n
+    adjustments: Adjustments,
+) -> None:
+    """The first counts[row] tokens of each row are output from now on. The twin runs on every device: it synchronises
+    nothing on CUDA, so that a graph can capture it."""
+    count_tokens_twin(tokens, counts, adjustments)

@@ -1,0 +1,1 @@
+"""Bookkeeping of a decode round: drafts, verification, rewind."""

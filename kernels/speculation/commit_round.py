@@ -1,0 +1,118 @@
+"""Verifies a round's drafts and moves its rows on: verify, prepare and rewind in one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.speculation._window import check_window
+from headway.kernels.reference.speculation.commit_round import commit_round as commit_round_twin
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.types._row_state import RoundWindow, RowState
+
+_ROWS, _WARPS = 32, 1
+
+
+@jit
+def _commit_kernel(
+    token_ptr: tl.tensor,
+    valid_ptr: tl.tensor,
+    picked_ptr: tl.tensor,
+    prefill_ptr: tl.tensor,
+    last_token_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    offset_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    last_id_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    pending_ptr: tl.tensor,
+    pending_count_ptr: tl.tensor,
+    emitted_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    max_blocks: tl.tensor,
+    table_stride: tl.tensor,
+    pending_stride: tl.tensor,
+    DEPTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One lane a row."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_row = row < num_rows
+    is_live = is_row & (tl.load(prefill_ptr + row, mask=is_row, other=1) == 0)
+    length = tl.load(length_ptr + row, mask=is_live, other=0)
+    offset = tl.load(offset_ptr + row, mask=is_live, other=0)
+
+    first = row * (DEPTH + 1)
+    emitted_at = emitted_ptr + row * (DEPTH + 2)
+    is_accepted = is_live
+    accepted = tl.zeros((ROWS,), tl.int64)
+    picked = tl.load(picked_ptr + first, mask=is_row, other=0)
+    bonus = picked
+    for place in tl.static_range(DEPTH + 1):
+        if place > 0:
+            draft = tl.load(token_ptr + first + place, mask=is_row, other=0)
+            is_valid = tl.load(valid_ptr + first + place, mask=is_row, other=0) != 0
+            is_accepted = is_accepted & (tl.where(is_valid, draft, -1) == picked)
+            accepted += is_accepted.to(tl.int64)
+            picked = tl.load(picked_ptr + first + place, mask=is_row, other=0)
+            bonus = tl.where(is_accepted, picked, bonus)
+        tl.store(emitted_at + place + 1, picked, mask=is_row)
+        tl.store(pending_ptr + row * pending_stride + place, picked, mask=is_live)
+    tl.store(emitted_at, tl.where(is_live, accepted + 1, 0), mask=is_row)
+    tl.store(last_token_ptr + row, bonus, mask=is_live)
+    tl.store(pending_count_ptr + row, accepted + 1, mask=is_live)
+
+    rewound = DEPTH - accepted
+    tl.store(length_ptr + row, length - rewound, mask=is_live)
+    remainder = offset - rewound
+    falls_back = is_live & (remainder < 0)
+    tl.store(offset_ptr + row, tl.where(falls_back, remainder + BLOCK_SIZE, remainder), mask=is_live)
+    count = tl.load(count_ptr + row, mask=falls_back, other=1) - 1
+    tl.store(count_ptr + row, count, mask=falls_back)
+    entry_ptr = table_ptr + row * table_stride + count
+    tl.store(entry_ptr, -1, mask=falls_back & (count < max_blocks))
+    previous = tl.load(entry_ptr - 1, mask=falls_back & (count > 0), other=-1)
+    tl.store(last_id_ptr + row, previous, mask=falls_back)
+
+
+def commit_round(
+    rows: RowState,  # as `open_round` left it; all but limits, depth_caps, grants and prefill_status in place
+    window: RoundWindow,
+    picked: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
+    block_size_tokens: int,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[N, S + 2] int64: how many of the picked tokens stay (0 for padding), then all of them."""
+    if not takes_triton(picked):
+        return commit_round_twin(rows, window, picked, block_size_tokens, out=out)
+    num_rows, width = picked.shape
+    check_window(width - 1, block_size_tokens)
+    emitted = (
+        torch.empty((num_rows, width + 1), dtype=torch.int64, device=picked.device) if out is None else out
+    )
+    places = (
+        rows.last_tokens,
+        rows.kv_lengths,
+        rows.last_block_offsets,
+        rows.block_counts,
+        rows.last_block_ids,
+    )
+    check_dense(window.token_ids, window.is_valid, picked, rows.prefill_status, *places, rows.pending_counts)
+    check_dense(emitted)
+    table, pending = rows.kv_block_ids, rows.pending_tokens
+    assert table.stride(1) == pending.stride(1) == 1, (table.stride(), pending.stride())
+    assert pending.shape[1] >= width, (tuple(pending.shape), width)
+    if num_rows > 0:
+        overlaps, launch = overlap(picked.device)
+        _commit_kernel[(blocks_of(num_rows, _ROWS),)](
+            window.token_ids, window.is_valid, picked, rows.prefill_status, *places, table, pending,
+            rows.pending_counts, emitted, num_rows, table.shape[1], table.stride(0), pending.stride(0),
+            DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
+        )  # fmt: skip
+    return emitted

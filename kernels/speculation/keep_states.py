@@ -1,0 +1,78 @@
+"""Keeps the hidden states of a round that later passes of the MTP layer begin with, in one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.speculation.keep_states import keep_states as keep_states_twin
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import (
+    check_dense,
+    jit_once_for,
+    power_of_two,
+    takes_triton,
+    tl,
+    warps_of,
+)
+
+
+@jit_once_for("window")
+def _keep_kernel(
+    state_ptr: tl.tensor,
+    prefill_ptr: tl.tensor,
+    slot_ptr: tl.tensor,
+    pending_ptr: tl.tensor,
+    block_hidden_ptr: tl.tensor,
+    window: tl.tensor,
+    hidden: tl.tensor,
+    pending_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program a token."""
+    token = tl.program_id(0).to(tl.int64)
+    row, place = token // window, token % window
+    column = tl.arange(0, BLOCK)
+    is_inside = column < hidden
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    state = tl.load(state_ptr + token * hidden + column, mask=is_inside, other=0.0)
+    is_live = tl.load(prefill_ptr + row) == 0
+    tl.store(pending_ptr + row * pending_stride + place * hidden + column, state, mask=is_inside & is_live)
+    if HAS_BLOCKS:
+        slot = tl.load(slot_ptr + token)
+        ends_block = (slot >= 0) & (slot % BLOCK_SIZE == BLOCK_SIZE - 1)
+        kept_ptr = block_hidden_ptr + slot // BLOCK_SIZE * hidden + column
+        tl.store(kept_ptr, state, mask=is_inside & ends_block)
+
+
+def keep_states(
+    states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
+    prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
+    slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
+    pending_hidden: torch.Tensor,  # [N, >= S + 1, hidden], written
+    block_hidden: torch.Tensor | None,  # [num_blocks + 1, hidden], written; the last belongs to no block
+    block_size_tokens: int,
+) -> None:
+    """Of live rows all states wait with the row; those of tokens that end a block stay with it."""
+    if not takes_triton(states):
+        keep_states_twin(
+            states, prefill_status, slot_mapping, pending_hidden, block_hidden, block_size_tokens
+        )
+        return
+    rows, window, hidden = states.shape
+    blocks = states if block_hidden is None else block_hidden
+    check_dense(states, prefill_status, slot_mapping, blocks)
+    assert pending_hidden.shape[1] >= window, (tuple(pending_hidden.shape), window)
+    assert pending_hidden.stride()[1:] == (hidden, 1), pending_hidden.stride()
+    if rows > 0:
+        overlaps, launch = overlap(states.device)
+        block = power_of_two(hidden)
+        _keep_kernel[(rows * window,)](
+            states, prefill_status, slot_mapping, pending_hidden, blocks, window, hidden, pending_hidden.stride(0),
+            BLOCK_SIZE=block_size_tokens, HAS_BLOCKS=block_hidden is not None, BLOCK=block, OVERLAPS=overlaps,
+            num_warps=warps_of(block), **launch,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Results to the host, time stamps and memory probes."""

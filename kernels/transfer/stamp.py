@@ -1,0 +1,32 @@
+"""The time at which the work launched so far is done, read on the device: no host, no event, capturable."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.transfer.stamp import stamp as stamp_twin
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import check_dense, jit_once_for, power_of_two, tl
+
+
+@jit_once_for("out_ptr")
+def _stamp_kernel(out_ptr: tl.tensor, NUMBER: tl.constexpr, OVERLAPS: tl.constexpr) -> None:
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    time = tl.extra.cuda.globaltimer()
+    tl.store(out_ptr + tl.arange(0, NUMBER), tl.full((NUMBER,), 0, tl.int64) + time)
+
+
+def stamp(
+    out: torch.Tensor,  # [1 or 2] int64, written: equal times
+) -> None:
+    """Nanoseconds of a clock that only runs on; only differences mean anything."""
+    if out.is_cuda:
+        check_dense(out)
+        number = out.numel()
+        assert number == power_of_two(number), number
+        overlaps, launch = overlap(out.device)
+        _stamp_kernel[(1,)](out, NUMBER=number, OVERLAPS=overlaps, num_warps=1, **launch)
+    else:
+        stamp_twin(out)

@@ -1,0 +1,1 @@
+"""Value types that kernels take and return."""

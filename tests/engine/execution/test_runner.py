@@ -1,0 +1,457 @@
+"""What the runner does before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from headway_testing.checkpoints import constructed_mimo, random_qwen2
+from headway_testing.local import GREEDY, LocalEngine, Output
+from headway_testing.prefills import MixedLaunches, PaddedPrefills
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headway import kernels
+from headway.engine.execution import graphs as graphs_module
+from headway.engine.execution import prefill
+from headway.engine.execution import runner as runner_module
+from headway.engine.execution.graphs import Graphs, Round
+from headway.engine.layers import decoder as layers
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.protocol.logprobs import TokenLogprobs
+from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.sampling import sampler
+from headway.engine.scheduling.plan import PrefillChunk
+from headway.kernels import FEW_ROWS
+
+
+@pytest.mark.parametrize("make", [constructed_mimo, random_qwen2], ids=lambda make: make.__name__)
+def test_warming_up_a_prefill_leaves_nothing_behind(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, warmed = (LocalEngine(EngineConfig(model_path=str(make(tmp_path / name)))) for name in "ab")
+    runner = warmed.engine.runner
+    picks: list[bool] = []
+
+    def pick_tokens(logits: torch.Tensor, rows: Any, *rest: Any) -> torch.Tensor:
+        picks.append(rows.adjustments is not None)
+        return sampler.pick_tokens(logits, rows, *rest)
+
+    monkeypatch.setattr(runner_module, "pick_tokens", pick_tokens)
+    with torch.inference_mode():
+        runner._warm_up_prefill()
+    assert picks == [False, True]
+    kept = runner.pool.block_hidden
+    for tensor in (runner.pool.keys, runner.pool.values, *([] if kept is None else [kept[:-1]])):
+        assert not bool(tensor.any())
+    prompt = list(range(1, 40))
+    assert warmed.generate(prompt, max_tokens=20) == fresh.generate(prompt, max_tokens=20)
+
+
+# By PyTorch's allocator, by CUDA where a graph is instantiated, by Triton where a kernel is loaded, by cuBLAS.
+FULL = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB."),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=["allocator", "cuda", "triton", "cublas"])
+def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
+    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(constructed_mimo(tmp_path / "model"))
+    runner = LocalEngine(EngineConfig(model_path=path, max_running=7)).engine.runner
+
+    def capture_all(*_: Any) -> None:
+        raise error
+
+    # As on a GPU.
+    monkeypatch.setattr(runner, "_graphs", object())
+    monkeypatch.setattr(runner, "_graph_memory", object())
+    monkeypatch.setattr(runner, "_compile", lambda *_: None)
+    monkeypatch.setattr(runner, "_capture_all", capture_all)
+    with pytest.raises(ConfigError, match=r"rounds of 7 requests and 3 drafts .* set --max-running"):
+        runner.capture([0, 3], progress=lambda _: None)
+
+
+class FakeMemory:
+    """Of which each graph takes 100 bytes."""
+
+    is_rehearsing = False
+
+    def __init__(self, *, free: int = 1000, reserve: int = 0, error: RuntimeError | None = None) -> None:
+        self.free, self.reserve_bytes, self._error = free, reserve, error
+
+    def has_room(self, num_bytes: int) -> bool:
+        return self.free - num_bytes >= self.reserve_bytes
+
+    def capture(self, launch: Callable[[], object]) -> tuple[Any, object]:
+        if self._error is not None:
+            raise self._error
+        self.free -= 100
+        return SimpleNamespace(replay=lambda: None), launch()
+
+
+def graphs_in(memory: FakeMemory) -> Graphs[int, int]:
+    return Graphs(lambda key: 10 * key, memory)  # type: ignore[arg-type]
+
+
+def test_what_ran_before_is_captured_while_enough_is_left_for_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs_module, "bytes_taken_by", lambda run: (run(), 100))
+    memory = FakeMemory(free=450, reserve=300)
+    graphs = graphs_in(memory)
+    assert [graphs.run(2) for _ in range(3)] == [(20, False), (20, True), (20, True)]
+    assert not caplog.records
+    assert [graphs.run(3) for _ in range(3)] == [(30, False)] * 3
+    assert memory.free == 350
+    (warning,) = caplog.records
+    for part in (
+        "3, of 100 bytes",
+        "the 300 bytes that prompts and rounds may need",
+        "Set --kv-cache-memory",
+    ):
+        assert part in warning.getMessage()
+    assert graphs.run(2) == (20, True)
+
+
+@pytest.mark.parametrize("error", FULL, ids=["allocator", "cuda", "triton", "cublas"])
+def test_a_graph_for_which_memory_is_too_little_is_launched_kernel_by_kernel(error: RuntimeError) -> None:
+    graphs = graphs_in(FakeMemory(error=error))
+    assert [graphs.run(2) for _ in range(3)] == [(20, False)] * 3
+    ended = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    ended.__context__ = error
+    graphs = graphs_in(FakeMemory(error=ended))
+    assert [graphs.run(2) for _ in range(3)] == [(20, False)] * 3
+
+
+def test_another_fault_while_a_graph_is_captured_is_no_matter_of_memory() -> None:
+    graphs = graphs_in(FakeMemory(error=RuntimeError("CUDA error: an illegal memory access was encountered")))
+    graphs.run(2)
+    with pytest.raises(RuntimeError, match="illegal"):
+        graphs.run(2)
+
+
+class NumbersAssignedByIndex(TorchDispatchMode):
+    """Counts assignments of one number, which make the host wait for a GPU: it is copied there and the copy awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index_put_.default:
+            self.count += args[2].dim() == 0
+        elif func is torch.ops.aten.copy_.default:
+            self.count += args[0].dim() == args[1].dim() == 0
+        return func(*args, **(kwargs or {}))
+
+
+def test_taking_a_request_in_does_not_wait_for_the_device(tmp_path: Path) -> None:
+    engine = LocalEngine(EngineConfig(model_path=str(constructed_mimo(tmp_path / "model"))))
+    runner, numbers = engine.engine.runner, NumbersAssignedByIndex()
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with numbers:
+                return function(*args)
+
+        return call
+
+    for name in ("_set_up", "_start_rows", "_release", "_move", "_grant"):
+        setattr(runner, name, counted(getattr(runner, name)))
+    picky = SamplingParams(
+        repetition_penalty=1.1, allowed_token_ids=[4, 5, 6], bad_words_token_ids=[[4], [5, 6]], min_tokens=2
+    )
+    for sampling in (SamplingParams(), picky):
+        engine.submit([1, 2, 3], sampling=sampling, max_tokens=5)
+    engine.run()
+    assert numbers.count == 0
+
+
+def test_prompts_attended_in_windows_give_the_same_text(tmp_path: Path) -> None:
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    engines = [LocalEngine(EngineConfig(model_path=path, prefill_chunk=100)) for _ in range(2)]
+    engines[1].engine.runner._prefill_window = 8
+    check_equal(*engines)
+
+
+def test_beginnings_attended_without_the_cache_give_the_same_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "BEGINNING_MULTIPLE", 10)
+    monkeypatch.setattr(prefill, "LEAST_BEGINNING", 20)
+    attended: list[tuple[int, ...]] = []
+
+    def causal_attention(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        attended.append(tuple(query.shape[:2]))
+        return kernels.causal_attention(query, *rest)
+
+    monkeypatch.setattr(layers, "causal_attention", causal_attention)
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(model_path=path, prefill_chunk=100, dtype="float64")
+    engines = [LocalEngine(config) for _ in range(2)]
+    engines[1].engine.runner._splits_beginnings = True
+    check_equal(*engines)
+    assert set(attended) == {(2, 20), (1, 30), (1, 50)}
+
+
+@pytest.mark.parametrize(
+    ("depth", "scores", "is_few"),
+    [(0, False, False), (0, True, False), (2, False, False), (0, False, True)],
+    ids=["last", "scored", "drafts", "few-launches"],
+)
+def test_the_last_layer_computes_what_is_wanted_of_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, *, scores: bool, is_few: bool
+) -> None:
+    """Without drafts and scores its last token, several prompts at once, parts of prompts and prefixes found."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    monkeypatch.setattr(layers.DecoderLayer, "takes_few", lambda *_: is_few)
+    config = EngineConfig(model_path=path, prefill_chunk=48, depth=depth, dtype="float64")
+    engines = [LocalEngine(config) for _ in range(2)]
+    sizes: list[tuple[int, int]] = []
+    runner = engines[0].engine.runner
+    launch = runner._launch_prefill
+
+    def noting(chunks: Sequence[PrefillChunk], **wishes: bool) -> torch.Tensor:
+        hidden = launch(chunks, **wishes)
+        sizes.append((len(hidden), sum(len(chunk.token_ids) for chunk in chunks)))
+        return hidden
+
+    monkeypatch.setattr(runner, "_launch_prefill", noting)
+    every = engines[1].engine.runner
+    launch_every = every._launch_prefill
+    monkeypatch.setattr(
+        every,
+        "_launch_prefill",
+        lambda chunks, **wishes: launch_every(chunks, **wishes | {"wants_last": False}),
+    )
+    monkeypatch.setattr(
+        every, "_compute", lambda chunks, **wishes: (every._launch_prefill(chunks, **wishes), True)
+    )
+    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=1 if scores else None)
+    for _ in range(2):
+        check_equal(*engines, sampling=sampling)
+    takes_few = depth == 0 and not scores
+    assert sizes[0] == ((3 if takes_few else 48), 48)
+    assert all(num_states < num_tokens or not takes_few for num_states, num_tokens in sizes)
+
+
+@pytest.mark.parametrize(
+    ("depth", "wanted"),
+    [(0, [1, 2, runner_module.SOME_ROWS, FEW_ROWS, 1]), (2, [100, 300])],
+    ids=["last", "drafts"],
+)
+def test_the_warm_up_computes_one_last_token_and_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, wanted: list[int]
+) -> None:
+    """Or the first step in which as many prompts end would compile kernels while streams wait."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    runner = LocalEngine(EngineConfig(model_path=path, prefill_chunk=100, depth=depth)).engine.runner
+    monkeypatch.setattr(runner, "_max_prefill_tokens", 300)
+    monkeypatch.setattr(runner_module, "WARM_UP_TOKENS", 100)
+    sizes, num_tokens = [], []
+    launch = runner._launch_prefill
+
+    def noting(chunks: Sequence[PrefillChunk], **wishes: bool) -> torch.Tensor:
+        hidden = launch(chunks, **wishes)
+        sizes.append(len(hidden))
+        num_tokens.append(sum(len(chunk.token_ids) for chunk in chunks))
+        return hidden
+
+    monkeypatch.setattr(runner, "_launch_prefill", noting)
+    with torch.inference_mode():
+        runner._warm_up_prefill()
+    assert sizes == wanted
+    assert all(tokens > FEW_ROWS for tokens in num_tokens)  # fewer may take launches that leave no token out
+
+
+def test_the_warm_up_of_short_contexts_stays_within_their_block_tables(tmp_path: Path) -> None:
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(model_path=path, prefill_chunk=16, depth=0, max_model_len=32)
+    with torch.inference_mode():
+        LocalEngine(config).engine.runner._warm_up_prefill()
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("context", [48, 41], ids=["whole-blocks", "broken-block"])
+def test_a_prompt_of_the_whole_context_is_scored(tmp_path: Path, depth: int, context: int) -> None:
+    """Beside a request that goes on, with the log-probabilities that a larger context gives."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    prompt = [(7 * i) % 90 for i in range(context)]
+    sampling = msgspec.structs.replace(GREEDY, num_prompt_logprobs=1)
+    scores = []
+    for max_model_len in (context, context + 64):
+        config = EngineConfig(model_path=path, prefill_chunk=16, depth=depth, max_model_len=max_model_len)
+        engine = LocalEngine(config, reads_late=True)
+        engine.submit(prompt[:5], max_tokens=20)
+        number = engine.submit(prompt, max_tokens=1, sampling=sampling)
+        output = engine.run()[number]
+        assert len(output.token_ids) == 1
+        scores.append(output.prompt_logprobs)
+    assert scores[0] is not None
+    assert len(scores[0].logprobs) == context - 1
+    assert scores[0] == scores[1]
+
+
+def check_equal(*engines: LocalEngine, sampling: SamplingParams = GREEDY) -> None:
+    prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33)]
+    ids = [
+        [engine.submit(prompt, max_tokens=30, sampling=sampling) for prompt in prompts] for engine in engines
+    ]
+    outputs = [engine.run() for engine in engines]
+    assert ids[0] == ids[1]
+    assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
+    assert [outputs[0][i].prompt_logprobs for i in ids[0]] == [outputs[1][i].prompt_logprobs for i in ids[1]]
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_prefills_among_padding_give_the_same_text(
+    tmp_path: Path, depth: int, *, prefix_caching: bool
+) -> None:
+    """Several chunks at once, prompts over several steps, prefixes found in the cache, a single short chunk, and prompts that are
+    scored: keys, values and the states that are kept equal those of prefills without padding."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(
+        model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
+    )
+    engines = [LocalEngine(config) for _ in range(2)]
+    runner = engines[1].engine.runner
+    padded = PaddedPrefills(runner, (16, 32, 48))
+    runner._prefill_graphs = padded  # type: ignore[assignment]
+    prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16)]
+    greedy = SamplingParams(temperature=0.0, num_logprobs=1)
+    scored = SamplingParams(temperature=0.0, num_prompt_logprobs=1)
+    for some, sampling in (
+        (prompts, greedy),
+        (prompts, greedy),
+        ([[*prompts[4], 3, 4]], greedy),
+        (prompts, scored),
+    ):
+        ids = [
+            [engine.submit(prompt, max_tokens=30, sampling=sampling) for prompt in some] for engine in engines
+        ]
+        outputs = [engine.run() for engine in engines]
+        assert [outputs[0][i].token_ids for i in ids[0]] == [outputs[1][i].token_ids for i in ids[1]]
+        for i in ids[0]:
+            check_scores(outputs[1][i].logprobs, outputs[0][i].logprobs)
+            check_scores(outputs[1][i].prompt_logprobs, outputs[0][i].prompt_logprobs)
+    assert len({wanted.num_tokens for wanted in padded.launched}) > 1
+    assert {wanted.is_window for wanted in padded.launched} == {False, True}
+    assert {wanted.fills_drafts for wanted in padded.launched} == {depth > 0}
+    pools = [engine.engine.runner.pool for engine in engines]
+    torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=0, atol=1e-12)
+    torch.testing.assert_close(pools[1].values, pools[0].values, rtol=0, atol=1e-12)
+    if depth > 0:
+        kept = [pool.block_hidden[:-1] for pool in pools if pool.block_hidden is not None]
+        torch.testing.assert_close(kept[1], kept[0], rtol=0, atol=1e-12)
+    counts = [engine.engine.scheduler.snapshot() for engine in engines]
+    assert counts[0].accepted_tokens_per_position == counts[1].accepted_tokens_per_position
+    assert bool(counts[1].num_cached_prompt_tokens) == prefix_caching
+
+
+def check_scores(found: TokenLogprobs | None, wanted: TokenLogprobs | None) -> None:
+    assert (found is None) == (wanted is None)
+    if found is not None and wanted is not None:
+        assert (found.ranks, found.top_ids) == (wanted.ranks, wanted.top_ids)
+        assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_prompts_beside_rounds_give_the_same_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, *, prefix_caching: bool
+) -> None:
+    """In the round's own forward pass, or behind the round where no graph is for them: requests that come while others
+    run, whole and in chunks. Beside penalties and log-probabilities they are computed before it. The round picks their
+    first tokens if it is large enough for their rows."""
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(
+        model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
+    )
+    mixing = msgspec.structs.replace(config, mixed_above_tokens=0)
+    engines = [LocalEngine(config), LocalEngine(mixing), LocalEngine(mixing)]
+    runner = engines[1].engine.runner
+    mixed = MixedLaunches(runner, (16, 32))  # 48 tokens go behind the round
+    runner._mixed_graphs = mixed  # type: ignore[assignment]
+    start_rows, finish_chunks = runner._start_rows, runner._finish_chunks
+    are_picked: list[bool] = []  # of the starts in mixed steps
+
+    def noting_starts(*args: Any) -> None:
+        are_picked.append(args[-1] is not None)
+        start_rows(*args)
+
+    def noting_mixed(*args: Any, picked: torch.Tensor | None = None, **kwargs: Any) -> None:
+        monkeypatch.setattr(runner, "_start_rows", start_rows if picked is None else noting_starts)
+        finish_chunks(*args, picked=picked, **kwargs)
+
+    monkeypatch.setattr(runner, "_finish_chunks", noting_mixed)
+    plain: list[dict[str, object]] = [{}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}]
+    wishes = plain * 5 + [{"num_logprobs": 2}, {}, {"frequency_penalty": 0.5}]
+    prompts = [
+        [(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16, 70, 31)
+    ]
+    outputs: list[dict[int, Output]] = []
+    for engine in engines:
+        for number, prompt in enumerate(prompts * 2):
+            sampling = SamplingParams(**({"temperature": 0.0, "seed": number} | wishes[number]))  # type: ignore[arg-type]
+            cap = 1 if number % 4 == 3 else None
+            engine.submit(prompt, max_tokens=9 + number % 3, sampling=sampling, max_draft_tokens=cap)
+            engine.step()
+        outputs.append(engine.run())
+    for other in outputs[1:]:
+        for number, output in outputs[0].items():
+            assert other[number].token_ids == output.token_ids, number
+            check_scores(other[number].logprobs, output.logprobs)
+            check_scores(other[number].prompt_logprobs, output.prompt_logprobs)
+    assert {wanted.num_tokens for wanted in mixed.launched} == {16, 32}
+    assert {wanted.round.depth for wanted in mixed.launched} == {depth}
+    rounds = {wanted.round._replace(num_rows=0, depth=0) for wanted in mixed.launched}
+    assert rounds == {Round(0, 0)}, "of no rare kind"
+    assert {wanted.fills_drafts for wanted in mixed.launched} == {depth > 0}
+    assert set(are_picked) == {False, True}, "rows within the round's graph, and beyond it"
+
+
+def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five, two at a time: some adjusted, some scored, of which the second pair has none, where one is drawn."""
+    path = str(random_qwen2(tmp_path / "model"))
+    picked: list[int] = []
+
+    def pick_tokens(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        picked.append(len(logits))
+        return sampler.pick_tokens(logits, *rest)
+
+    monkeypatch.setattr(runner_module, "pick_tokens", pick_tokens)
+    wishes: list[dict[str, object]] = [
+        {"num_logprobs": 2},
+        {"logit_bias": {3: 50.0}},
+        {},
+        {"temperature": 1.0, "seed": 5},
+        {"num_logprobs": 1, "logit_bias": {4: 50.0}},
+    ]
+    outputs: list[list[Output]] = []
+    for at_once in (64, 2):
+        monkeypatch.setattr(runner_module, "SCORED_AT_ONCE", at_once)
+        engine = LocalEngine(EngineConfig(model_path=path, max_running=8))
+        for i, wish in enumerate(wishes):
+            sampling = SamplingParams(**({"temperature": 0.0} | wish))  # type: ignore[arg-type]
+            engine.submit([i + 1] * (5 + i), max_tokens=3, sampling=sampling)
+        outputs.append(list(engine.run().values()))
+    assert picked == [5, 2, 2, 1]
+    whole, parted = outputs
+    assert [o.token_ids for o in whole] == [o.token_ids for o in parted]
+    assert [whole[i].token_ids[0] for i in (1, 4)] == [3, 4]
+    for i in (0, 4):
+        assert len(parted[i].logprobs.logprobs) == 3
+        assert parted[i].logprobs.logprobs == pytest.approx(whole[i].logprobs.logprobs, abs=1e-5)

@@ -1,0 +1,155 @@
+"""A row's logits do not depend on its neighbours, and the rotary table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from headway_testing.checkpoints import random_mimo
+from headway_testing.paged import PagedSequences, load
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from headway.engine.layers.decoder import DecoderLayer, Placement, rotary_table
+from headway.engine.layers.inputs import Chunks, ForwardInputs
+from headway.engine.models.model_config import read_model_config
+
+EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+}
+
+
+@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
+def threads(request: pytest.FixtureRequest) -> None:
+    torch.set_num_threads(request.param)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("sizes", [{}, EMBEDDED], ids=["tiny", "embedded"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_logits_of_a_row_are_bitwise_the_same_alone_and_among_others(
+    dtype: str, sizes: dict[str, object], tmp_path: Path
+) -> None:
+    """Rows of 37 tokens each: one decode step alone, then among 1 .. 63 rows of other lengths."""
+    model = load(random_mimo(tmp_path / "model", **sizes), dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 151, (64, 40), generator=generator)
+    lengths = [37, *torch.randint(1, 40, (63,), generator=generator).tolist()]
+    sequences = PagedSequences(model, 64, 48)
+    prefilled = [(row, 0, length) for row, length in enumerate(lengths)]
+    sequences.forward(prefilled, torch.cat([tokens[row, :length] for row, _, length in prefilled]))
+
+    def logits_of_first(num_rows: int) -> torch.Tensor:
+        steps = [(row, lengths[row], 1) for row in range(num_rows)]
+        hidden = sequences.forward(steps, torch.stack([tokens[row, lengths[row]] for row in range(num_rows)]))
+        carry = sequences.draft(steps, tokens[:num_rows, 0], hidden)
+        return torch.cat([model.logits(hidden)[0], model.draft_logits(carry)[0]])
+
+    alone = logits_of_first(1)
+    assert [
+        n for n in (2, 3, 4, 7, 15, 16, 17, 33, 63, 64) if not torch.equal(logits_of_first(n), alone)
+    ] == []
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("sizes", [{}, EMBEDDED], ids=["tiny", "embedded"])
+def test_logits_of_a_window_are_bitwise_those_of_single_steps(
+    sizes: dict[str, object], tmp_path: Path
+) -> None:
+    model = load(random_mimo(tmp_path / "model", **sizes))
+    tokens = torch.randint(0, 151, (72,), generator=torch.Generator().manual_seed(0))
+    sequences = PagedSequences(model, 1, 72)
+    window = sequences.forward([(0, 0, 64)], tokens[:64])[-1:]
+    for width in (1, 2, 3, 4, 5, 9):
+        sequences.forward([(0, 0, 63)], tokens[:63])
+        found = sequences.forward([(0, 63, width)], tokens[63 : 63 + width])[:1]
+        assert torch.equal(model.logits(found), model.logits(window)), width
+
+
+@pytest.mark.parametrize("head_dim", [16, 64], ids=["tiny-heads", "whole-tiles"])
+def test_what_products_do_for_few_tokens_is_what_the_layers_do(
+    head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden states, drafts, and keys and values; a GPU takes this way, here with the twins."""
+    model = load(random_mimo(tmp_path / "model", head_dim=head_dim), dtype="float64")
+    tokens = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(0))
+    spans = [(0, 0, 30), (1, 0, 3)]
+    steps = [(0, 30, 4), (1, 3, 4)]
+    results = []
+    for takes_few in (False, True):
+        monkeypatch.setattr(DecoderLayer, "takes_few", lambda *_, answer=takes_few: answer)
+        sequences = PagedSequences(model, 2, 40)
+        sequences.forward(spans, torch.cat([tokens[0, :30], tokens[1, :3]]))
+        hidden = sequences.forward(steps, torch.cat([tokens[0, 30:34], tokens[1, 3:7]]))
+        carry = sequences.draft(steps, torch.cat([tokens[0, 31:35], tokens[1, 4:8]]), hidden)
+        results.append((hidden, carry, sequences.pool.keys, sequences.pool.values))
+    for plain, few in zip(*results, strict=True):
+        torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
+
+
+def as_chunks(inputs: ForwardInputs) -> ForwardInputs:
+    """The same, as a graph of a prefill gets it: one more chunk, which does not exist."""
+    tables = torch.cat([segment.block_table for segment in inputs.segments])
+    numbers = [[segment.first_token, segment.window] for segment in inputs.segments]
+    firsts, lengths = torch.tensor([*numbers, [0, 0]]).unbind(1)
+    starts = torch.cat([*(segment.start_positions for segment in inputs.segments), torch.zeros(1).long()])
+    return replace(
+        inputs, segments=(), chunks=Chunks(torch.cat([tables, tables[:1]]), firsts, lengths, starts)
+    )
+
+
+def as_beginnings(inputs: ForwardInputs) -> ForwardInputs:
+    """The same, of prompts that begin: their own keys are all there are."""
+    own = [replace(s, is_self_contained=not s.start_positions.any()) for s in inputs.segments]
+    return replace(inputs, segments=tuple(own))
+
+
+@pytest.mark.parametrize("form", [as_chunks, as_beginnings])
+def test_few_launches_attend_prompts_as_many_do(
+    form: Callable[[ForwardInputs], ForwardInputs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks from the first position on, then what follows, and a prompt that begins beside it."""
+    model = load(random_mimo(tmp_path / "model", head_dim=64), dtype="float64")
+    tokens = torch.randint(0, 151, (32,), generator=torch.Generator().manual_seed(0))
+    results = []
+    for takes_few in (False, True):
+        monkeypatch.setattr(DecoderLayer, "takes_few", lambda *_, answer=takes_few: answer)
+        sequences = PagedSequences(model, 3, 40)
+        hidden = [
+            model.forward(form(sequences.inputs(spans, tokens[:count])), sequences.pool)
+            for spans, count in (([(0, 0, 11), (1, 0, 11)], 22), ([(0, 11, 7), (1, 11, 20), (2, 0, 5)], 32))
+        ]
+        results.append((*hidden, sequences.pool.keys, sequences.pool.values))
+    for plain, few in zip(*results, strict=True):
+        torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hidden_size", [2048, 2112])
+def test_how_wide_a_model_is_decides_about_few_launches(hidden_size: int, tmp_path: Path) -> None:
+    """And no number of tokens up to 32, or a row's result would depend on those beside it."""
+    config = read_model_config(random_mimo(tmp_path / "model", head_dim=64))
+    place = Placement(torch.device("meta"), torch.bfloat16)
+    layer = DecoderLayer(replace(config, hidden_size=hidden_size, intermediate_size=64), place)
+    with FakeTensorMode():
+        streams = [torch.empty(n, hidden_size, dtype=place.dtype, device="cuda") for n in (1, 16, 32, 33)]
+    is_narrow = hidden_size <= 2048
+    assert [layer.takes_few(stream) for stream in streams] == [is_narrow, is_narrow, is_narrow, False]
+
+
+def test_rotary_angles_are_rounded_to_float32_in_every_dtype(tmp_path: Path) -> None:
+    config = read_model_config(random_mimo(tmp_path / "model"))
+    cpu = torch.device("cpu")
+    tables = [rotary_table(config, Placement(cpu, dtype)) for dtype in (torch.float64, torch.bfloat16)]
+    assert [t.dtype for t in tables] == [torch.float64, torch.float32]
+    assert torch.equal(tables[0].float(), tables[1])
+    exact = torch.tensor(200 / 10_000.0 ** (2 / 16), dtype=torch.float64)
+    assert abs(tables[0][200, 1] - exact.cos()) < 2e-5
+    assert abs(tables[0][200, 9] - exact.sin()) < 2e-5

@@ -1,0 +1,298 @@
+"""Loading a folder: values, dtypes, shards, and a clear error for everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from headway_testing.checkpoints import (
+    mimo_config,
+    qwen2_config,
+    random_mimo,
+    random_qwen2,
+    random_tensors,
+    write_folder,
+)
+from headway_testing.oracle import Oracle
+from headway_testing.paged import load
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2ForCausalLM
+
+from headway.engine.loading import checkpoint
+from headway.engine.loading.checkpoint import load_model, parameter_counts
+from headway.engine.protocol.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize("num_shards", [1, 3], ids=["one-file", "shards"])
+def test_every_parameter_gets_the_stored_values(num_shards: int, tmp_path: Path) -> None:
+    config = mimo_config()
+    tensors = random_tensors(config, with_mtp=True)
+    model = load(write_folder(tmp_path, config, tensors, num_shards=num_shards), dtype="float64")
+    loaded = model.tensors()
+    assert loaded.keys() == tensors.keys()
+    assert [name for name in tensors if not torch.equal(loaded[name], tensors[name].double())] == []
+
+
+@pytest.mark.parametrize("max_shard_size", ["1GB", "20KB"], ids=["one-file", "shards"])
+def test_a_folder_that_transformers_wrote_is_read(max_shard_size: str, tmp_path: Path) -> None:
+    oracle = Oracle(dtype=torch.float32)
+    model = load(oracle.save(tmp_path, with_head=False, max_shard_size=max_shard_size), dtype="float64")
+    stored = oracle.model.state_dict()
+    assert (tmp_path / INDEX).exists() == (max_shard_size == "20KB")
+    assert [name for name, t in model.tensors().items() if not torch.equal(t, stored[name].double())] == []
+
+
+def test_parts_of_a_fused_parameter_share_its_memory(tmp_path: Path) -> None:
+    tensors = load(random_qwen2(tmp_path), dtype="float64").tensors()
+    storages = {t.untyped_storage().data_ptr() for t in tensors.values()}
+    # A layer of 12 tensors has 7 storages: q, k, v and their biases are two, gate and up are one.
+    assert len(storages) == 3 + 3 * 7
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "wanted"),
+    [
+        (torch.bfloat16, "auto", torch.float32),
+        (torch.float32, "float64", torch.float64),
+        (torch.float32, "bfloat16", torch.bfloat16),
+        (torch.float64, "float16", torch.float16),
+    ],
+    ids=["auto-on-cpu", "widened", "to-bfloat16", "to-float16"],
+)
+def test_the_dtype_is_the_one_asked_for(
+    stored: torch.dtype, asked: str, wanted: torch.dtype, tmp_path: Path
+) -> None:
+    config = qwen2_config()
+    tensors = {n: t.to(stored) for n, t in random_tensors(config, with_mtp=False).items()}
+    model = load(write_folder(tmp_path, config, tensors), dtype=asked)
+    assert model.dtype == wanted
+    assert torch.equal(model.final_norm, tensors[NORM].to(wanted))
+
+
+def test_auto_is_the_dtype_of_most_tensors_off_the_cpu(tmp_path: Path) -> None:
+    config = qwen2_config()
+    tensors = {n: t.to(torch.bfloat16) for n, t in random_tensors(config, with_mtp=False).items()}
+    tensors[NORM] = tensors[NORM].float()
+    folder = write_folder(tmp_path, config, tensors)
+    model = load_model(
+        folder, device=torch.device("meta"), dtype="auto", with_mtp=False, progress=lambda _: None
+    )
+    assert model.dtype == torch.bfloat16
+
+
+def test_progress_rises_to_one(tmp_path: Path) -> None:
+    seen: list[float] = []
+    load_model(
+        random_mimo(tmp_path), device=torch.device("cpu"), dtype="auto", with_mtp=True, progress=seen.append
+    )
+    assert seen == sorted(seen)
+    assert (seen[0] > 0, seen[-1], len(seen)) == (True, 1.0, 3 + 12 * 4 + 4)
+
+
+def test_a_tied_head_is_counted_once_and_may_be_stored_twice(tmp_path: Path) -> None:
+    config = qwen2_config(tie_word_embeddings=True)
+    tensors = random_tensors(config, with_mtp=False)
+    stored_twice = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    model = load(write_folder(tmp_path, config, stored_twice))
+    num_parameters = sum(t.numel() for t in tensors.values())
+    assert parameter_counts(model) == (num_parameters, 4 * num_parameters)
+
+
+def test_a_head_that_differs_from_the_embedding_is_used_whatever_config_json_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = qwen2_config(tie_word_embeddings=True)
+    tensors = random_tensors(config, with_mtp=False)
+    head = tensors["model.embed_tokens.weight"] + 1
+    model = load(write_folder(tmp_path, config, tensors | {"lm_head.weight": head}), dtype="float64")
+    assert warnings_of(caplog, "tie_word_embeddings") == 1
+    theirs = Qwen2ForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(model.tensors()["lm_head.weight"], theirs.lm_head.weight.double())
+    assert parameter_counts(model)[0] == sum(t.numel() for t in tensors.values()) + head.numel()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, word: str) -> int:
+    return sum(
+        record.name == "headway.engine.loading.checkpoint"
+        and record.levelname == "WARNING"
+        and word in record.getMessage()
+        for record in caplog.records
+    )
+
+
+def test_a_tied_head_that_is_stored_alike_stays_tied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = qwen2_config(tie_word_embeddings=True)
+    tensors = random_tensors(config, with_mtp=False)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    model = load(write_folder(tmp_path, config, tensors), dtype="float64")
+    assert "lm_head.weight" not in model.tensors()
+    assert caplog.records == []
+
+
+def test_a_head_of_another_shape_is_not_passed_over(tmp_path: Path) -> None:
+    config = qwen2_config(tie_word_embeddings=True)
+    tensors = random_tensors(config, with_mtp=False) | {"lm_head.weight": torch.ones(150, 48)}
+    with pytest.raises(ModelError, match=r"lm_head\.weight is \[150, 48\], not \[151, 48\]"):
+        load(write_folder(tmp_path, config, tensors))
+
+
+def test_a_head_that_is_announced_and_missing_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = mimo_config()
+    folder = write_folder(tmp_path, config, random_tensors(config, with_mtp=False))
+    assert not load(folder, with_mtp=False).has_mtp
+    assert warnings_of(caplog, "num_nextn_predict_layers") == 1
+
+
+def test_of_a_tensor_in_two_shards_the_later_file_counts_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = qwen2_config()
+    tensors = random_tensors(config, with_mtp=False)
+    folder = write_folder(tmp_path, config, tensors, num_shards=2)
+    shards = sorted(folder.glob("*.safetensors"))
+    for value, shard in enumerate(shards):
+        save_file(load_file(shard) | {NORM: torch.full((48,), float(value))}, shard)
+    model = load(folder)
+    theirs = Qwen2ForCausalLM.from_pretrained(folder)
+    assert torch.equal(model.final_norm, theirs.model.norm.weight)
+    assert warnings_of(caplog, NORM) == 1
+
+
+def test_the_rotary_table_is_made_for_what_is_served(tmp_path: Path) -> None:
+    """A trillion positions, of which 100 are served."""
+    folder = random_qwen2(tmp_path, max_position_embeddings=10**12)
+    model = load_model(
+        folder,
+        device=torch.device("cpu"),
+        dtype="auto",
+        with_mtp=False,
+        progress=lambda _: None,
+        max_model_len=100,
+    )
+    assert model.cos_sin.shape == (100, 16)
+    with pytest.raises(ModelError, match=r"rotary table .* 1,000,000,000,000 positions .*--max-model-len"):
+        load(folder)
+
+
+def test_stored_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
+    config = qwen2_config()
+    tensors = random_tensors(config, with_mtp=False)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    assert load(write_folder(tmp_path, config, tensors)).num_kv_layers == 3
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def folder_for_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
+def device_for_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/dev/zero")
+
+
+def link_to_nothing(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "elsewhere")
+    (folder / "model.safetensors").symlink_to(folder / "nowhere")
+
+
+def link_in_a_circle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
+
+
+def index_of(content: object) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / INDEX).write_text(json.dumps(content))
+
+    return write
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "no-weights": (lambda f: (f / "model.safetensors").unlink(), ["neither model.safetensors nor", INDEX]),
+    "only-pickle": (only_pickle, ["pytorch_model.bin", "convert"]),
+    "folder-for-weights": (folder_for_weights, ["model.safetensors is a folder", "regular file"]),
+    "device-for-weights": (device_for_weights, ["model.safetensors is a device"]),
+    "link-to-nothing": (link_to_nothing, ["model.safetensors is a link to ", "does not exist"]),
+    "link-in-a-circle": (link_in_a_circle, ["model.safetensors cannot be read", "symbolic links"]),
+    "cut-off": (cut_off, ["model.safetensors is not a whole safetensors file"]),
+    "index-no-map": (index_of([]), [INDEX, "weight_map"]),
+    "index-outside": (index_of({"weight_map": {NORM: "../x.safetensors"}}), ["outside", "../x.safetensors"]),
+    "shard-missing": (index_of({"weight_map": {NORM: "b.safetensors"}}), ["lacks b.safetensors", INDEX]),
+    "tensor-missing": (lambda f: edit(f, lambda t: t.pop(NORM)), ["lacks 1 tensors", NORM]),
+    "bias-missing": (
+        lambda f: edit(f, lambda t: t.pop("model.mtp_layers.0.self_attn.k_proj.bias")),
+        ["lacks 1 tensors", "model.mtp_layers.0.self_attn.k_proj.bias"],
+    ),
+    "many-missing": (
+        lambda f: edit(f, lambda t: [t.pop(n) for n in list(t) if ".layers.1." in n]),
+        ["lacks 12 tensors", "model.layers.1.input_layernorm.weight", "and 4 more"],
+    ),
+    "tensor-unexpected": (
+        lambda f: edit(f, lambda t: t.update({"model.layers.9.mlp.gate.weight": torch.ones(2)})),
+        ["1 tensors", "does not have", "model.layers.9.mlp.gate.weight"],
+    ),
+    "wrong-shape": (
+        lambda f: edit(f, lambda t: t.update({NORM: torch.ones(47)})),
+        [NORM, "[47], not [48]"],
+    ),
+    "wrong-dtype": (
+        lambda f: edit(f, lambda t: t.update({NORM: torch.ones(48, dtype=torch.int8)})),
+        [NORM, "is I8", "BF16"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "parts"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_of_the_folder_is_named(
+    spoil: Callable[[Path], object], parts: list[str], tmp_path: Path
+) -> None:
+    spoil(random_mimo(tmp_path))
+    with pytest.raises(ModelError) as caught:
+        load(tmp_path)
+    assert [part for part in (str(tmp_path), *parts) if part not in str(caught.value)] == []
+
+
+def test_an_mtp_head_in_a_qwen2_folder_is_unexpected(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, qwen2_config(), random_tensors(qwen2_config(), with_mtp=True))
+    with pytest.raises(ModelError, match=r"model\.mtp_layers\.0\."):
+        load(folder)
+
+
+def test_a_model_too_large_for_memory_is_refused_with_the_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = random_mimo(tmp_path)
+    num_parameters, _ = parameter_counts(load(folder))
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda device: 4 * num_parameters - 1)
+    with pytest.raises(ModelError) as caught:
+        load(folder)
+    parts = [f"{4 * num_parameters / 1024:.1f} KiB", f"{num_parameters:,} parameters of 4 bytes", "on cpu"]
+    assert [part for part in (str(folder), *parts) if part not in str(caught.value)] == []
+    assert load(folder, dtype="bfloat16").has_mtp

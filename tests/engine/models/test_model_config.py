@@ -1,0 +1,154 @@
+"""config.json as the families write it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from headway_testing.checkpoints import mimo_config, qwen2_config
+
+from headway.engine import ModelConfig, ModelError, read_model_config
+from headway.engine.layers.registry import MODELS
+from headway.engine.models.model_config import SUPPORTED_ARCHITECTURES
+
+
+def read(folder: Path, content: object) -> ModelConfig:
+    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return read_model_config(folder)
+
+
+def test_all_numbers_are_read(tmp_path: Path) -> None:
+    assert read(tmp_path, mimo_config(rope_theta=640_000, rms_norm_eps=1e-5)) == ModelConfig(
+        architecture="MiMoForCausalLM",
+        vocab_size=151,
+        hidden_size=48,
+        intermediate_size=72,
+        num_layers=3,
+        num_attention_heads=6,
+        num_kv_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        rms_norm_epsilon=1e-5,
+        rope_theta=640_000.0,
+        tie_word_embeddings=False,
+        num_mtp_layers=1,
+    )
+
+
+def test_what_is_not_said_follows_from_what_is(tmp_path: Path) -> None:
+    config = qwen2_config(num_attention_heads=4, num_key_value_heads=None)
+    for key in ("head_dim", "tie_word_embeddings", "num_nextn_predict_layers"):
+        del config[key]
+    parsed = read(tmp_path, config)
+    assert (parsed.head_dim, parsed.num_kv_heads, parsed.num_mtp_layers) == (12, 4, 0)
+    assert parsed.tie_word_embeddings is False
+
+
+def test_rope_theta_is_also_found_in_rope_parameters(tmp_path: Path) -> None:
+    config = qwen2_config(rope_parameters={"rope_type": "default", "rope_theta": 5_000.0})
+    del config["rope_theta"]
+    assert read(tmp_path, config).rope_theta == 5_000.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, 1e6),
+        (
+            {"rope_scaling": {"type": "default", "rope_theta": 1e5}, "rope_parameters": {"rope_theta": 1e6}},
+            1e5,
+        ),
+        ({"rope_theta": 1e6, "rope_scaling": {"type": "default"}}, 1e6),
+    ],
+    ids=["inner-before-outer", "scaling-before-parameters", "outer-where-inner-is-silent"],
+)
+def test_of_two_spellings_of_rope_theta_transformers_choice_counts(
+    changes: dict[str, object], expected: float, tmp_path: Path
+) -> None:
+    assert read(tmp_path, qwen2_config(**changes)).rope_theta == expected
+
+
+def test_keys_that_are_left_out_have_the_config_classs_defaults(tmp_path: Path) -> None:
+    config = qwen2_config()
+    del config["rope_theta"], config["rms_norm_eps"]
+    parsed = read(tmp_path, config)
+    assert (parsed.rope_theta, parsed.rms_norm_epsilon) == (10_000.0, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_sliding_window": False, "sliding_window": 64},
+        {"use_sliding_window": True, "sliding_window": None},
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3},
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 3},
+        {"rope_scaling": {"type": "default"}},
+        {"rope_scaling": None},
+        {"hidden_act": "swish"},
+    ],
+    ids=[
+        "window-off",
+        "no-window",
+        "no-layer-slides",
+        "no-type-slides",
+        "default-rope",
+        "null-rope",
+        "swish",
+    ],
+)
+def test_settings_without_effect_are_accepted(changes: dict[str, object], tmp_path: Path) -> None:
+    assert read(tmp_path, qwen2_config(**changes)).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, ["LlamaForCausalLM", *SUPPORTED_ARCHITECTURES]),
+        ({"architectures": None}, ["not named", *SUPPORTED_ARCHITECTURES]),
+        ({"hidden_size": None}, ["hidden_size", "missing"]),
+        ({"vocab_size": "many"}, ["vocab_size", "'many'", "positive integer"]),
+        ({"num_hidden_layers": True}, ["num_hidden_layers", "True"]),
+        ({"rms_norm_eps": None}, ["rms_norm_eps", "missing"]),
+        ({"rope_theta": None}, ["rope_theta", "missing"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["'yarn'", "'default'"]),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, ["'llama3'", "'default'"]),
+        (
+            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2},
+            ["sliding window of 64", "from 2"],
+        ),
+        ({"hidden_act": "gelu"}, ["'gelu'", "'silu'"]),
+        ({"quantization_config": {"quant_method": "fp8"}}, ["quantized", "fp8"]),
+        ({"num_nextn_predict_layers": 3}, ["num_nextn_predict_layers is 3"]),
+        ({"num_key_value_heads": 4}, ["num_attention_heads 6", "num_key_value_heads 4"]),
+        ({"head_dim": 15}, ["head_dim is 15", "even"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_refused_config_names_file_key_and_value(
+    changes: dict[str, object], parts: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(tmp_path, mimo_config(**changes))
+    assert [part for part in (str(tmp_path / "config.json"), *parts) if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [("{", "not valid JSON"), ("[1]", "holds a list"), ("\x00", "not valid JSON")],
+    ids=["cut-off", "list", "binary"],
+)
+def test_a_file_that_is_no_json_object_is_named(content: str, part: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=part):
+        read(tmp_path, content)
+
+
+def test_a_missing_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"folder .*nowhere does not exist"):
+        read_model_config(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        read_model_config(tmp_path)
+
+
+def test_every_architecture_that_is_named_as_supported_has_a_model() -> None:
+    assert tuple(MODELS) == SUPPORTED_ARCHITECTURES

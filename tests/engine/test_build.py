@@ -1,0 +1,308 @@
+"""What is decided from the configuration and the model when an engine is put together."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from headway_testing.checkpoints import random_mimo, random_qwen2
+
+from headway.engine import build as assembly
+from headway.engine.build import (
+    _draft_layers,
+    _draft_lm_head,
+    _idle_prefill_chunk,
+    _late_prefill_chunk,
+    _make_deterministic,
+    _max_running,
+    _mixed_prefill_chunk,
+    _prefill_chunk,
+    assemble,
+    num_threads,
+)
+from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
+from headway.engine.layers.linear import Linear
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ConfigError
+
+
+def model(**changes: object) -> SimpleNamespace:
+    """A 7B's measures on a GPU, of which nothing exists."""
+    values = {
+        "hidden": 4096,
+        "vocab_size": 151_680,
+        "dtype": torch.bfloat16,
+        "device": "cuda",
+        "has_mtp": True,
+        "sharing": 4,
+    }
+    values |= changes
+    heads = {"num_attention_heads": 8 * int(str(values["sharing"])), "num_kv_heads": 8, "head_dim": 128}
+    shape = SimpleNamespace(
+        hidden_size=values["hidden"], intermediate_size=11_008, vocab_size=values["vocab_size"], **heads
+    )
+    device = torch.device(str(values["device"]))
+    linears = (Linear(torch.empty(0, 0)), Linear(torch.empty(0, 0)))
+    return SimpleNamespace(
+        config=shape, dtype=values["dtype"], device=device, has_mtp=values["has_mtp"], linears=lambda: linears
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "has_float8", "changes", "expected"),
+    [
+        ("auto", True, {}, "int4"),
+        ("auto", True, {"hidden": 4224}, "fp8"),
+        ("auto", False, {}, "int8"),
+        ("auto", True, {"vocab_size": 50_257}, "int8"),
+        ("auto", True, {"vocab_size": 4096}, "full"),
+        ("auto", False, {"device": "cpu"}, "full"),
+        ("auto", True, {"dtype": torch.float32}, "full"),
+        ("auto", True, {"hidden": 4100}, "full"),
+        ("auto", True, {"has_mtp": False}, "full"),
+        ("full", True, {}, "full"),
+        ("int8", True, {"vocab_size": 4096}, "int8"),
+        ("fp8", True, {"vocab_size": 4096}, "fp8"),
+        ("int4", True, {"hidden": 256, "vocab_size": 4096}, "int4"),
+    ],
+    ids=str,
+)
+def test_drafts_take_few_bits_where_that_pays(
+    monkeypatch: pytest.MonkeyPatch,
+    head: str,
+    changes: dict[str, object],
+    expected: str,
+    *,
+    has_float8: bool,
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: has_float8)
+    config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
+    assert _draft_lm_head(config, model(**changes)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("head", "changes", "words"),
+    [
+        ("int8", {"device": "cpu"}, "int8.* 128; .*bfloat16 on cpu with a hidden size of 4096, with drafts"),
+        ("int8", {"hidden": 100}, "hidden size of 100,"),
+        ("int8", {"has_mtp": False}, "without drafts"),
+        ("fp8", {}, "fp8.* 8.9 or later; .* a vocabulary of 151680, compute capability 8.0, with"),
+        ("int4", {}, "int4.* 256, .* 8.9 or later; .*compute capability 8.0, with"),
+        ("fp8", {"device": "cpu"}, "on cpu .* a vocabulary of 151680, compute capability -, with"),
+    ],
+    ids=str,
+)
+def test_few_bits_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, head: str, changes: dict[str, object], words: str
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        _draft_lm_head(config, model(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layers", "has_float8", "changes", "expected"),
+    [
+        ("auto", True, {}, "fp8"),
+        ("auto", True, {"hidden": 2048}, "full"),
+        ("auto", False, {}, "full"),
+        ("auto", True, {"hidden": 4100}, "full"),
+        ("auto", True, {"device": "cpu"}, "full"),
+        ("auto", True, {"dtype": torch.float32}, "full"),
+        ("auto", True, {"has_mtp": False}, "full"),
+        ("full", True, {}, "full"),
+        ("fp8", True, {"hidden": 64}, "fp8"),
+    ],
+    ids=str,
+)
+def test_the_mtp_layer_is_of_float8_where_that_pays(
+    monkeypatch: pytest.MonkeyPatch,
+    layers: str,
+    changes: dict[str, object],
+    expected: str,
+    *,
+    has_float8: bool,
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda device: has_float8 and device.type == "cuda")
+    config = EngineConfig(model_path="", draft_layers=layers)  # type: ignore[arg-type]
+    assert _draft_layers(config, model(**changes)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {},
+            "8.9 or later, .*bfloat16 on cuda, compute capability 8.0, with drafts, of sizes .4096, 6144, 22016",
+        ),
+        ({"device": "cpu"}, "on cpu, compute capability -, with"),
+        ({"has_mtp": False}, "without drafts"),
+        ({"hidden": 4100}, "with drafts, of sizes .4100, 6144, 22016"),
+        ({"dtype": torch.float32}, "float32 on cuda"),
+    ],
+    ids=str,
+)
+def test_layers_of_float8_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], words: str
+) -> None:
+    monkeypatch.setattr(assembly, "has_float8_products", lambda _: changes.keys() & {"hidden", "dtype"})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    config = EngineConfig(model_path="", draft_layers="fp8")
+    with pytest.raises(ConfigError, match=words):
+        _draft_layers(config, model(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("billions", "multiprocessors", "available_gib", "chunk", "idle_chunk"),
+    [
+        (7.8, 132, 110, 1024, 8192),
+        (0.5, 132, 110, 1024, 8192),
+        (7.8, 58, 110, 512, 2048),
+        (7.8, 108, 110, 512, 4096),
+        (70, 132, 110, 512, 2048),
+        (7.8, 132, 7, 1024, 4096),
+        (7.8, 132, 0.5, 512, 512),
+    ],
+    ids=["usual", "small-model", "slow", "slower", "large-model", "little-memory", "hardly-any"],
+)  # fmt: skip
+def test_a_fast_gpu_takes_longer_chunks_and_the_longest_while_idle(
+    billions: float,
+    multiprocessors: int,
+    available_gib: float,
+    chunk: int,
+    idle_chunk: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 7 GiB half of 15 %, 0.5 GiB, for 5,269 tokens of 107 kB."""
+    properties = SimpleNamespace(multi_processor_count=multiprocessors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr("headway.engine.build.available_bytes", lambda device: int(available_gib * 2**30))
+    config, num_parameters = EngineConfig(model_path=""), int(1e9 * billions)
+    assert _prefill_chunk(config, model(), num_parameters) == chunk  # type: ignore[arg-type]
+    assert _idle_prefill_chunk(config, model(), num_parameters) == idle_chunk  # type: ignore[arg-type]
+
+
+def test_chunks_are_as_long_as_while_decoding_on_a_cpu_and_where_a_user_says_how_long() -> None:
+    config, asked = EngineConfig(model_path=""), EngineConfig(model_path="", prefill_chunk=256)
+    assert _idle_prefill_chunk(config, model(device="cpu"), 1) is None  # type: ignore[arg-type]
+    assert _idle_prefill_chunk(asked, model(), 1) is None  # type: ignore[arg-type]
+    assert _prefill_chunk(asked, model(), 1) == 256  # type: ignore[arg-type]
+    assert _prefill_chunk(config, model(device="cpu"), int(7.8e9)) == 16  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "expected"),
+    [
+        (EngineConfig(model_path=""), 1024, (640, 512)),
+        (EngineConfig(model_path=""), 600, (600, 512)),
+        (EngineConfig(model_path=""), 300, (300, 300)),
+        (EngineConfig(model_path="", prefill_chunk=2048), 2048, (2048, 2048)),
+        (EngineConfig(model_path="", mixed_prefill_chunk=64), 1024, (64, 64)),
+        (EngineConfig(model_path="", late_prefill_chunk=96), 1024, (640, 96)),
+    ],
+    ids=["usual", "slower", "slow", "given", "given-for-these", "given-for-late-ones"],
+)
+def test_a_large_round_takes_in_640_tokens_of_prompts_unless_a_user_says_how_many(
+    config: EngineConfig, found: int, expected: tuple[int, int]
+) -> None:
+    assert (_mixed_prefill_chunk(config, found), _late_prefill_chunk(config, found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "depth", "vocab_size", "rows"),
+    [(120, 3, 151_680, 256), (24, 3, 151_680, 256), (7, 3, 151_680, 128), (7, 0, 151_680, 256), (2, 3, 151_680, 64)],
+    ids=["large", "enough", "small", "no-drafts", "tiny"],
+)  # fmt: skip
+def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
+    available_gib: int, depth: int, vocab_size: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the 15 % beside the KV cache, in bfloat16 and float32: of 7 GiB 0.5, for 154 rows of 3.5 MiB, in steps of
+    32."""
+    monkeypatch.setattr("headway.engine.build.available_bytes", lambda device: available_gib << 30)
+    assert _max_running(model(vocab_size=vocab_size), depth) == rows  # type: ignore[arg-type]
+    assert _max_running(model(device="cpu"), depth) == 64  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({}, 8),
+        ({"sharing": 7}, 4),
+        ({"sharing": 16}, 2),
+        ({"dtype": torch.float32}, 8),
+        ({"device": "cpu", "dtype": torch.float32}, None),
+    ],
+    ids=str,
+)
+def test_deterministic_prompts_take_the_windows_of_rounds(
+    changes: dict[str, object], window: int | None
+) -> None:
+    """And all linear layers one kernel; on a CPU nothing needs to change."""
+    shape = model(**changes)
+    assert _make_deterministic(EngineConfig(model_path="", deterministic=True), shape) == window  # type: ignore[arg-type]
+    assert {linear._has_fixed_order for linear in shape.linears()} == {window is not None}
+    shape = model(**changes)
+    assert _make_deterministic(EngineConfig(model_path=""), shape) is None  # type: ignore[arg-type]
+    assert not any(linear._has_fixed_order for linear in shape.linears())
+
+
+def test_what_cannot_be_deterministic_is_refused() -> None:
+    config = EngineConfig(model_path="", deterministic=True, depth=8)
+    with pytest.raises(ConfigError, match="no kernels for float64 on cuda"):
+        _make_deterministic(config, model(dtype=torch.float64))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"no kernels for torch\.bfloat16 on cpu; use --dtype float32"):
+        _make_deterministic(config, model(dtype=torch.bfloat16, device="cpu"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--depth is 8, with --deterministic it must be 7 or less"):
+        _make_deterministic(config, model(sharing=16))  # type: ignore[arg-type]
+    assert _make_deterministic(config, model(sharing=14)) == 2  # type: ignore[arg-type]
+
+
+def test_attention_takes_windows_of_that_many_queries() -> None:
+    assert sys.modules["headway.kernels.attention.paged_attention"]._WINDOW_LIMIT == MAX_WINDOW_QUERIES
+
+
+@pytest.mark.parametrize(("depth", "num_warnings"), [(3, 1), (0, 0)], ids=["wanted", "off"])
+def test_drafts_that_no_head_can_make_are_warned_of(
+    depth: int, num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(model_path=str(random_qwen2(tmp_path)), device="cpu", depth=depth)
+    assert assemble(config, progress=lambda _: None).info.depth == 0
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [f"--depth is {depth}" in line and "no MTP head" in line for line in warned] == [
+        True
+    ] * num_warnings
+
+
+def test_positions_beyond_all_memory_are_served_in_part_or_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(random_mimo(tmp_path, max_position_embeddings=10**12))
+    config = EngineConfig(model_path=path, device="cpu", max_model_len=64)
+    assert assemble(config, progress=lambda _: None).info.max_model_len == 64
+    monkeypatch.setattr(assembly, "load_model", None)
+    with pytest.raises(ConfigError, match=r"one request of 1000000000000 tokens .* lower --max-model-len to"):
+        assemble(EngineConfig(model_path=path, device="cpu"), progress=lambda _: None)
+    with pytest.raises(ConfigError, match=r"--max-model-len is 1,000,000,000,001, the model was made for"):
+        assemble(
+            EngineConfig(model_path=path, device="cpu", max_model_len=10**12 + 1), progress=lambda _: None
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_parameters", "most", "expected"),
+    [
+        (4_000_000, 2, 1),
+        (4_000_000, 64, 1),
+        (25_000_000, 64, 2),
+        (500_000_000, 2, 2),
+        (7_000_000_000, 64, 64),
+        (500_000_000, 1, 1),
+    ],
+)
+def test_small_models_take_few_threads(num_parameters: int, most: int, expected: int) -> None:
+    assert num_threads(num_parameters, most) == expected
