@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headway.engine.demo.corpus import Corpus, Tokens
-from headway.engine.demo.lessons import (
+from demo_model.corpus import Corpus, Tokens
+from demo_model.lessons import (
     IGNORE,
     LEARN,
     REACH,

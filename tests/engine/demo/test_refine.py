@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,16 @@ import torch
 from headway_testing.demo_model import TINY
 from tokenizers import Tokenizer
 
-from headway.engine.demo import model, refine
-from headway.engine.demo.corpus import Corpus
-from headway.engine.demo.drafter import DrafterRecipe, train_drafter
-from headway.engine.demo.evaluate import complete
-from headway.engine.demo.learning import losses
-from headway.engine.demo.lessons import LEARN, UNLEARN
-from headway.engine.demo.optimizer import Schedule
-from headway.engine.demo.writing import NEW_TOKENS, PROMPT_TOKENS, own_text, write_on
+from demo_model import model, refine
+from demo_model.corpus import Corpus
+from demo_model.drafter import DrafterRecipe, train_drafter
+from demo_model.evaluate import complete
+from demo_model.learning import losses
+from demo_model.lessons import LEARN, UNLEARN
+from demo_model.optimizer import Schedule
+from demo_model.writing import NEW_TOKENS, PROMPT_TOKENS, own_text, write_on
 
-DEMO = Path(model.__file__).parent
+DEMO = Path(str(files("headway.engine.demo")))
 CPU = torch.device("cpu")
 LENGTH = PROMPT_TOKENS + NEW_TOKENS
 

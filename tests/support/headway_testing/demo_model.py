@@ -1,6 +1,6 @@
 """The demo model's kind, as small as training steps in a test need it."""
 
-from headway.engine.demo.model import ModelConfig
+from demo_model.model import ModelConfig
 
 TINY = ModelConfig(
     vocab_size=4096,

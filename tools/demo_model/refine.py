@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.engine.demo.corpus import Corpus, Tokens
-from headway.engine.demo.learning import fit
-from headway.engine.demo.lessons import Lessons, echoed, own_text_lessons
-from headway.engine.demo.model import DemoModel
-from headway.engine.demo.optimizer import Schedule
-from headway.engine.demo.writing import own_text
+from demo_model.corpus import Corpus, Tokens
+from demo_model.learning import fit
+from demo_model.lessons import Lessons, echoed, own_text_lessons
+from demo_model.model import DemoModel
+from demo_model.optimizer import Schedule
+from demo_model.writing import own_text
 
 
 @dataclass(frozen=True, slots=True)

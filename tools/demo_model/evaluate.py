@@ -1,6 +1,6 @@
 """Measures a demo model on held-out modules: bits per byte, acceptance by position, repetition, syntax.
 
-`python -m headway.engine.demo.evaluate --model FOLDER --data FOLDER` prints the figures of the model card.
+`PYTHONPATH=tools python -m demo_model.evaluate --model FOLDER --data FOLDER` prints the figures of the model card.
 Acceptance is replayed over whole generated sequences, with the walk that serving would have taken.
 """
 
@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from headway.engine.demo.model import DemoModel, draft_masks, load_checkpoint
-from headway.engine.demo.prepare import END_OF_TEXT, is_valid_so_far
+from demo_model.model import DemoModel, draft_masks, load_checkpoint
+from demo_model.prepare import END_OF_TEXT, is_valid_so_far
 
 NEW_TOKENS = 128
 DEPTH = 4
@@ -182,9 +182,7 @@ def evaluate(model: DemoModel, data: Path) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder written by headway.engine.demo.prepare"
-    )
+    parser.add_argument("--data", type=Path, required=True, help="folder written by demo_model.prepare")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(json.dumps(evaluate(load_checkpoint(arguments.model).to(device), arguments.data), indent=1))

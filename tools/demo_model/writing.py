@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.engine.demo.corpus import Corpus
-from headway.engine.demo.model import DemoModel
+from demo_model.corpus import Corpus
+from demo_model.model import DemoModel
 
 PROMPT_TOKENS = 128
 NEW_TOKENS = 214

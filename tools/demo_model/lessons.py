@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headway.engine.demo.corpus import Corpus, Tokens
+from demo_model.corpus import Corpus, Tokens
 
 LEARN, IGNORE, UNLEARN = 1, 0, -1
 Lessons = npt.NDArray[np.int8]

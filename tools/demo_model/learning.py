@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from headway.engine.demo.lessons import LEARN, UNLEARN
-from headway.engine.demo.model import DemoModel, DraftMask, draft_masks
-from headway.engine.demo.optimizer import Schedule, optimizers
+from demo_model.lessons import LEARN, UNLEARN
+from demo_model.model import DemoModel, DraftMask, draft_masks
+from demo_model.optimizer import Schedule, optimizers
 
 SOFT_SHARE = 0.5  # of a draft's loss
 TINY = 1e-6  # keeps log(1 - p) finite where p rounds to 1

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.engine.demo.corpus import Corpus
-from headway.engine.demo.model import DemoModel, DraftMask, draft_masks
-from headway.engine.demo.optimizer import Schedule, optimizers
-from headway.engine.demo.writing import PROMPT_TOKENS, own_text
+from demo_model.corpus import Corpus
+from demo_model.model import DemoModel, DraftMask, draft_masks
+from demo_model.optimizer import Schedule, optimizers
+from demo_model.writing import PROMPT_TOKENS, own_text
 
 
 @dataclass(frozen=True, slots=True)

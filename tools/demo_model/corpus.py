@@ -24,7 +24,7 @@ class Corpus:
 
     @staticmethod
     def read(data: Path, library_share: float) -> Corpus:
-        """From a folder written by headway.engine.demo.prepare."""
+        """From a folder written by demo_model.prepare."""
         tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
         said = [tokenizer.decode([i], skip_special_tokens=False) for i in range(tokenizer.get_vocab_size())]
         library, tests = (np.load(data / f"{name}.npy") for name in ("library", "tests"))

@@ -1,4 +1,4 @@
-"""Trains the demo model: `python -m headway.engine.demo.train --out FOLDER` on one GPU.
+"""Trains the demo model: `PYTHONPATH=tools python -m demo_model.train --out FOLDER` on one GPU.
 
 Prepares the corpus first unless --data names a prepared folder. Writes the checkpoint, the tokenizer and
 metrics.json, measured on held-out modules with the weights as saved, in bfloat16.
@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.engine.demo.corpus import Corpus
-from headway.engine.demo.drafter import DrafterRecipe, train_drafter
-from headway.engine.demo.evaluate import evaluate
-from headway.engine.demo.learning import fit
-from headway.engine.demo.lessons import stutter
-from headway.engine.demo.model import DemoModel, ModelConfig, load_checkpoint, save_checkpoint
-from headway.engine.demo.optimizer import Schedule
-from headway.engine.demo.prepare import prepare
-from headway.engine.demo.refine import RefinementRecipe, refine, to_device
+from demo_model.corpus import Corpus
+from demo_model.drafter import DrafterRecipe, train_drafter
+from demo_model.evaluate import evaluate
+from demo_model.learning import fit
+from demo_model.lessons import stutter
+from demo_model.model import DemoModel, ModelConfig, load_checkpoint, save_checkpoint
+from demo_model.optimizer import Schedule
+from demo_model.prepare import prepare
+from demo_model.refine import RefinementRecipe, refine, to_device
 
 GENERATION_CONFIG = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "eos_token_id": 0}
 TOKENIZER_CONFIG = {
@@ -120,7 +120,7 @@ def run(recipe: Recipe, data: Path, out: Path, device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--data", type=Path, help="folder written by headway.engine.demo.prepare")
+    parser.add_argument("--data", type=Path, help="folder written by demo_model.prepare")
     arguments = parser.parse_args()
     data = arguments.data or arguments.out / "data"
     if arguments.data is None:
