@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from headway.engine.execution.graphs import ROW_STEP
+from headway.engine.defaults import max_extra_rows, max_running, num_threads, prefill_policy
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.decoder import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
@@ -17,13 +17,6 @@ from headway.engine.layers.registry import CausalLM
 from headway.engine.loading.checkpoint import load_model, make_dummy_model, parameter_counts
 from headway.engine.models.model_config import read_model_config
 from headway.engine.protocol.config import (
-    CPU_MAX_EXTRA_ROWS,
-    CPU_MAX_RUNNING,
-    CUDA_MAX_RUNNING,
-    DEFAULT_PREFILL_CHUNK,
-    LATE_MIXED_TOKENS,
-    MAX_MIXED_TOKENS,
-    MIN_PREFILL_CHUNK,
     DraftLayers,
     DraftLmHead,
     EngineConfig,
@@ -34,7 +27,6 @@ from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import (
-    CUDA_KV_CACHE_SHARE,
     available_bytes,
     check_context,
     format_bytes,
@@ -46,14 +38,8 @@ from headway.engine.state.memory import (
 from headway.engine.state.pool import KVPool
 from headway.engine.state.processors import AdjustmentTable, table_bytes
 from headway.engine.state.slots import SlotTable
-from headway.kernels import FEW_ROWS, has_float8_products
+from headway.kernels import has_float8_products
 
-PARAMETERS_A_THREAD = 10_000_000
-CPU_STEP_FLOP = 5e10  # about a second of two slow cores
-# Of an H200's about a thirtieth of a second, and while no stream waits a fifth.
-MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
-MAX_CUDA_PREFILL_CHUNK = 1024
-MIN_IDLE_PREFILL_CHUNK, MAX_IDLE_PREFILL_CHUNK = 2048, 8192
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
 # Of what many rows draft by; beside float8 few may take 4 bits.
@@ -99,20 +85,15 @@ def assemble(
     num_parameters, weights_bytes = parameter_counts(model)
     if config.threads is None and device.type == "cpu":
         torch.set_num_threads(num_threads(num_parameters, torch.get_num_threads()))
-    prefill_chunk = _prefill_chunk(config, model, num_parameters)
+    prefill = prefill_policy(config, model, num_parameters)
     config = msgspec.structs.replace(
         config,
         device=device.type,
         depth=depth,
         draft_lm_head=draft_lm_head,
         draft_layers=draft_layers,
-        max_running=config.max_running or _max_running(model, depth),
-        max_extra_rows=config.max_extra_rows or _max_extra_rows(device),
-        prefill_chunk=prefill_chunk,
-        mixed_prefill_chunk=_mixed_prefill_chunk(config, prefill_chunk),
-        late_prefill_chunk=_late_prefill_chunk(config, prefill_chunk),
-        idle_prefill_chunk=config.idle_prefill_chunk or _idle_prefill_chunk(config, model, num_parameters),
-        mixed_above_tokens=_mixed_above_tokens(config, model),
+        max_running=config.max_running or max_running(model, depth),
+        max_extra_rows=config.max_extra_rows or max_extra_rows(device),
     )
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
     pool = _take_pool(config, model, max_model_len)
@@ -135,6 +116,7 @@ def assemble(
         has_mtp=model.has_mtp,
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),
+        prefill=prefill,
     )
     synthetic = _synthetic(config, model)
     runner = Runner(
@@ -145,18 +127,10 @@ def assemble(
         drafter=drafter,
         synthetic=synthetic,
         prefill_window=prefill_window,
-        max_prefill_tokens=max(config.prefill_chunk or 0, config.idle_prefill_chunk or 0),
-        max_mixed_tokens=config.mixed_prefill_chunk or MAX_MIXED_TOKENS,
-        mixed_above_tokens=config.mixed_above_tokens,
+        prefill=prefill,
     )
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
-
-
-def num_threads(num_parameters: int, most: int) -> int:
-    """Of a small model's operations two threads share so little that waiting for each other costs more, and beside another
-    busy process far more. most: what torch takes by itself, the cores or OMP_NUM_THREADS."""
-    return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
 
 
 def _warn_of_meaningless_text(config: EngineConfig) -> None:
@@ -288,81 +262,6 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
     for linear in model.linears():
         linear.fix_order_of_sums()
     return max(WINDOW_TILE_QUERIES // sharing, 1)
-
-
-def _max_running(model: CausalLM, depth: int) -> int:
-    """On CUDA as many rows as can have logits for a whole window, and these adjusted, within half of what the KV cache
-    leaves free, but no fewer than on a CPU."""
-    if model.device.type == "cpu":
-        return CPU_MAX_RUNNING
-    row_bytes = (depth + 1) * model.config.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
-    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
-    return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
-
-
-def _max_extra_rows(device: torch.device) -> int | None:
-    """On a CPU a round takes the longer the more rows it has, and a small request waits for the one that runs: 64 choices
-    of one request would make it wait three times as long as 16, for 1.4 times their tokens a second."""
-    return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
-
-
-def _prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int:
-    """A step must not take so long that streams stall, or that the engine seems stuck: slow devices and large models
-    compute fewer tokens a step."""
-    if config.prefill_chunk is not None:
-        return config.prefill_chunk
-    if model.device.type != "cuda":
-        fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
-        return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_PREFILL_CHUNK)
-    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, model, num_parameters), MAX_CUDA_PREFILL_CHUNK)
-    return _fitting_chunk(wanted, model)
-
-
-def _mixed_prefill_chunk(config: EngineConfig, prefill_chunk: int) -> int:
-    """No more than the round's pass takes in, unless someone has said how many. prefill_chunk: what it has become."""
-    return config.mixed_prefill_chunk or config.prefill_chunk or min(prefill_chunk, MAX_MIXED_TOKENS)
-
-
-def _late_prefill_chunk(config: EngineConfig, prefill_chunk: int) -> int:
-    said = config.late_prefill_chunk or config.prefill_chunk
-    return said or min(_mixed_prefill_chunk(config, prefill_chunk), LATE_MIXED_TOKENS)
-
-
-def _idle_prefill_chunk(config: EngineConfig, model: CausalLM, num_parameters: int) -> int | None:
-    """A GPU computes long chunks faster. A request that comes meanwhile waits for one, for two where another is
-    launched already, so that slow GPUs and large models take shorter ones. A power of two, as few shapes are planned
-    for."""
-    if model.device.type != "cuda" or config.prefill_chunk is not None:
-        return None
-    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, model, num_parameters)
-    wanted = min(max(in_time, MIN_IDLE_PREFILL_CHUNK), MAX_IDLE_PREFILL_CHUNK)
-    return _fitting_chunk(wanted, model)
-
-
-def _mixed_above_tokens(config: EngineConfig, model: CausalLM) -> int | None:
-    """Beside a round of few tokens none: what its rows get, to the last bit, is to depend on nobody else. With
-    --deterministic that holds for all rounds."""
-    if config.mixed_above_tokens is not None or model.device.type != "cuda" or config.deterministic:
-        return config.mixed_above_tokens
-    return FEW_ROWS
-
-
-def _tokens_in_time(multiprocessor_flop: float, model: CausalLM, num_parameters: int) -> int:
-    num_multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
-    return int(num_multiprocessors * multiprocessor_flop / (2 * num_parameters))
-
-
-def _fitting_chunk(wanted: int, model: CausalLM) -> int:
-    """For what its tokens need at once there is half of what the KV cache leaves free."""
-    # Residual stream, its norm, attention's result, two additions on their way; gate, up and their product.
-    token_bytes = (5 * model.config.hidden_size + 3 * model.config.intermediate_size) * model.dtype.itemsize
-    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // token_bytes
-    return max(_power_of_two(min(wanted, fitting)), DEFAULT_PREFILL_CHUNK)
-
-
-def _power_of_two(size: int) -> int:
-    """The greatest that is not above `size`."""
-    return 1 << (max(size, 1).bit_length() - 1)
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:

@@ -27,7 +27,7 @@ from headway.engine.protocol.messages import (
     TokenEvent,
 )
 from headway.engine.protocol.sampling_params import FinishReason
-from headway.engine.scheduling.launch_timer import Pace
+from headway.engine.scheduling.launch_timer import LaunchTimer
 from headway.engine.scheduling.plan import Plan, StepResult
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
@@ -78,7 +78,7 @@ class EngineLoop:
         self._runner = runner
         self._post = post
         self._clock = clock
-        self._pace = Pace(clock)
+        self._launch_timer = LaunchTimer(clock)
         self._in_flight: deque[tuple[Plan, Handle]] = deque()
         self._step = 0
         self._is_paused = False
@@ -97,9 +97,9 @@ class EngineLoop:
         if plan is not None:
             handle = self._runner.launch(plan)
             if self._in_flight:
-                self._pace.learn_launch(since)
+                self._launch_timer.learn_launch(since)
             else:
-                self._pace.expect(plan, self._clock())
+                self._launch_timer.expect(plan, self._clock())
             self._in_flight.append((plan, handle))
             self._step += 1
         while self._in_flight and self._should_read(has_launched=plan is not None):
@@ -116,7 +116,7 @@ class EngineLoop:
                 if isinstance(message, Shutdown):
                     return False
                 self._take(message)
-            spare = self._pace.seconds_to_spare()
+            spare = self._launch_timer.seconds_until_due()
             if spare < _LEAST_WAIT_SECONDS or self._in_flight[0][1].is_ready():
                 return True
             messages = self._post.receive(min(spare, _LOOK_SECONDS))
@@ -156,8 +156,8 @@ class EngineLoop:
         handle.wait()
         end = self._clock()
         result = handle.result()
-        self._pace.learn_step(plan, result)
-        self._pace.expect(None if was_done or not self._in_flight else self._in_flight[0][0], end)
+        self._launch_timer.learn_step(plan, result)
+        self._launch_timer.expect(None if was_done or not self._in_flight else self._in_flight[0][0], end)
         self._take_in(plan, result)
 
     def _take_in(self, plan: Plan, result: StepResult) -> None:

@@ -26,8 +26,8 @@ from headway.engine.execution.padded_prefill import (
     smallest_prefill,
 )
 from headway.engine.execution.round import Outcome
-from headway.engine.protocol.config import MAX_MIXED_TOKENS
 from headway.engine.scheduling.plan import PrefillChunk, is_near
+from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS
 from headway.engine.state.memory import available_bytes, bytes_taken_by, format_bytes, is_out_of_memory
 from headway.engine.state.transfer import copy_to_device
 

@@ -34,10 +34,10 @@ from headway.engine.execution.round import END_STAMP, NUM_STAMPS, Outcome, Promp
 from headway.engine.layers.inputs import cut_to_windows
 from headway.engine.layers.linear import MIN_ADDED_ROWS
 from headway.engine.layers.registry import CausalLM
-from headway.engine.protocol.config import MAX_MIXED_TOKENS
 from headway.engine.protocol.errors import ConfigError, describe_fault
 from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, are_broken, pick_tokens, score_tokens
 from headway.engine.scheduling.plan import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import available_bytes, bytes_taken_by, is_out_of_memory
@@ -75,13 +75,11 @@ class Runner:
         drafter: Drafter = mtp_drafts,
         synthetic: SyntheticAcceptance | None = None,
         prefill_window: int | None = None,
-        max_prefill_tokens: int = WARM_UP_TOKENS,
-        max_mixed_tokens: int = MAX_MIXED_TOKENS,
-        mixed_above_tokens: int | None = None,
+        prefill: PrefillPolicy | None = None,
     ) -> None:
-        """prefill_window: prompts are attended in windows of so many tokens; None: in whole chunks.
-        max_prefill_tokens: of all chunks of a step together; max_mixed_tokens: where they share a round's pass.
-        mixed_above_tokens: as in EngineConfig."""
+        """prefill_window: prompts are attended in windows of so many tokens; None: in whole chunks. prefill: bounds what a step may ask
+        for; None: WARM_UP_TOKENS in every step."""
+        prefill = prefill or PrefillPolicy.uniform(WARM_UP_TOKENS)
         self.model = model
         self.pool = pool
         self.slots = slots
@@ -93,8 +91,8 @@ class Runner:
         self._drafter = drafter
         self._synthetic = synthetic
         self._prefill_window = prefill_window
-        self._max_prefill_tokens = max_prefill_tokens
-        self._mixed_above_tokens = mixed_above_tokens
+        self._max_prefill_tokens = prefill.most_tokens
+        self._mixed_above_tokens = prefill.mixed_above_tokens
         self._splits_beginnings = prefill_window is None and has_fused_attention(
             self.device, model.dtype, model.config.head_dim
         )
@@ -109,10 +107,10 @@ class Runner:
             memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
-                most = min(max_prefill_tokens, self._max_row_tokens, MAX_REPLAYED_TOKENS)
+                most = min(self._max_prefill_tokens, self._max_row_tokens, MAX_REPLAYED_TOKENS)
                 packed = torch.zeros(HEADER + most, dtype=torch.int64, device=self.device)
                 self._prefill_graphs = PrefillGraphs(self._launch_padded_prefill, memory, packed)
-                mixed = packed[: HEADER + max_mixed_tokens]
+                mixed = packed[: HEADER + prefill.mixed]
                 self._mixed_graphs = MixedGraphs(
                     self._launch_mixed_round, memory, mixed, max_rows=len(slots.limits)
                 )

@@ -17,11 +17,7 @@ MAX_DEPTH = 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 CPU_MAX_EXTRA_ROWS = 16
-MIN_PREFILL_CHUNK, DEFAULT_PREFILL_CHUNK = 16, 512
-# Prompt tokens that one forward pass may compute beside those of a round.
-MAX_MIXED_TOKENS = 640
-# Of one prompt that many where so many keys stand before them, whose attention takes long, too.
-LATE_MIXED_TOKENS, LATE_KEYS = 512, 5120
+MIN_PREFILL_CHUNK = 16
 
 DraftLmHead = Literal["auto", "full", "int4", "int8", "fp8"]
 DraftLayers = Literal["auto", "full", "fp8"]
@@ -31,11 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the engine process needs to start.
 
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
-    a step beside a decode round; mixed_prefill_chunk: where the round's forward pass takes them in; late_prefill_chunk:
-    likewise, but LATE_KEYS keys or more stand before them; idle_prefill_chunk: while nobody decodes, who would have to
-    wait for it. max_extra_rows: requests that run at once beside the first of each HTTP request; None: no limit but
-    max_running. max_waiting: HTTP requests that may wait. mixed_above_tokens: up to MAX_MIXED_TOKENS prompt tokens share the forward pass of a round of more
-    tokens; None: of no round. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
+    a step (see PrefillPolicy). mixed_above_tokens: prompts share the forward pass of a round of more tokens; None: of no
+    round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP request; None: no limit but
+    max_running. max_waiting: HTTP requests that may wait. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
     products that follow a norm. The target's are always full. deterministic: no row's text depends, and no result of the
@@ -57,9 +51,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     prefill_chunk: int | None = None
-    mixed_prefill_chunk: int | None = None
-    late_prefill_chunk: int | None = None
-    idle_prefill_chunk: int | None = None
     mixed_above_tokens: int | None = None
     prefix_caching: bool = True
     threads: int | None = None

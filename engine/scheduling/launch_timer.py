@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 Kind = tuple[int, int, int, int]
 
 
-class Pace:
+class LaunchTimer:
     """Mutable: what steps and launches took, and when the next step is due. Times in seconds, by the clock.
 
     Of each kind the shortest step known counts, for what is launched late leaves the device idle. What a kind leaves out,
@@ -75,7 +75,7 @@ class Pace:
         ahead = _SPARE_SECONDS + _SPARE_LAUNCHES * self._launch_seconds
         self._due = begin + seconds - ahead if seconds >= _LEAST_STEP_SECONDS else None
 
-    def seconds_to_spare(self) -> float:
+    def seconds_until_due(self) -> float:
         """Until the next step is due; 0 or less: it is."""
         return 0.0 if self._due is None else self._due - self._clock()
 

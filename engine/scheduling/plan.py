@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.protocol.stats import StageSeconds
+from headway.engine.scheduling.request import Request
 
-# Behind more keys few tokens are attended as a round's windows, whose keys the device shares out; the kernel of prompts
-# has one program walk through them all. Behind less it is fast enough, and compiled already for any number of tokens.
+# FAR: after more cached keys few tokens are attended by split-KV kernels; the prefill kernel walks through all keys in one
+# program, which is fast enough for fewer keys and compiled for any number of tokens.
 FAR = 8192
 
 
@@ -137,3 +138,46 @@ class StepResult:
     faults: tuple[tuple[int, str], ...] = ()
     seconds: StageSeconds = field(default_factory=StageSeconds)
     num_graph_replays: int = 0
+
+
+def row_of(request: Request) -> int:
+    """Returns the request's row; it must have one."""
+    assert request.row is not None, f"request {request.request_id} has no row"
+    return request.row
+
+
+def history_of(request: Request) -> TokenHistory | None:
+    """Returns what the logits processors need to know of the request's tokens, or None if it uses none."""
+    if not request.sampling.adjusts_logits:
+        return None
+    stop = tuple(sorted(request.stop_token_ids))
+    return TokenHistory(tuple(request.prompt_token_ids), tuple(request.output_token_ids), stop)
+
+
+def row_setup(request: Request, history: TokenHistory | None, depth_cap: int) -> RowSetup:
+    """Returns the set-up of the request's row."""
+    row = row_of(request)
+    return RowSetup(request.request_id, row, request.sampling, request.limit, depth_cap, history)
+
+
+def block_grant(request: Request, first_index: int) -> BlockGrant:
+    """Returns the grant of the request's blocks from first_index on."""
+    return BlockGrant(row_of(request), first_index, tuple(request.block_ids[first_index:]))
+
+
+def next_chunk(request: Request, budget: int, hidden_block_id: int | None) -> PrefillChunk:
+    """Returns a chunk of at most `budget` tokens from num_computed on; its hidden states score the prompt's tokens that
+    follow each of them."""
+    start = request.num_computed
+    end = min(start + budget, request.num_tokens)
+    scored = request.prompt_token_ids[start + 1 : end + 1] if request.scores_prompt else []
+    return PrefillChunk(
+        request.request_id,
+        row_of(request),
+        start,
+        tuple(request.token_ids(start, end)),
+        hidden_block_id,
+        is_last=end == request.num_tokens,
+        scored_token_ids=tuple(scored),
+        num_top=request.sampling.num_prompt_logprobs or 0,
+    )

@@ -14,15 +14,15 @@ from headway.engine.scheduling.plan import Plan, StepResult
 from headway.engine.scheduling.request import Request
 
 
-class Given(NamedTuple):
-    """Tokens that the device picked for a request in one go."""
+class SampledTokens(NamedTuple):
+    """Tokens that the device sampled for a request in one step."""
 
     token_ids: tuple[int, ...]
     logprobs: TokenLogprobs | None
 
 
 @dataclass(slots=True)
-class News:
+class RequestUpdate:
     """Mutable: prefill and round of a step both add to it."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -35,15 +35,15 @@ class News:
     queue_seconds: float | None = None
     num_cached: int | None = None
 
-    def add(self, request: Request, given: Given) -> tuple[int, ...]:
-        """Takes in tokens up to the first that ends the request; returns those."""
-        kept, self.finish_reason = _until_end(request, given.token_ids)
+    def add(self, request: Request, sampled: SampledTokens) -> tuple[int, ...]:
+        """Adds tokens up to the first that ends the request; returns those."""
+        kept, self.finish_reason = _until_end(request, sampled.token_ids)
         if not request.output_token_ids:
             self.queue_seconds = request.queue_seconds
             self.num_cached = request.num_prompt_cached
         self.token_ids += kept
-        if given.logprobs is not None:
-            self.logprobs.append(given.logprobs.cut(len(kept)))
+        if sampled.logprobs is not None:
+            self.logprobs.append(sampled.logprobs.cut(len(kept)))
         if request.scores_prompt:
             self.prompt_logprobs = join(request.prompt_logprobs)
         return kept
@@ -63,28 +63,29 @@ class News:
         )
 
 
-def first_tokens(plan: Plan, result: StepResult) -> dict[int, Given]:
-    """By request id, for each prefill that ended."""
+def first_tokens(plan: Plan, result: StepResult) -> dict[int, SampledTokens]:
+    """Returns the first token of each prefill that ended, by request id."""
     request_ids = [chunk.request_id for chunk in plan.prefill if chunk.is_last]
     logprobs = result.first_logprobs or [None] * len(request_ids)
     columns = zip(request_ids, result.first_token_ids, logprobs, strict=True)
-    return {request_id: Given((token_id,), scores) for request_id, token_id, scores in columns}
+    return {request_id: SampledTokens((token_id,), scores) for request_id, token_id, scores in columns}
 
 
-def round_tokens(plan: Plan, result: StepResult) -> Iterator[tuple[int, Given]]:
-    """(request id, tokens) of each row of the round that was not padding when it was planned."""
+def round_tokens(plan: Plan, result: StepResult) -> Iterator[tuple[int, SampledTokens]]:
+    """Returns (request id, tokens) of each row of the round that was not padding when it was planned."""
     logprobs = result.emitted_logprobs or [None] * len(result.emitted)
     columns = zip(plan.decode_request_ids, result.emitted, logprobs, strict=True)
-    return ((i, Given(tokens, scores)) for i, tokens, scores in columns if i is not None)
+    return ((i, SampledTokens(tokens, scores)) for i, tokens, scores in columns if i is not None)
 
 
 def fault_event(request_id: int, what: str) -> TokenEvent:
-    """The end of a request by a fault of our own."""
+    """Returns the event that ends a request because of an internal error."""
     return TokenEvent(request_id, [], FinishReason.ERROR, error=what, error_code=INTERNAL_ERROR)
 
 
 def _until_end(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-    """The tokens that stay, and why they are the last. A stop token at the very end of max_tokens is a stop."""
+    """Returns the tokens that stay, and why the request ends there, if it does. A stop token at the very end of max_tokens
+    counts as a stop."""
     room = request.max_tokens - len(request.output_token_ids)
     for count, token_id in enumerate(token_ids, start=1):
         if token_id in request.stop_token_ids:

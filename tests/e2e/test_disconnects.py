@@ -89,7 +89,7 @@ async def settle() -> None:
 
 
 def request_of(engine: InProcessEngine, request_id: int) -> Request | None:
-    return engine.local.engine.scheduler._requests.get(request_id)
+    return engine.local.engine.scheduler.state.requests.get(request_id)
 
 
 def is_queued(request: Request | None) -> bool:

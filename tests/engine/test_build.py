@@ -14,19 +14,16 @@ from headway.engine import build as assembly
 from headway.engine.build import (
     _draft_layers,
     _draft_lm_head,
-    _idle_prefill_chunk,
-    _late_prefill_chunk,
     _make_deterministic,
-    _max_running,
-    _mixed_prefill_chunk,
-    _prefill_chunk,
     assemble,
-    num_threads,
 )
+from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
 from headway.engine.layers.linear import Linear
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
+from headway.kernels import FEW_ROWS
 
 
 def model(**changes: object) -> SimpleNamespace:
@@ -181,36 +178,20 @@ def test_a_fast_gpu_takes_longer_chunks_and_the_longest_while_idle(
     """Of 7 GiB half of 15 %, 0.5 GiB, for 5,269 tokens of 107 kB."""
     properties = SimpleNamespace(multi_processor_count=multiprocessors)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr("headway.engine.build.available_bytes", lambda device: int(available_gib * 2**30))
+    monkeypatch.setattr("headway.engine.defaults.available_bytes", lambda device: int(available_gib * 2**30))
     config, num_parameters = EngineConfig(model_path=""), int(1e9 * billions)
-    assert _prefill_chunk(config, model(), num_parameters) == chunk  # type: ignore[arg-type]
-    assert _idle_prefill_chunk(config, model(), num_parameters) == idle_chunk  # type: ignore[arg-type]
+    policy = prefill_policy(config, model(), num_parameters)  # type: ignore[arg-type]
+    assert (policy.separate, policy.idle) == (chunk, idle_chunk)
+    assert (policy.mixed, policy.mixed_late) == (min(chunk, 640), min(chunk, 512))
 
 
-def test_chunks_are_as_long_as_while_decoding_on_a_cpu_and_where_a_user_says_how_long() -> None:
-    config, asked = EngineConfig(model_path=""), EngineConfig(model_path="", prefill_chunk=256)
-    assert _idle_prefill_chunk(config, model(device="cpu"), 1) is None  # type: ignore[arg-type]
-    assert _idle_prefill_chunk(asked, model(), 1) is None  # type: ignore[arg-type]
-    assert _prefill_chunk(asked, model(), 1) == 256  # type: ignore[arg-type]
-    assert _prefill_chunk(config, model(device="cpu"), int(7.8e9)) == 16  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("config", "found", "expected"),
-    [
-        (EngineConfig(model_path=""), 1024, (640, 512)),
-        (EngineConfig(model_path=""), 600, (600, 512)),
-        (EngineConfig(model_path=""), 300, (300, 300)),
-        (EngineConfig(model_path="", prefill_chunk=2048), 2048, (2048, 2048)),
-        (EngineConfig(model_path="", mixed_prefill_chunk=64), 1024, (64, 64)),
-        (EngineConfig(model_path="", late_prefill_chunk=96), 1024, (640, 96)),
-    ],
-    ids=["usual", "slower", "slow", "given", "given-for-these", "given-for-late-ones"],
-)
-def test_a_large_round_takes_in_640_tokens_of_prompts_unless_a_user_says_how_many(
-    config: EngineConfig, found: int, expected: tuple[int, int]
-) -> None:
-    assert (_mixed_prefill_chunk(config, found), _late_prefill_chunk(config, found)) == expected
+def test_chunks_are_as_long_in_every_step_on_a_cpu_and_where_a_user_says_how_long() -> None:
+    config, asked = EngineConfig(model_path=""), EngineConfig(model_path="", prefill_chunk=2048)
+    cpu = model(device="cpu")
+    assert prefill_policy(config, cpu, int(7.8e9)) == PrefillPolicy.uniform(16)  # type: ignore[arg-type]
+    assert prefill_policy(asked, cpu, 1) == PrefillPolicy.uniform(2048)  # type: ignore[arg-type]
+    expected = PrefillPolicy.uniform(2048, mixed_above_tokens=FEW_ROWS)
+    assert prefill_policy(asked, model(), 1) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -223,9 +204,9 @@ def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
 ) -> None:
     """Half of the 15 % beside the KV cache, in bfloat16 and float32: of 7 GiB 0.5, for 154 rows of 3.5 MiB, in steps of
     32."""
-    monkeypatch.setattr("headway.engine.build.available_bytes", lambda device: available_gib << 30)
-    assert _max_running(model(vocab_size=vocab_size), depth) == rows  # type: ignore[arg-type]
-    assert _max_running(model(device="cpu"), depth) == 64  # type: ignore[arg-type]
+    monkeypatch.setattr("headway.engine.defaults.available_bytes", lambda device: available_gib << 30)
+    assert max_running(model(vocab_size=vocab_size), depth) == rows  # type: ignore[arg-type]
+    assert max_running(model(device="cpu"), depth) == 64  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,20 @@ from headway_testing.local import LocalEngine, Output
 
 import headway.engine.execution.runner
 import headway.engine.loop
+import headway.engine.scheduling.admission
 import headway.engine.scheduling.scheduler
 from headway.engine import INTERNAL_ERROR
 from headway.engine.execution.runner import Runner
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import Submit
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.prefix import PrefixCache
 from headway.engine.scheduling.request import Request
+from headway.engine.scheduling.result_reader import ResultReader
 from headway.engine.scheduling.scheduler import Scheduler
-from headway.engine.scheduling.updates import News
+from headway.engine.scheduling.updates import RequestUpdate
 from headway.engine.state.processors import AdjustmentTable
 
 SUCCESSORS = random_cycle(128).tolist()
@@ -55,19 +58,19 @@ SITES: dict[str, Site] = {
     "making the request": Site(headway.engine.loop, "_request", 0),
     "checking it": Site(Limits, "check", 1),
     "taking it in": Site(Scheduler, "add", 1),
-    "its history": Site(headway.engine.scheduling.scheduler, "history_of", 0),
+    "its history": Site(headway.engine.scheduling.admission, "history_of", 0),
     "its prefix": Site(PrefixCache, "match", 1),
-    "its blocks": Site(Scheduler, "_num_blocks_needed", 1),
-    "its growth": Site(Scheduler, "_grow_row", 1),
+    "its blocks": Site(BlockSupply, "_num_needed", 1),
+    "its growth": Site(BlockSupply, "_grow_row", 1),
     "its chunk": Site(headway.engine.scheduling.scheduler, "next_chunk", 0),
     "its row": Site(Runner, "_prepare", 1),
     "its numbers": Site(headway.engine.execution.runner, "_numbers_of", 0),
     "its tables": Site(AdjustmentTable, "set_up", 2),
-    "reading its chunk": Site(Scheduler, "_read_chunk", 1),
-    "reading its row": Site(Scheduler, "_read_row", 1),
+    "reading its chunk": Site(ResultReader, "_read_chunk", 1),
+    "reading its row": Site(ResultReader, "_read_row", 1),
     "publishing its blocks": Site(PrefixCache, "publish", 1),
-    "its tokens": Site(News, "add", 1),
-    "its event": Site(Scheduler, "_report", 1),
+    "its tokens": Site(RequestUpdate, "add", 1),
+    "its event": Site(ResultReader, "_report", 1),
 }
 
 
@@ -162,7 +165,7 @@ def assert_nothing_leaks(engine: LocalEngine, *, num_errors: int) -> None:
     assert stats.finished_by_reason["length"] == 6 - num_errors
     assert (stats.num_kv_blocks_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
     assert not scheduler.has_work
-    assert not scheduler._prefixes._chains
+    assert not scheduler.state.prefixes._chains
     # All rows can be taken once more, and what the device holds of the old ones harms nobody.
     again = [engine.submit(prompt_of(2), max_tokens=6) for _ in range(4)]
     engine.run()
@@ -190,8 +193,8 @@ def test_a_request_can_be_aborted_while_its_fault_is_on_the_way(model_path: str)
     scheduler, runner = engine.engine.scheduler, engine.engine.runner
     request = Request(0, [1, 2, 3], SamplingParams(seed=1 << 80), max_tokens=5)
     request_ok = Request(1, [1, 2, 3], SamplingParams(), max_tokens=5)
-    scheduler._requests[0] = request  # past the limits
-    scheduler._waiting.append(request)
+    scheduler.state.requests[0] = request  # past the limits
+    scheduler.state.waiting.append(request)
     scheduler.add(request_ok)
     plan = scheduler.plan()
     assert plan is not None
@@ -217,5 +220,5 @@ def test_a_fault_in_the_last_step_of_an_ending_changes_no_text(
             wanted.token_ids,
             FinishReason.LENGTH,
         )
-    engine.engine.scheduler._prefixes._chains.clear()
+    engine.engine.scheduler.state.prefixes._chains.clear()
     assert_nothing_leaks(engine, num_errors=0)

@@ -96,7 +96,7 @@ def test_the_priority_of_a_frame_is_that_of_the_request(engine: LocalEngine) -> 
     engine.step()
     waiting = [engine.submit([7], max_tokens=3, priority=priority) for priority in (0, -1)]
     engine.step()
-    assert [r.request_id for r in engine.engine.scheduler._waiting] == waiting[::-1]
+    assert [r.request_id for r in engine.engine.scheduler.state.waiting] == waiting[::-1]
 
 
 @pytest.mark.parametrize("reads_late", [False, True], ids=["read-at-once", "one-step-in-flight"])

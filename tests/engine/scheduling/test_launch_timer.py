@@ -13,7 +13,7 @@ from headway.engine.loop import EngineLoop, Launcher
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import FromEngine, Shutdown, Submit, ToEngine
 from headway.engine.protocol.stats import StageSeconds
-from headway.engine.scheduling.launch_timer import Pace
+from headway.engine.scheduling.launch_timer import LaunchTimer
 from headway.engine.scheduling.plan import Plan, PrefillChunk, StepResult
 
 STEP_SECONDS = 0.02
@@ -256,22 +256,22 @@ def result_of(seconds: float) -> StepResult:
 
 class TestPace:
     def test_the_shortest_of_a_kind_counts_and_is_forgotten(self) -> None:
-        pace = Pace(lambda: 7.0)
+        pace = LaunchTimer(lambda: 7.0)
         plan = plan_of(rows=32)
         for seconds in (0.01, 0.02, 0.03):
             pace.learn_step(plan, result_of(seconds))
         pace.expect(plan, 7.0)
-        assert pace.seconds_to_spare() == pytest.approx(0.009)
+        assert pace.seconds_until_due() == pytest.approx(0.009)
         pace.expect(plan, 6.995)
-        assert pace.seconds_to_spare() == pytest.approx(0.004)
+        assert pace.seconds_until_due() == pytest.approx(0.004)
         for _ in range(14):
             pace.learn_step(plan, result_of(0.03))
         pace.expect(plan, 7.0)
-        assert pace.seconds_to_spare() == pytest.approx(0.019), "16 are known"
+        assert pace.seconds_until_due() == pytest.approx(0.019), "16 are known"
         for _ in range(2):
             pace.learn_step(plan, result_of(0.03))
         pace.expect(plan, 7.0)
-        assert pace.seconds_to_spare() == pytest.approx(0.029)
+        assert pace.seconds_until_due() == pytest.approx(0.029)
 
     @pytest.mark.parametrize(
         "other",
@@ -286,17 +286,17 @@ class TestPace:
         ids=["rows", "tokens", "keys", "keys-of-one", "prompts", "depth"],
     )
     def test_what_is_of_another_kind_is_not_known(self, other: Plan) -> None:
-        pace = Pace(lambda: 0.0)
+        pace = LaunchTimer(lambda: 0.0)
         plan = plan_of((512, 512), rows=32, is_mixed=True)
         pace.learn_step(plan, result_of(0.02))
         pace.expect(plan_of((1024, 300), (0, 200), rows=31, is_mixed=True), 0.0)
-        assert pace.seconds_to_spare() == pytest.approx(0.019)
+        assert pace.seconds_until_due() == pytest.approx(0.019)
         pace.expect(other, 0.0)
-        assert pace.seconds_to_spare() == 0
+        assert pace.seconds_until_due() == 0
 
     def test_a_slow_launch_counts_less_with_each_that_follows(self) -> None:
         now = [0.0]
-        pace = Pace(lambda: now[0])
+        pace = LaunchTimer(lambda: now[0])
         plan = plan_of(rows=32)
         pace.learn_step(plan, result_of(0.02))
         now[0] = 0.005
@@ -304,20 +304,20 @@ class TestPace:
         spare = []
         for _ in range(3):
             pace.expect(plan, now[0])
-            spare.append(pace.seconds_to_spare())
+            spare.append(pace.seconds_until_due())
             pace.learn_launch(now[0])
         assert spare == pytest.approx([0.009, 0.019 - 0.009, 0.019 - 0.0081])
 
     def test_a_launch_takes_from_when_it_was_due(self) -> None:
         now = [0.0]
-        pace = Pace(lambda: now[0])
+        pace = LaunchTimer(lambda: now[0])
         plan = plan_of(rows=32)
         pace.learn_step(plan, result_of(0.02))
         pace.expect(plan, 0.0)  # due at 0.019
         now[0] = 0.021
         pace.learn_launch(0.001)
         pace.expect(plan, now[0])
-        assert pace.seconds_to_spare() == pytest.approx(0.019 - 2 * 0.002)
+        assert pace.seconds_until_due() == pytest.approx(0.019 - 2 * 0.002)
 
     @pytest.mark.parametrize(
         ("plan", "spare"),
@@ -330,13 +330,13 @@ class TestPace:
         ids=["first tokens before the round", "none", "with it", "no round"],
     )
     def test_first_tokens_that_come_before_their_round_are_waited_for(self, plan: Plan, spare: float) -> None:
-        pace = Pace(lambda: 0.0)
+        pace = LaunchTimer(lambda: 0.0)
         pace.learn_step(plan, result_of(0.02))
         pace.expect(plan, 0.0)
-        assert pace.seconds_to_spare() == pytest.approx(spare)
+        assert pace.seconds_until_due() == pytest.approx(spare)
 
     def test_it_knows_a_limited_number_of_kinds(self) -> None:
-        pace = Pace(lambda: 0.0)
+        pace = LaunchTimer(lambda: 0.0)
         for start in range(0, 2048 * 1024, 2048):
             pace.learn_step(plan_of((start, 8)), result_of(0.02))
         for _ in range(2):
@@ -350,7 +350,7 @@ def test_a_step_of_many_times_its_usual_length_is_told_of_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = LaunchTimer(lambda: now)
     plan = Plan(1, 3, decode_request_ids=(0,))
     for seconds in [0.02] * 8 + [0.15, 0.3, 0.3]:
         pace.learn_step(plan, StepResult(seconds=StageSeconds(target=seconds)))

@@ -8,8 +8,8 @@ from headway_testing.scheduling import ScheduledDevice, oracle
 from headway.engine.protocol.errors import QueueFullError, RequestError
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.scheduling import plan as batch
-from headway.engine.scheduling import scheduler
 from headway.engine.scheduling.plan import Plan, PrefillChunk, RowMove
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.request import Status
 
 # --- queue -----------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def let_rows_decode(device: ScheduledDevice, num_rows: int) -> None:
 
 
 def test_chunks_are_longer_while_nobody_decodes() -> None:
-    device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=48)
+    device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16, 16))
     device.add(90, max_tokens=20)
     assert [len(device.step()[0].prefill[0].token_ids) for _ in range(2)] == [48, 42]
     device.add(60)
@@ -133,46 +133,19 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
     ids=["few rows", "behind many keys"],
 )
 def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
-    num_rows: int, expected: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+    num_rows: int, expected: list[tuple[int, bool]]
 ) -> None:
-    monkeypatch.setattr(batch, "FAR", 96)
-    monkeypatch.setattr(scheduler, "LATE_KEYS", 64)
-    chunks = {
-        "prefill_chunk": 48,
-        "mixed_prefill_chunk": 32,
-        "late_prefill_chunk": 16,
-        "idle_prefill_chunk": 64,
-    }
-    device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
+    prefill = PrefillPolicy(64, 48, 32, 16, mixed_above_tokens=4, late_keys=64, max_mixed_keys=96)
+    device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, prefill=prefill)
     let_rows_decode(device, num_rows)
     device.add(160, max_tokens=9)
     plans = [device.step()[0] for _ in expected]
     assert [(len(plan.prefill[0].token_ids), plan.is_mixed) for plan in plans] == expected
 
 
-@pytest.mark.parametrize(
-    "chunks",
-    [
-        {"prefill_chunk": 16, "idle_prefill_chunk": 48},
-        {"prefill_chunk": 48, "mixed_prefill_chunk": 16, "idle_prefill_chunk": 64},
-    ],
-    ids=["as a step beside it", "behind many keys as behind few"],
-)
-def test_what_a_round_takes_in_where_nobody_has_said_so(
-    chunks: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "LATE_KEYS", 32)
-    device = ScheduledDevice(depth=3, mixed_above_tokens=4, **chunks)
-    let_rows_decode(device, 2)
-    device.add(70, max_tokens=9)
-    plans = [device.step()[0] for _ in range(3)]
-    assert [(len(plan.prefill[0].token_ids), plan.is_mixed) for plan in plans] == [(16, True)] * 3
-
-
-def test_the_first_prompt_decides_how_many_tokens_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "LATE_KEYS", 64)
-    chunks = {"prefill_chunk": 48, "mixed_prefill_chunk": 32, "late_prefill_chunk": 16}
-    device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, mixed_above_tokens=4, **chunks)
+def test_the_first_prompt_decides_how_many_tokens_a_step_takes() -> None:
+    prefill = PrefillPolicy(48, 48, 32, 16, mixed_above_tokens=4, late_keys=64)
+    device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, prefill=prefill)
     known = list(range(90))
     device.add(known, max_tokens=1)
     device.drain()
@@ -186,7 +159,7 @@ def test_the_first_prompt_decides_how_many_tokens_a_step_takes(monkeypatch: pyte
 
 def test_held_rounds_wait_until_all_prompts_are_computed() -> None:
     """In chunks of the longer kind, since nobody decodes meanwhile."""
-    device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=48, depth=1)
+    device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16, 16), depth=1)
     device.scheduler.hold_rounds()
     device.runner.may_hold_rounds = True
     requests = [device.add(40, max_tokens=12) for _ in range(3)]
@@ -451,9 +424,9 @@ def test_blocks_are_taken_back_behind_what_a_round_may_reach(num_steps: int) -> 
         )
         for r in rows
     ]
-    assert device.scheduler._take_back_spares()
+    assert device.scheduler.supply.take_back_spares()
     assert [len(r.block_ids) for r in rows] == [-(-n // 16) for n in reached]
-    assert not device.scheduler._take_back_spares()
+    assert not device.scheduler.supply.take_back_spares()
     while device._in_flight:
         device.read()
     device.drain()
@@ -535,7 +508,7 @@ def test_the_newest_is_preempted_and_goes_to_the_front_of_the_queue() -> None:
     while not new.num_preemptions:
         device.step()
     assert [r.status for r in (old, new, later)] == [Status.RUNNING, Status.WAITING, Status.WAITING]
-    assert list(device.scheduler._waiting) == [new, later]
+    assert list(device.scheduler.state.waiting) == [new, later]
     assert (new.block_ids, new.row, new.num_computed) == ([], None, 0)
     device.drain()
     assert [r.output_token_ids for r in (old, new, later)] == [oracle(r) for r in (old, new, later)]
@@ -576,7 +549,7 @@ def test_tokens_that_arrive_for_a_preempted_request_may_end_it() -> None:
     device.add(65, max_tokens=5)
     new = device.add(46, max_tokens=4)
     device.launch()
-    device.scheduler._preempt(new)
+    device.scheduler.state.preempt(new)
     events = device.read()
     assert events[1].request_id == new.request_id
     device.drain()
@@ -589,7 +562,7 @@ def test_blocks_that_a_preempted_request_published_are_found_again() -> None:
     device.add(40, max_tokens=60)
     new = device.add(40, max_tokens=60)
     device.step()
-    device.scheduler._preempt(new)
+    device.scheduler.state.preempt(new)
     plan, _ = device.step()
     assert [(c.request_id, c.start) for c in plan.prefill] == [(1, 32)]
     assert new.num_cached == 32
@@ -642,7 +615,7 @@ def test_aborting_an_unknown_or_ended_request_changes_nothing() -> None:
 
 
 def running_ids(device: ScheduledDevice) -> list[int]:
-    return [request.request_id for request in device.scheduler._running]
+    return [request.request_id for request in device.scheduler.state.running]
 
 
 def test_priority_comes_before_arrival() -> None:
@@ -663,7 +636,7 @@ def test_one_that_waits_does_not_stop_one_that_runs() -> None:
 
 
 def test_the_prompt_of_a_lower_priority_is_not_waited_for() -> None:
-    device = ScheduledDevice(prefill_chunk=16, idle_prefill_chunk=16)
+    device = ScheduledDevice(prefill_chunk=16)
     slow = device.add(200, max_tokens=1, priority=5)
     device.step()
     urgent, equal = device.add(4, max_tokens=1, priority=-5), device.add(4, max_tokens=1, priority=5)
@@ -691,7 +664,7 @@ def test_a_preempted_request_waits_behind_those_before_it() -> None:
     waiting = device.add(60, max_tokens=1, priority=0)
     while device.scheduler.num_running == 2:
         device.step()
-    assert [request.request_id for request in device.scheduler._waiting] == [waiting.request_id, 0]
+    assert [request.request_id for request in device.scheduler.state.waiting] == [waiting.request_id, 0]
     device.drain()
 
 
@@ -751,8 +724,7 @@ def test_chunks_are_near_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_many_prompts_are_admitted_as_a_large_round_takes_in() -> None:
-    chunks = {"prefill_chunk": 96, "mixed_prefill_chunk": 32, "idle_prefill_chunk": 64}
-    device = ScheduledDevice(depth=3, mixed_above_tokens=4, **chunks)
+    device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, 32, mixed_above_tokens=4))
     let_rows_decode(device, 2)
     for _ in range(2):
         device.add(40, max_tokens=9)
@@ -760,9 +732,9 @@ def test_as_many_prompts_are_admitted_as_a_large_round_takes_in() -> None:
     assert lengths == [[32], [8, 24], [16]]
 
 
-def test_a_chunk_behind_very_many_keys_shares_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "FAR", 19)
-    device = ScheduledDevice(mixed_above_tokens=0, prefill_chunk=16)
+def test_a_chunk_behind_very_many_keys_shares_no_round() -> None:
+    prefill = PrefillPolicy(16, 16, 16, 16, mixed_above_tokens=0, max_mixed_keys=19)
+    device = ScheduledDevice(prefill=prefill)
     device.add(5, max_tokens=100)
     device.step()
     device.add(40, max_tokens=9)

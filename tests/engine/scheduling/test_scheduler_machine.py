@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduling.plan import Plan
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
 
@@ -60,8 +61,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             depth=depth,
             max_running=max_running,
             prefill_chunk=prefill_chunk,
-            mixed_prefill_chunk=mixed_prefill_chunk,
-            idle_prefill_chunk=idle_prefill_chunk,
             prefix_caching=prefix_caching,
             block_size=BLOCK_SIZE,
             mixed_above_tokens=mixed_above_tokens,
@@ -76,8 +75,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             has_mtp=has_mtp,
             model_identity="model",
             kv_dtype="float32",
+            prefill=PrefillPolicy(
+                idle=idle_prefill_chunk or prefill_chunk,
+                separate=prefill_chunk,
+                mixed=mixed_prefill_chunk or prefill_chunk,
+                mixed_late=mixed_prefill_chunk or prefill_chunk,
+                mixed_above_tokens=mixed_above_tokens,
+            ),
         )
-        self.blocks = self.scheduler._blocks
+        self.blocks = self.scheduler.state.blocks
         self.num_blocks = num_blocks
         self.uses_mtp = has_mtp and depth > 0
         self.random = random.Random(repr((depth, num_blocks, acceptance)))
@@ -224,16 +230,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_queues_are_in_order_of_priority_then_arrival(self) -> None:
-        queues = self.scheduler._running, self.scheduler._waiting
+        queues = self.scheduler.state.running, self.scheduler.state.waiting
         for queue in queues:
             order = [(r.priority, r.request_id) for r in queue]
             assert order == sorted(order)
-        assert sorted(r.request_id for q in queues for r in q) == sorted(self.scheduler._requests)
+        assert sorted(r.request_id for q in queues for r in q) == sorted(self.scheduler.state.requests)
 
     @invariant()
     def no_equal_that_came_later_runs_in_its_place(self) -> None:
         """Of those that one priority has and that are alone in their group, all that run came before all that wait."""
-        queues = self.scheduler._running, self.scheduler._waiting
+        queues = self.scheduler.state.running, self.scheduler.state.waiting
         order = [r for queue in queues for r in queue if r.group_id is None]
         for priority in {r.priority for r in order}:
             arrivals = [r.request_id for r in order if r.priority == priority]
@@ -241,7 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_knows_who_runs(self) -> None:
-        queue, running = self.scheduler._waiting, self.scheduler._running
+        queue, running = self.scheduler.state.waiting, self.scheduler.state.running
         by_group = Counter(r.group for r in running)
         assert queue.num_extra == by_group.total() - len(by_group)
         for group in by_group:

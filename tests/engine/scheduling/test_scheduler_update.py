@@ -296,7 +296,7 @@ def test_what_a_chunk_in_flight_computed_is_not_published_once_its_request_was_p
     device = ScheduledDevice(prefill_chunk=32)
     request = device.add(70)
     device.launch()
-    device.scheduler._preempt(request)
+    device.scheduler.state.preempt(request)
     assert device.launch() is None
     device.read()
     assert device.blocks.num_cached == 0
@@ -319,7 +319,7 @@ def test_a_continuation_finds_the_output_of_the_request_before_it() -> None:
 def test_the_first_event_tells_how_long_the_request_queued() -> None:
     times = iter([10.0, 12.5])
     device = ScheduledDevice(depth=0)
-    device.scheduler._clock = lambda: next(times)
+    device.scheduler.state.clock = lambda: next(times)
     device.add([1, 2, 3], max_tokens=3)
     events = [event for _ in range(2) for event in device.step()[1]]
     assert [event.queue_seconds for event in events] == [2.5, None]

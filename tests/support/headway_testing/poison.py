@@ -23,7 +23,7 @@ class PoisoningRunner:
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self._runner = runner
-        self._blocks = scheduler._blocks
+        self._blocks = scheduler.state.blocks
         self._taken: set[int] = set()
         self._poisoned: set[int] = set()
 

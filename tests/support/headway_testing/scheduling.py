@@ -9,6 +9,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.plan import Plan
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
 from headway_testing.fake_runner import VOCAB_SIZE, FakeHandle, FakeRunner, oracle_output
@@ -24,6 +25,7 @@ class ScheduledDevice:
         max_model_len: int = 256,
         has_mtp: bool = True,
         accept: Callable[[int], int] = lambda num_valid: num_valid,
+        prefill: PrefillPolicy | None = None,
         **options: int | bool | str,
     ) -> None:
         self.config = EngineConfig(model_path="none", **options)
@@ -35,9 +37,10 @@ class ScheduledDevice:
             has_mtp=has_mtp,
             model_identity="model",
             kv_dtype="float32",
+            prefill=prefill,
             clock=lambda: 0.0,
         )
-        self.blocks = self.scheduler._blocks
+        self.blocks = self.scheduler.state.blocks
         self.runner = FakeRunner(
             num_blocks=num_blocks,
             block_size=self.config.block_size,

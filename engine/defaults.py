@@ -1,0 +1,121 @@
+"""What an option left at "auto" means for this model on this device. Decides numbers; builds nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.execution.graphs import ROW_STEP
+from headway.engine.layers.registry import CausalLM
+from headway.engine.protocol.config import (
+    CPU_MAX_EXTRA_ROWS,
+    CPU_MAX_RUNNING,
+    CUDA_MAX_RUNNING,
+    MIN_PREFILL_CHUNK,
+    EngineConfig,
+)
+from headway.engine.scheduling.prefill_policy import (
+    DEFAULT_CHUNK,
+    MAX_LATE_TOKENS,
+    MAX_MIXED_TOKENS,
+    PrefillPolicy,
+)
+from headway.engine.state.memory import CUDA_KV_CACHE_SHARE, available_bytes
+from headway.kernels import FEW_ROWS
+
+PARAMETERS_A_THREAD = 10_000_000
+CPU_STEP_FLOP = 5e10  # about one second of two slow cores
+# Of one multiprocessor. On an H200 about a thirtieth of a second, and a fifth while no stream waits.
+MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
+MAX_CUDA_CHUNK = 1024
+MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
+
+
+def num_threads(num_parameters: int, most: int) -> int:
+    """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or OMP_NUM_THREADS.
+
+    Two threads share so little of a small model's operations that waiting for each other costs more than it saves, and
+    far more while another process is busy.
+    """
+    return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
+
+
+def max_running(model: CausalLM, depth: int) -> int:
+    """Returns the number of rows. On CUDA as many as can have adjusted logits of a whole window within half of the memory
+    that the KV cache leaves free, but at least the CPU's default."""
+    if model.device.type == "cpu":
+        return CPU_MAX_RUNNING
+    row_bytes = (depth + 1) * model.config.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
+    return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
+
+
+def max_extra_rows(device: torch.device) -> int | None:
+    """Returns the most rows beyond the first of each HTTP request; None: no limit.
+
+    On a CPU a round takes longer the more rows it has, and a small request waits for the running round: 64 choices of one
+    request would make it wait three times as long as 16, for 1.4 times their throughput.
+    """
+    return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
+
+
+def prefill_policy(config: EngineConfig, model: CausalLM, num_parameters: int) -> PrefillPolicy:
+    """Returns the prompt tokens of a step: --prefill-chunk in every step, or what keeps steps short on this device."""
+    above = mixed_above_tokens(config, model.device)
+    if config.prefill_chunk is not None:
+        return PrefillPolicy.uniform(config.prefill_chunk, mixed_above_tokens=above)
+    separate = _separate_chunk(model, num_parameters)
+    mixed = min(separate, MAX_MIXED_TOKENS)
+    return PrefillPolicy(
+        idle=separate if model.device.type != "cuda" else _idle_chunk(model, num_parameters),
+        separate=separate,
+        mixed=mixed,
+        mixed_late=min(mixed, MAX_LATE_TOKENS),
+        mixed_above_tokens=above,
+    )
+
+
+def mixed_above_tokens(config: EngineConfig, device: torch.device) -> int | None:
+    """Returns the tokens of a round above which prompts share its forward pass; None: never.
+
+    Small rounds never share their forward pass with prompts, so that they stay batch-invariant; with --deterministic this
+    holds for all rounds.
+    """
+    if config.mixed_above_tokens is not None or device.type != "cuda" or config.deterministic:
+        return config.mixed_above_tokens
+    return FEW_ROWS
+
+
+def _separate_chunk(model: CausalLM, num_parameters: int) -> int:
+    """A step must not take so long that streams stall or that the engine seems stuck: slow devices and large models
+    compute fewer tokens a step."""
+    if model.device.type != "cuda":
+        fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
+        return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
+    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, model, num_parameters), MAX_CUDA_CHUNK)
+    return _fitting_chunk(wanted, model)
+
+
+def _idle_chunk(model: CausalLM, num_parameters: int) -> int:
+    """A GPU computes long chunks faster. A request that arrives meanwhile waits for one step, or for two where another is
+    launched already, so that slow GPUs and large models take shorter chunks."""
+    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, model, num_parameters)
+    wanted = min(max(in_time, MIN_IDLE_CHUNK), MAX_IDLE_CHUNK)
+    return _fitting_chunk(wanted, model)
+
+
+def _tokens_in_time(multiprocessor_flop: float, model: CausalLM, num_parameters: int) -> int:
+    num_multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
+    return int(num_multiprocessors * multiprocessor_flop / (2 * num_parameters))
+
+
+def _fitting_chunk(wanted: int, model: CausalLM) -> int:
+    """Returns a power of two. Activations may use half of the memory left beside the KV cache."""
+    # The residual stream, its norm, attention's result, two sums on their way; gate, up and their product.
+    token_bytes = (5 * model.config.hidden_size + 3 * model.config.intermediate_size) * model.dtype.itemsize
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // token_bytes
+    return max(_power_of_two(min(wanted, fitting)), DEFAULT_CHUNK)
+
+
+def _power_of_two(size: int) -> int:
+    """Returns the greatest power of two that is not above `size`."""
+    return 1 << (max(size, 1).bit_length() - 1)

@@ -1,0 +1,123 @@
+"""Takes in what a step gave: tokens, log-probabilities and acceptance, request by request, as events."""
+
+from __future__ import annotations
+
+import math
+
+from headway.engine.protocol.errors import LogitsError
+from headway.engine.protocol.logprobs import TokenLogprobs
+from headway.engine.protocol.messages import TokenEvent
+from headway.engine.scheduling.plan import Plan, PrefillChunk, StepResult
+from headway.engine.scheduling.request import Request, Status
+from headway.engine.scheduling.scheduler_state import SchedulerState
+from headway.engine.scheduling.updates import RequestUpdate, SampledTokens, first_tokens, round_tokens
+
+_BROKEN_LOGITS = (
+    "the model produced NaN or infinite logits for this request, at {}; other requests are not affected. A weight that "
+    "these tokens need is broken, or a value exceeds what --dtype can hold"
+)
+
+Updates = dict[int, RequestUpdate]
+
+
+class ResultReader:
+    """Mutable: writes requests and counters of the scheduler's state."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def read(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
+        """Returns one event for each request that got tokens, in the plan's order: prefills, then rows.
+
+        Output ends with the first stop token; tokens after it, and tokens of a request that has ended, are dropped.
+        """
+        state = self._state
+        state.stats.count_work(result.seconds, result.num_graph_replays)
+        num_generated_before = state.stats.num_generation_tokens
+        for request_id, what in result.faults:
+            if (request := state.requests.get(request_id)) is not None:
+                state.end_by_fault(request, what)
+        updates: Updates = {}
+        self._read_prefill(plan, result, updates)
+        self._read_round(plan, result, updates)
+        num_generated = state.stats.num_generation_tokens - num_generated_before
+        state.stats.count_step(sum(len(chunk.token_ids) for chunk in plan.prefill) + num_generated)
+        events: list[TokenEvent] = []
+        for request_id, update in updates.items():
+            if (request := state.requests.get(request_id)) is not None:
+                state.contain(self._report, request, update, events)
+        return events
+
+    def _read_prefill(self, plan: Plan, result: StepResult, updates: Updates) -> None:
+        state = self._state
+        first = first_tokens(plan, result)
+        scores = result.prompt_logprobs or [None] * len(plan.prefill)
+        for chunk, chunk_scores in zip(plan.prefill, scores, strict=True):
+            request = state.requests.get(chunk.request_id)
+            if request is not None:
+                state.contain(self._read_chunk, request, chunk, chunk_scores)
+                if chunk.is_last and request.status is not Status.FINISHED:
+                    state.contain(self._append, request, first[request.request_id], updates)
+
+    def _read_chunk(self, request: Request, chunk: PrefillChunk, scores: TokenLogprobs | None) -> None:
+        request.num_chunks_in_flight -= 1
+        if scores is not None:
+            if any(map(math.isnan, scores.logprobs)):
+                raise LogitsError(_BROKEN_LOGITS.format("its prompt"))
+            earlier = request.prompt_logprobs if chunk.start > 0 else []
+            request.prompt_logprobs = [*earlier, scores]
+        if request.block_ids:
+            self._state.prefixes.publish(request, chunk.start + len(chunk.token_ids))
+
+    def _read_round(self, plan: Plan, result: StepResult, updates: Updates) -> None:
+        for request_id, sampled in round_tokens(plan, result):
+            request = self._state.requests.get(request_id)
+            has_ended = request_id in updates and updates[request_id].finish_reason is not None
+            if request is not None and not has_ended:
+                self._state.contain(self._read_row, request, plan.depth, sampled, updates)
+
+    def _read_row(self, request: Request, depth: int, sampled: SampledTokens, updates: Updates) -> None:
+        """num_accepted counts drafts that stay in the output: a stop token cuts off the drafts after it."""
+        state = self._state
+        length = request.num_tokens - 1
+        num_drafted = min(depth, state.depth_cap(request), request.limit - length - 1)
+        num_emitted = len(sampled.token_ids)
+        assert 1 <= num_emitted <= num_drafted + 1, (
+            f"request {request.request_id} at length {length} with {num_drafted} drafts emitted {sampled.token_ids}"
+        )
+        num_kept = self._append(request, sampled, updates)
+        num_accepted = min(num_emitted - 1, num_kept)
+        update = updates[request.request_id]
+        update.num_drafted += num_drafted
+        update.num_accepted += num_accepted
+        update.draft_start = len(update.token_ids) - num_kept
+        state.stats.count_row_round(num_drafted=num_drafted, num_accepted=num_accepted, num_emitted=num_kept)
+        request.num_rounds_in_flight -= 1
+        if request.status is Status.RUNNING:
+            request.num_computed = request.num_tokens - 1
+            request.has_draft_gap |= depth == 0 < state.depth
+            if not request.has_draft_gap:
+                state.prefixes.publish(request, self._num_final(length, request.num_computed))
+
+    def _num_final(self, start: int, end: int) -> int:
+        """Returns how many tokens have all their KV, never to change, after a round from length start to end.
+
+        The round's MTP pass saw true pairs up to slot start; what it wrote beyond came from drafts, and
+        the next round's pass writes there again. Slots 0 .. start are start + 1 tokens.
+        """
+        return min(end, start + 1) if self._state.depth > 0 else end
+
+    def _append(self, request: Request, sampled: SampledTokens, updates: Updates) -> int:
+        """Adds tokens up to the first that ends the request; returns how many were kept."""
+        kept = updates.setdefault(request.request_id, RequestUpdate()).add(request, sampled)
+        if any(token_id < 0 for token_id in kept):
+            raise LogitsError(_BROKEN_LOGITS.format(f"token {request.num_tokens + 1:,} of its context"))
+        request.output_token_ids += kept
+        self._state.stats.num_generation_tokens += len(kept)
+        return len(kept)
+
+    def _report(self, request: Request, update: RequestUpdate, events: list[TokenEvent]) -> None:
+        event = update.event(request.request_id)
+        if update.finish_reason is not None:
+            self._state.finish(request, update.finish_reason)
+        events.append(event)

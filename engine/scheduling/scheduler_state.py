@@ -1,0 +1,129 @@
+"""What the parts of the scheduler share, and how a request leaves it: by its end, by preemption or by a fault."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec
+
+from headway.engine.protocol.errors import LogitsError, describe_fault
+from headway.engine.protocol.messages import TokenEvent
+from headway.engine.protocol.sampling_params import FinishReason
+from headway.engine.protocol.stats import EngineStats
+from headway.engine.scheduling.blocks import BlockAllocator
+from headway.engine.scheduling.prefix import PrefixCache
+from headway.engine.scheduling.queue import Queue
+from headway.engine.scheduling.request import Request, Status
+from headway.engine.scheduling.rows import RowTable
+from headway.engine.scheduling.updates import fault_event
+
+P = ParamSpec("P")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """Requests, rows, blocks and counters. Mutable: the scheduler and its parts are the only writers.
+
+    requests: every request that has not ended, by id. running: those with a row, by priority, then arrival.
+    depth: the most drafts of a round. holds_rounds: while true no round is planned. fault_events and
+    broken_block_ids wait until the scheduler hands them out.
+    """
+
+    block_size: int
+    waiting: Queue
+    rows: RowTable
+    blocks: BlockAllocator
+    prefixes: PrefixCache
+    stats: EngineStats
+    clock: Callable[[], float]
+    depth: int
+    holds_rounds: bool = False
+    requests: dict[int, Request] = field(default_factory=dict)
+    running: list[Request] = field(default_factory=list)
+    fault_events: list[TokenEvent] = field(default_factory=list)
+    broken_block_ids: list[int] = field(default_factory=list)
+
+    def depth_cap(self, request: Request) -> int:
+        """Returns the most drafts of the request's rounds."""
+        cap = request.max_draft_tokens
+        return self.depth if cap is None else min(self.depth, cap)
+
+    def can_decode(self, request: Request) -> bool:
+        """Returns False while rounds are held, and where the request is certain to reach its limit: each round in flight
+        adds at least one token."""
+        is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
+        return request.status is Status.RUNNING and is_below_limit and not self.holds_rounds
+
+    def prefilling(self) -> list[Request]:
+        """Returns the running requests whose prompts are not computed yet, in the order of their turns."""
+        prefilling = [request for request in self.running if request.status is Status.PREFILLING]
+        return sorted(prefilling, key=self.waiting.turn)
+
+    def contain(
+        self,
+        work: Callable[Concatenate[Request, P], object],
+        request: Request,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Does work for one request; a fault in it ends that request alone."""
+        try:
+            work(request, *args, **kwargs)
+        except LogitsError as error:
+            logger.error("request %d ends: %s", request.request_id, error)
+            self.stats.num_nan_logits += 1
+            block_ids = request.block_ids
+            self.blocks.unpublish(block_ids)
+            self.end_by_fault(request, str(error))
+            # Shared blocks either fail the requests that share them, too, or are sound.
+            self.broken_block_ids += [i for i in block_ids if not self.blocks.is_used(i)]
+        except Exception as error:
+            logger.exception("request %d ends because of a fault", request.request_id)
+            self.end_by_fault(request, describe_fault(error))
+
+    def end_by_fault(self, request: Request, what: str) -> None:
+        """Ends the request by an error; its event joins `fault_events`."""
+        self.finish(request, FinishReason.ERROR)
+        self.fault_events.append(fault_event(request.request_id, what))
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Ends the request in any status. What a step in flight adds to it is dropped."""
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self.waiting.note_end(request)
+        self._release(request)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        del self.requests[request.request_id]
+        self.stats.count_finished(reason.value)
+        try:
+            self.prefixes.forget(request)  # last, since only the request's own note is left
+        except Exception:
+            logger.exception("what the prefix cache noted of request %d stays", request.request_id)
+
+    def preempt(self, request: Request) -> None:
+        """Returns the request to its place in the queue; all its tokens so far are prefilled again (recomputation)."""
+        self.running.remove(request)
+        self.waiting.note_end(request)
+        self._release(request)
+        request.status = Status.WAITING
+        request.num_computed = 0
+        request.has_draft_gap = False
+        request.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self.waiting.append(request)
+
+    def free_blocks(self, request: Request) -> None:
+        """Takes all blocks from the request."""
+        block_ids, request.block_ids = request.block_ids, []
+        self.blocks.free(block_ids)
+
+    def _release(self, request: Request) -> None:
+        """Row and blocks are free at once: steps launched later run after every step that still writes to them."""
+        if request.row is not None:
+            self.rows.release(request)
+        self.free_blocks(request)
