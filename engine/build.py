@@ -37,7 +37,7 @@ from headway.engine.state.memory import (
 )
 from headway.engine.state.pool import KVPool
 from headway.engine.state.processors import AdjustmentTable, table_bytes
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import has_float8_products
 
 MAX_ADJUSTMENTS_SHARE = 0.25
@@ -98,7 +98,7 @@ def assemble(
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
     pool = _take_pool(config, model, max_model_len)
     max_blocks = -(-max_model_len // config.block_size)
-    slots = SlotTable.allocate(
+    slots = RowTensors.allocate(
         config.num_rows,
         max_blocks=max_blocks,
         max_depth=depth,

@@ -16,7 +16,7 @@ from headway.engine.layers.inputs import Chunks, ForwardInputs, LastTokens, Segm
 from headway.engine.layers.registry import CausalLM
 from headway.engine.scheduling.plan import PrefillChunk, is_near
 from headway.engine.state.pool import KVPool
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 
 MAX_CHUNKS = 64
 # Of each chunk: its row, start position, length and the block of the hidden state before it, -1: the row's own.
@@ -94,7 +94,7 @@ class PaddedChunks:
 
 def padded_chunks(
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
-    slots: SlotTable,
+    slots: RowTensors,
     block_size: int,
     *,
     is_window: bool,
@@ -132,7 +132,7 @@ def padded_chunks(
 def padded_prefill(
     model: CausalLM,
     pool: KVPool,
-    slots: SlotTable,
+    slots: RowTensors,
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
     wanted: Prefill,
 ) -> torch.Tensor:  # [tokens, hidden]; without drafts [chunks, hidden]
@@ -152,7 +152,7 @@ def padded_prefill(
 def fill_padded_drafts(
     model: CausalLM,
     pool: KVPool,
-    slots: SlotTable,
+    slots: RowTensors,
     chunks: PaddedChunks,
     hidden: torch.Tensor,  # [tokens, hidden], of the trunk
 ) -> None:

@@ -22,7 +22,7 @@ from headway.engine.layers.inputs import (
 from headway.engine.layers.registry import CausalLM
 from headway.engine.scheduling.plan import PrefillChunk, is_far
 from headway.engine.state.pool import KVPool
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import to_device
 
 # Beginnings of prompts, of so many tokens together, are attended by causal_attention in widths of a multiple, for each of which it
@@ -61,7 +61,7 @@ def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
 
 def prefill_inputs(
     chunks: Sequence[PrefillChunk],
-    slots: SlotTable,
+    slots: RowTensors,
     block_size: int,
     *,
     sharing: int,
@@ -168,7 +168,7 @@ def _bounded(segment: Segment, block_size: int, sharing: int) -> Iterable[Segmen
 def fill_draft_cache(
     model: CausalLM,
     pool: KVPool,
-    slots: SlotTable,
+    slots: RowTensors,
     chunks: Sequence[PrefillChunk],
     inputs: ForwardInputs,
     states: torch.Tensor,  # [tokens, hidden], of `draft_hidden`

@@ -17,7 +17,7 @@ from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens
 from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.pool import KVPool
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import commit_round, count_tokens, keep_states, open_round, stamp
 
 NUM_STAMPS, END_STAMP = 4, 3
@@ -79,7 +79,7 @@ def lines_of(packed: list[int], depth: int) -> list[list[int]]:
 def decode_round(
     model: CausalLM,
     pool: KVPool,
-    rows: SlotTable,
+    rows: RowTensors,
     depth: int,
     drafter: Drafter,
     synthetic: SyntheticAcceptance | None = None,

@@ -43,7 +43,7 @@ from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import available_bytes, bytes_taken_by, is_out_of_memory
 from headway.engine.state.pool import KVPool
 from headway.engine.state.processors import AdjustmentTable
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors, numbers_of
 from headway.engine.state.transfer import to_device
 from headway.kernels import (
     FEW_ROWS,
@@ -69,7 +69,7 @@ class Runner:
         self,
         model: CausalLM,
         pool: KVPool,
-        slots: SlotTable,
+        slots: RowTensors,
         *,
         adjustments: AdjustmentTable | None = None,
         drafter: Drafter = mtp_drafts,
@@ -96,7 +96,7 @@ class Runner:
         self._splits_beginnings = prefill_window is None and has_fused_attention(
             self.device, model.dtype, model.config.head_dim
         )
-        self._views: dict[tuple[int, bool], SlotTable] = {}
+        self._views: dict[tuple[int, bool], RowTensors] = {}
         self._graphs: RoundGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -323,7 +323,7 @@ class Runner:
         for setup in setups:
             try:
                 self._prepare(setup)
-                numbers.append(_numbers_of(setup))
+                numbers.append(numbers_of(setup))
             except Exception as error:
                 logger.exception("request %d could not be set up", setup.request_id)
                 self._release([setup.row])
@@ -537,13 +537,3 @@ class Runner:
 
     def _to_device(self, values: Sequence[int] | Sequence[Sequence[int]] | torch.Tensor) -> torch.Tensor:
         return to_device(values, self.device)
-
-
-def _numbers_of(setup: RowSetup) -> tuple[torch.Tensor, torch.Tensor]:
-    """As SlotTable.set_up takes them: [5] int64 and [3] float32 on the CPU."""
-    sampling = setup.sampling
-    seed = sampling.seed - (1 << 64) if sampling.seed >= 1 << 63 else sampling.seed
-    return (
-        torch.tensor([setup.row, setup.limit, setup.depth_cap, sampling.top_k, seed]),
-        torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p]),
-    )

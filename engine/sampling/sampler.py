@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.engine.scheduling.limits import MAX_LOGPROBS
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import adjust_logits, sample
 
 NO_TOKEN = -1  # for the host, instead of what was picked from logits that are no numbers
@@ -14,7 +14,7 @@ SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities th
 
 def pick_tokens(
     logits: torch.Tensor,  # [rows, window, vocab]
-    rows: SlotTable,
+    rows: RowTensors,
     positions: torch.Tensor,  # [rows] int64: of the token picked at window place 0
     window_tokens: torch.Tensor,  # [rows, n] int64: after those in the rows' counts; place 0 sees n - window + 1
     *,

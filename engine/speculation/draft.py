@@ -14,14 +14,14 @@ from headway.engine.layers.inputs import LastTokens, Segment, inputs_of
 from headway.engine.layers.registry import CausalLM
 from headway.engine.sampling.sampler import pick_tokens
 from headway.engine.state.pool import KVPool
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import FEW_ROWS, DraftWindow, open_drafts
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
-Drafter = Callable[[CausalLM, KVPool, SlotTable, int], torch.Tensor]
+Drafter = Callable[[CausalLM, KVPool, RowTensors, int], torch.Tensor]
 
 
-def mtp_drafts(model: CausalLM, pool: KVPool, rows: SlotTable, depth: int) -> torch.Tensor:
+def mtp_drafts(model: CausalLM, pool: KVPool, rows: RowTensors, depth: int) -> torch.Tensor:
     """Drafts for positions L+1 .. L+depth of each row; fills the MTP layer's slots up to L + depth - 1.
 
     The drafter picks with the same noise, penalties, bias and masks as the target does at the same position,
@@ -53,7 +53,7 @@ def _last_of(window: DraftWindow, block_table: torch.Tensor) -> LastTokens:
 
 def _pick(
     model: CausalLM,
-    rows: SlotTable,
+    rows: RowTensors,
     carry: torch.Tensor,  # [rows, hidden]
     positions: torch.Tensor,  # [rows] int64
     drafts: torch.Tensor,  # [depth, rows] int64, line `step` is written; the lines before count as output

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import RoundWindow, force_acceptance
 
 
@@ -38,7 +38,7 @@ class SyntheticAcceptance:
         self,
         picked: torch.Tensor,  # [rows, depth + 1] int64, in place
         window: RoundWindow,
-        rows: SlotTable,
+        rows: RowTensors,
     ) -> None:
         """Makes picks agree with the first valid drafts of each row, with as many as were drawn.
 

@@ -17,7 +17,7 @@ from headway.engine.execution.round import decode_round
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.speculation.draft import mtp_drafts
 from headway.engine.state.pool import KVPool
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 
 VOCAB = 8
 DEPTH = 3
@@ -63,10 +63,10 @@ class MarkovChain:
         return torch.zeros_like(p).scatter(1, ids, kept / kept.sum(-1, keepdim=True))
 
 
-def new_rows(num_rows: int, first_seed: int, temperature: float, top_p: float) -> tuple[SlotTable, KVPool]:
+def new_rows(num_rows: int, first_seed: int, temperature: float, top_p: float) -> tuple[RowTensors, KVPool]:
     """Rows that stand at POSITION with START as the last token and one pending pair."""
     cpu = torch.device("cpu")
-    rows = SlotTable.allocate(
+    rows = RowTensors.allocate(
         num_rows, max_blocks=1, max_depth=DEPTH, hidden_size=VOCAB, dtype=torch.float32, device=cpu
     )
     rows.last_tokens.fill_(START)

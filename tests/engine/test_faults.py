@@ -64,7 +64,7 @@ SITES: dict[str, Site] = {
     "its growth": Site(BlockSupply, "_grow_row", 1),
     "its chunk": Site(headway.engine.scheduling.scheduler, "next_chunk", 0),
     "its row": Site(Runner, "_prepare", 1),
-    "its numbers": Site(headway.engine.execution.runner, "_numbers_of", 0),
+    "its numbers": Site(headway.engine.execution.runner, "numbers_of", 0),
     "its tables": Site(AdjustmentTable, "set_up", 2),
     "reading its chunk": Site(ResultReader, "_read_chunk", 1),
     "reading its row": Site(ResultReader, "_read_row", 1),

@@ -12,7 +12,7 @@ from headway.engine.execution.padded_prefill import prefills_of, smallest_prefil
 from headway.engine.execution.prefill import BEGINNING_MULTIPLE, LEAST_BEGINNING, prefill_inputs
 from headway.engine.layers.inputs import Segment
 from headway.engine.scheduling.plan import PrefillChunk
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 
 BLOCK_SIZE, MAX_BLOCKS = 16, 1024
 MULTIPLE, LEAST = BEGINNING_MULTIPLE, LEAST_BEGINNING
@@ -27,7 +27,7 @@ def segments_of(
 ) -> tuple[Segment, ...]:
     """chunks: (first position, tokens), a row each."""
     cpu = torch.device("cpu")
-    slots = SlotTable.allocate(
+    slots = RowTensors.allocate(
         len(chunks), max_blocks=MAX_BLOCKS, max_depth=0, hidden_size=1, dtype=torch.float32, device=cpu
     )
     slots.granted_block_ids.copy_(torch.arange(len(chunks) * MAX_BLOCKS).view(-1, MAX_BLOCKS))

@@ -14,7 +14,7 @@ from headway_testing.prefills import MixedLaunches
 
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.speculation.synthetic import SyntheticAcceptance
-from headway.engine.state.slots import SlotTable
+from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import RoundWindow
 
 VOCABULARY = 50
@@ -22,8 +22,8 @@ NUM_ROWS = 20_000
 RATES = (0.9, 0.8, 0.7)
 
 
-def table(seeds: torch.Tensor) -> SlotTable:
-    rows = SlotTable.allocate(
+def table(seeds: torch.Tensor) -> RowTensors:
+    rows = RowTensors.allocate(
         len(seeds), max_blocks=1, max_depth=0, hidden_size=1, dtype=torch.float32, device=torch.device("cpu")
     )
     rows.seeds.copy_(seeds)

@@ -1,0 +1,188 @@
+"""The device's state of running requests, one row each, at fixed addresses.
+
+Written by the runner at admission and by the kernels inside the round; the host never reads it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, NamedTuple, get_type_hints
+
+import torch
+
+from headway.engine.scheduling.plan import RowSetup
+from headway.kernels import Adjustments, RowState
+
+
+class RowSizes(NamedTuple):
+    """What the shapes of columns depend on. window: the most tokens of a round and row, max depth + 1."""
+
+    max_blocks: int
+    window: int
+    hidden_size: int
+
+
+def _scalar(sizes: RowSizes) -> tuple[int, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One tensor, with a value or a vector or matrix of values for each row.
+
+    shape: of one row's values. dtype: None for the model's. source: the value of a row that a request takes; None: kernels
+    write it. released: the value of a row that becomes padding; None: it keeps what it has.
+    """
+
+    shape: Callable[[RowSizes], tuple[int, ...]] = _scalar
+    dtype: torch.dtype | None = torch.int64
+    fill: float = 0
+    source: Callable[[RowSetup], float] | None = None
+    released: float | None = None
+
+
+def _seed(setup: RowSetup) -> int:
+    """Returns the 64 bits of the seed as a signed integer."""
+    seed = setup.sampling.seed
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensors:
+    """N rows. The tensors are mutable, their addresses are not. Each column is declared once, here; allocation, set-up, moves
+    and the view that kernels get are derived.
+
+    A row with kv_lengths >= limits is padding: rounds neither change it nor count it.
+    kv_lengths counts tokens in the KV cache (L); last_tokens is t_L, the first token not in it.
+    Pending pairs are (h_{i-1}, t_i) for i in L - pending_counts + 1 .. L: what the MTP head has not seen.
+    """
+
+    last_tokens: Annotated[torch.Tensor, Column()]  # [N] int64
+    # [N] int64. A row that is taken stays padding for rounds until its prefill ends.
+    kv_lengths: Annotated[torch.Tensor, Column(source=lambda setup: setup.limit, released=0)]
+    # [N] int64: positions at or beyond it are never computed
+    limits: Annotated[torch.Tensor, Column(source=lambda setup: setup.limit, released=0)]
+    depth_caps: Annotated[torch.Tensor, Column(source=lambda setup: setup.depth_cap)]  # [N] int64
+    last_block_offsets: Annotated[torch.Tensor, Column()]  # [N] int64: (L - 1) mod block size
+    block_counts: Annotated[torch.Tensor, Column()]  # [N] int64: ceil(L / block size)
+    last_block_ids: Annotated[torch.Tensor, Column(fill=-1)]  # [N] int64
+    # [N, max_blocks] int64: blocks in use, -1 beyond
+    kv_block_ids: Annotated[torch.Tensor, Column(lambda sizes: (sizes.max_blocks,), fill=-1, released=-1)]
+    # [N, max_blocks] int64: blocks the row may use, -1 beyond
+    granted_block_ids: Annotated[
+        torch.Tensor, Column(lambda sizes: (sizes.max_blocks,), fill=-1, released=-1)
+    ]
+    prefill_status: Annotated[
+        torch.Tensor, Column(fill=1)
+    ]  # [N] int64: 1 on rows that the last round left alone
+    temperatures: Annotated[
+        torch.Tensor, Column(dtype=torch.float32, source=lambda s: s.sampling.temperature)
+    ]  # [N]
+    top_k: Annotated[torch.Tensor, Column(source=lambda setup: setup.sampling.top_k)]  # [N] int64
+    top_p: Annotated[
+        torch.Tensor, Column(dtype=torch.float32, fill=1, source=lambda s: s.sampling.top_p)
+    ]  # [N]
+    min_p: Annotated[torch.Tensor, Column(dtype=torch.float32, source=lambda s: s.sampling.min_p)]  # [N]
+    seeds: Annotated[torch.Tensor, Column(source=_seed)]  # [N] int64
+    pending_tokens: Annotated[torch.Tensor, Column(lambda sizes: (sizes.window,))]  # [N, max depth + 1] int64
+    pending_hidden: Annotated[
+        torch.Tensor, Column(lambda sizes: (sizes.window, sizes.hidden_size), dtype=None)
+    ]
+    pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
+    # [N, hidden]: the MTP head's input state of a prefill's last computed token
+    chunk_hidden: Annotated[torch.Tensor, Column(lambda sizes: (sizes.hidden_size,), dtype=None)]
+    adjustments: Adjustments | None = None  # of the same rows, while any of them uses some; not its memory
+
+    @classmethod
+    def allocate(
+        cls,
+        num_rows: int,
+        *,
+        max_blocks: int,
+        max_depth: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> RowTensors:
+        """Makes rows that are padding. dtype: the model's, for hidden states."""
+        sizes = RowSizes(max_blocks, max_depth + 1, hidden_size)
+        tensors = {
+            name: torch.full(
+                (num_rows, *column.shape(sizes)), column.fill, dtype=column.dtype or dtype, device=device
+            )
+            for name, column in _COLUMNS.items()
+        }
+        return cls(**tensors, adjustments=None)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the columns by name, without the adjustments."""
+        return {name: getattr(self, name) for name in _COLUMNS}
+
+    def state(self) -> RowState:
+        """Returns the columns that a round's bookkeeping changes, in the same memory."""
+        return RowState(**{f.name: getattr(self, f.name) for f in fields(RowState)})
+
+    def first(self, num_rows: int, adjustments: Adjustments | None = None) -> RowTensors:
+        """Returns the first rows in the same memory, with the adjustments of the same rows."""
+        tensors = {name: tensor[:num_rows] for name, tensor in self.tensors().items()}
+        return RowTensors(**tensors, adjustments=adjustments)
+
+    def at(
+        self,
+        index: torch.Tensor,  # [n] int64
+        adjustments: Adjustments | None = None,  # of the same rows
+    ) -> RowTensors:
+        """Returns a copy of these rows."""
+        tensors = {name: tensor[index] for name, tensor in self.tensors().items()}
+        return RowTensors(**tensors, adjustments=adjustments)
+
+    def set_up(
+        self,
+        integers: torch.Tensor,  # [n, 1 + columns] int64: the row, then as `numbers_of` gives them
+        floats: torch.Tensor,  # [n, columns] float32, as `numbers_of` gives them
+    ) -> None:
+        """Lets requests take rows that were released. The rows are padding for rounds until their prefill ends."""
+        index, *whole = integers.unbind(1)
+        for names, values in ((_WHOLE, whole), (_REAL, floats.unbind(1))):
+            for name, value in zip(names, values, strict=True):
+                getattr(self, name).index_copy_(0, index, value)
+
+    def move(
+        self,
+        sources: torch.Tensor,  # [n] int64
+        targets: torch.Tensor,  # [n] int64: none of them among the sources
+    ) -> None:
+        """Copies each source's row to its target; the source becomes padding."""
+        for tensor in self.tensors().values():
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+        self.release(sources)
+
+    def release(
+        self,
+        index: torch.Tensor,  # [n] int64
+    ) -> None:
+        """Turns these rows into padding; their blocks are no longer their own."""
+        for name, column in _COLUMNS.items():
+            if column.released is not None:
+                getattr(self, name).index_fill_(0, index, column.released)
+
+
+_COLUMNS: dict[str, Column] = {
+    name: column
+    for name, hint in get_type_hints(RowTensors, include_extras=True).items()
+    for column in getattr(hint, "__metadata__", ())
+}
+_TAKEN = {name: column for name, column in _COLUMNS.items() if column.source is not None}
+_WHOLE = tuple(name for name, column in _TAKEN.items() if column.dtype == torch.int64)
+_REAL = tuple(name for name, column in _TAKEN.items() if column.dtype == torch.float32)
+
+
+def numbers_of(setup: RowSetup) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what `RowTensors.set_up` writes for one row: [1 + columns] int64 and [columns] float32 on the CPU.
+
+    Raises RuntimeError or OverflowError for a number that its column cannot hold.
+    """
+    values = {name: column.source(setup) for name, column in _TAKEN.items() if column.source is not None}
+    integers = torch.tensor([setup.row, *(values[name] for name in _WHOLE)], dtype=torch.int64)
+    return integers, torch.tensor([values[name] for name in _REAL], dtype=torch.float32)
