@@ -10,6 +10,7 @@ from typing import TypeVar
 from headway.engine import EngineInfo
 from headway.server.control_text import ChatPrompt
 from headway.server.errors import ApiError
+from headway.server.protocol.checks import require
 from headway.server.protocol.completions import Prompt
 from headway.server.tokenizer import Tokenizer
 
@@ -93,8 +94,7 @@ def _entries(prompt: Prompt, max_prompt_tokens: int, options: PromptOptions) -> 
     """
     if isinstance(prompt, str):
         return [prompt]
-    if not prompt:
-        raise ApiError("prompt is an empty list, it must have 1 entry or more", param="prompt")
+    require(len(prompt) > 0, "prompt", "an empty list", "a list of 1 entry or more")
     if isinstance(prompt[0], int):
         prompt = _fitting(prompt, max_prompt_tokens, options)
     strings = [entry for entry in prompt if isinstance(entry, str)]
@@ -107,7 +107,8 @@ def _entries(prompt: Prompt, max_prompt_tokens: int, options: PromptOptions) -> 
     if len(prompt) == len(lists):
         return [_fitting(entry, max_prompt_tokens, options) for entry in lists]
     kinds = "strings, or token ids, or lists of token ids"
-    raise ApiError(f"prompt mixes kinds of entries, it must hold only {kinds}", param="prompt")
+    message = f"prompt mixes kinds of entries, it must hold only {kinds}"
+    raise ApiError(message, param="prompt", code="invalid_value")
 
 
 def _fitting(ids: list[Entry], max_prompt_tokens: int, options: PromptOptions) -> list[Entry]:
@@ -128,7 +129,8 @@ def _encode(
 ) -> EncodedPrompt:
     if isinstance(entry, list):
         if not entry:
-            raise ApiError("a prompt has 0 token ids, it must have 1 or more", param="prompt")
+            message = "a prompt has 0 token ids, it must have 1 or more"
+            raise ApiError(message, param="prompt", code="invalid_value")
         return EncodedPrompt(None, entry)
     encoded = _encode_end(entry, tokenizer, options) if options.keep_last is not None else None
     encoded = encoded or _encode_text(entry, tokenizer, info, options)

@@ -43,10 +43,17 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 def _decode_again(body: bytes, kind: type[Body]) -> Body:
     try:
-        return msgspec.convert(_tidied(msgspec.json.decode(body), kind, ""), kind)
+        value = msgspec.json.decode(body)
+    except msgspec.ValidationError:  # without types only a number can be at fault
+        message = "the body has a number that is out of range; numbers may be -1.79e308 to 1.79e308"
+        raise ApiError(message, code="invalid_value") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error) from None
+    try:
+        return msgspec.convert(_tidied(value, kind, ""), kind)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
         raise _unreadable(error) from None
 
 

@@ -192,6 +192,17 @@ async def test_a_body_that_is_no_object_says_so(client: httpx.AsyncClient) -> No
     assert (error["param"], error["message"]) == (None, "the body is an array, it must be an object")
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000], ids=["high", "low", "long"])
+async def test_a_number_that_no_reader_of_json_holds_is_refused(
+    client: httpx.AsyncClient, number: str
+) -> None:
+    for field in ("temperature", "unheard_of"):
+        body = f'{{"prompt": "hello", "{field}": {number}}}'
+        error = (await client.post("/v1/completions", content=body)).json()["error"]
+        assert error["code"] == "invalid_value"
+        assert error["message"].startswith("the body has a number that is out of range; numbers may be")
+
+
 async def test_whole_numbers_may_be_written_as_floats(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     body = {
         "prompt": "hello",
