@@ -35,7 +35,9 @@ _TYPES = {
 UNSERVED_PATHS = re.compile(
     r"(/v1)?/(responses|embeddings|messages|audio|images|videos|files|uploads|batches|moderations|fine_tuning|assistants"
     r"|threads|vector_stores|realtime|conversations|evals|containers|rerank|score|classify|pooling|generate|infill"
-    r"|invocations|edits|engines)(/.*)?|/v2/rerank"
+    r"|invocations|edits|engines|complete|embedding|generate_stream|skills|chatkit|agents|live|organization|projects"
+    r"|decisions|content_provenance_checks|safety|vaults|webhook_endpoints|webhook_event_types)(/.*)?"
+    r"|(/v1)?/chat/completions/.+|/v2/(rerank|embed)|/api/(generate|chat|tags|ps|show|embed|embeddings|pull)"
 )
 
 # Every code that an error may have; a metric counts by them. A test compares them with the code.
