@@ -62,6 +62,7 @@ UNSERVED = {
     "CompletionRequest": unserved.COMPLETIONS,
     "ChatRequest": unserved.CHAT,
     "Message": unserved.MESSAGE,
+    "TokenizeRequest": unserved.TOKENIZE,
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from headway.server.protocol.chat import Message
+from headway.server.protocol.unserved import TOKENIZE, Table
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -12,6 +15,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     return_token_strs: true by default, false leaves them out. add_generation_prompt: only true is served.
     """
+
+    unserved: ClassVar[Table] = TOKENIZE
 
     prompt: str | None = None
     messages: list[Message] | None = None

@@ -71,8 +71,8 @@ SHARED = (
     Group("OpenAI", "price and speed classes", "use `priority` for the order of service", {"service_tier": ("auto", "default")}),
     Group("OpenAI", "keeping answers on the server", "keep the answer yourself", {"store": (False,)}),
     Group("vLLM, SGLang, llama.cpp, TGI, Ollama", "output that a schema or grammar constrains", _FORM,
-          _never("structured_outputs", "structural_tag", "guided_decoding_backend", "guided_whitespace_pattern", "ebnf", "grammar_type")
-          | _with("", "guided_regex", "guided_grammar", "regex", "grammar", "format") | _with({}, "json_schema", "guided_json")
+          _never("structural_tag", "guided_decoding_backend", "guided_whitespace_pattern", "ebnf", "grammar_type")
+          | _with("", "guided_regex", "guided_grammar", "regex", "grammar", "format") | _with({}, "structured_outputs", "json_schema", "guided_json")
           | {"guided_choice": ([],), "grammar_lazy": (False,), "grammar_triggers": ([],), "guided_json_object": (False,)}),
     Group("vLLM", "beam search", "ask for the likeliest of several samples with `best_of`, or sample with `n`",
           {"use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,), "beam_width": (1,)}),
@@ -159,6 +159,9 @@ CHAT = table((
            "add_special_tokens": (False,), "documents": ([],), "task": ()}),
     Group("vLLM", "echo and the best of several in a chat", "use /v1/completions", {"echo": (False,), "best_of": (1,)}),
 ))  # fmt: skip
+# vLLM's /tokenize takes these beside the messages.
+TOKENIZE = {name: CHAT[name] for name in ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs",
+                                          "media_io_kwargs", "tools")}  # fmt: skip
 MESSAGE = table((
     Group("OpenAI, Anthropic", "calls of tools in the history",
           "tools are not served; write call and result into the content as text, or leave both messages out",

@@ -20,6 +20,7 @@ CASES = {
     "completions": ("/v1/completions", {"prompt": "hello"}, unserved.COMPLETIONS),
     "chat": ("/v1/chat/completions", {"messages": [HELLO]}, unserved.CHAT),
 }
+TABLES = CASES | {"tokenize": ("/tokenize", {"messages": [HELLO]}, unserved.TOKENIZE)}
 # What the request classes of vLLM 0.33 and SGLang 0.5.23 have as defaults, as a client that fills in all of them
 # sends it. None of it changes the text of a server that lacks the field.
 VLLM: dict[str, Any] = {
@@ -80,7 +81,7 @@ def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
 
 
 async def refusal(client: httpx.AsyncClient, endpoint: str, **body: Any) -> dict[str, Any]:
-    path, least, _ = CASES[endpoint]
+    path, least, _ = TABLES[endpoint]
     response = await client.post(path, json={**least, **body})
     assert response.status_code == 400, response.text
     return response.json()["error"]
@@ -102,16 +103,17 @@ async def test_nulls_within_a_neutral_value_are_left_out(client: httpx.AsyncClie
     body: dict[str, Any] = {
         "response_format": {"type": "text", "json_schema": None},
         "vllm_xargs": {"a": None},
+        "structured_outputs": {"json": None, "regex": None},
     }
     body["stream_options"] = {"include_usage": False, "continuous_usage_stats": None}  # of no stream
     assert (await client.post(path, json={**least, **body})).status_code == 200
 
 
-@pytest.mark.parametrize("endpoint", CASES)
+@pytest.mark.parametrize("endpoint", TABLES)
 async def test_every_neutral_value_passes_and_others_say_what_to_do(
     client: httpx.AsyncClient, engine: FakeEngine, endpoint: str
 ) -> None:
-    path, least, table = CASES[endpoint]
+    path, least, table = TABLES[endpoint]
     neutral = {name: values[0] for name, group in table.items() if (values := group.values[name])}
     assert (await client.post(path, json={**dict.fromkeys(table), **neutral, **least})).status_code == 200
     engine.submitted.clear()
