@@ -14,8 +14,8 @@ from headway.engine.execution.runner import Runner
 from headway.engine.layers.decoder import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
 from headway.engine.layers.registry import CausalLM
-from headway.engine.loading.checkpoint import load_model, make_dummy_model, parameter_counts
-from headway.engine.models.model_config import read_model_config
+from headway.engine.loading.checkpoint import NAMED_DTYPES, load_model, make_dummy_model, parameter_counts
+from headway.engine.models.model_config import ModelConfig, read_model_config
 from headway.engine.protocol.config import (
     DraftLayers,
     DraftLmHead,
@@ -57,6 +57,16 @@ class Engine:
     scheduler: Scheduler
     runner: Runner
     info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of a model before its weights are read. has_mtp: whether drafts are wanted."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    has_mtp: bool
 
 
 def assemble(
@@ -154,7 +164,23 @@ def _max_model_len(config: EngineConfig, device: torch.device) -> int:
     shape = read_model_config(config.model_path)
     max_model_len = served_model_len(config, shape)
     check_context(config, shape, max_model_len, device)
+    _check_options(config, shape, device)
     return max_model_len
+
+
+def _check_options(config: EngineConfig, shape: ModelConfig, device: torch.device) -> None:
+    """Judges by the outline what is judged once more when the model is there. Raises ConfigError.
+
+    On a GPU the dtype auto is the weights' own, of which 16 bits allow all options.
+    """
+    default = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = default if config.dtype == "auto" else NAMED_DTYPES[config.dtype]
+    outline = Outline(shape, device, dtype, has_mtp=config.depth > 0)
+    _draft_lm_head(config, outline)
+    _draft_layers(config, outline)
+    _check_deterministic(config, outline)
+    if config.max_running is not None:
+        _check_adjustments(msgspec.structs.replace(config, device=device.type), outline)
 
 
 def _load(
@@ -177,7 +203,7 @@ def _load(
     return model
 
 
-def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
+def _draft_lm_head(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHead:
     """What is wanted, or instead of auto: few bits where that was measured to pay, 16-bit models on CUDA with an lm_head
     that takes a while to read, else full."""
     hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
@@ -208,7 +234,7 @@ def _draft_lm_head(config: EngineConfig, model: CausalLM) -> DraftLmHead:
     return next((kind for kind in preferred if possible[kind]), "full")
 
 
-def _draft_layers(config: EngineConfig, model: CausalLM) -> DraftLayers:
+def _draft_layers(config: EngineConfig, model: CausalLM | Outline) -> DraftLayers:
     """What is wanted, or instead of auto: float8 for 16-bit models on CUDA whose layers take longer to read than to
     launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
     rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
@@ -240,31 +266,47 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
     attention's kernel for decode rounds, so that it does not matter how they are cut, nor which part of them was
     generated. On a CPU all this is so already in float32 and float64.
     """
-    if not config.deterministic:
+    _check_deterministic(config, model)
+    if not config.deterministic or model.device.type != "cuda":
         return None
+    for linear in model.linears():
+        linear.fix_order_of_sums()
+    return max(WINDOW_TILE_QUERIES // _sharing(model), 1)
+
+
+def _check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None:
+    if not config.deterministic:
+        return
     if model.device.type != "cuda":
         if model.dtype.itemsize == 2:
             raise ConfigError(
                 f"--deterministic has no kernels for {model.dtype} on {model.device.type}; use --dtype float32"
             )
-        return None
+        return
     if model.dtype == torch.float64:
         raise ConfigError(
             "--deterministic has no kernels for float64 on cuda; use another --dtype or --device cpu"
         )
-    sharing = model.config.num_attention_heads // model.config.num_kv_heads
+    sharing = _sharing(model)
     most = MAX_WINDOW_QUERIES // sharing - 1
     if model.has_mtp and config.depth > most:
         raise ConfigError(
             f"--depth is {config.depth}, with --deterministic it must be {most} or less for this model, whose "
             f"{sharing} query heads share their keys: a round attends in windows of {MAX_WINDOW_QUERIES} queries"
         )
-    for linear in model.linears():
-        linear.fix_order_of_sums()
-    return max(WINDOW_TILE_QUERIES // sharing, 1)
+
+
+def _sharing(model: CausalLM | Outline) -> int:
+    """Query heads that share keys."""
+    return model.config.num_attention_heads // model.config.num_kv_heads
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
+    _check_adjustments(config, model)
+    return AdjustmentTable(config.num_rows, model.config.vocab_size, model.device)
+
+
+def _check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
     vocab_size, available = model.config.vocab_size, available_bytes(model.device)
     needed = table_bytes(config.num_rows, vocab_size)
     limit = MAX_ADJUSTMENTS_SHARE * available
@@ -275,7 +317,6 @@ def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
             f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
             f"is available on {config.device}); lower --max-running to {most}"
         )
-    return AdjustmentTable(config.num_rows, vocab_size, model.device)
 
 
 def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -287,3 +289,24 @@ def test_positions_beyond_all_memory_are_served_in_part_or_refused_before_weight
 )
 def test_small_models_take_few_threads(num_parameters: int, most: int, expected: int) -> None:
     assert num_threads(num_parameters, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"max_running": 4096}, "lower --max-running to"),
+        ({"draft_lm_head": "int8"}, "--draft-lm-head is int8"),
+        ({"draft_layers": "fp8"}, "--draft-layers is fp8"),
+        ({"deterministic": True, "dtype": "bfloat16"}, "use --dtype float32"),
+    ],
+    ids=str,
+)
+def test_options_are_judged_before_the_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
+) -> None:
+    random_mimo(tmp_path)
+    monkeypatch.setattr(assembly, "available_bytes", lambda _: 100_000)
+    monkeypatch.setattr(assembly, "load_model", Mock(side_effect=AssertionError("loaded")))
+    config = EngineConfig(model_path=str(tmp_path), device="cpu", **changes)
+    with pytest.raises(ConfigError, match=told):
+        assemble(config, progress=lambda _: None)
