@@ -133,7 +133,16 @@ class CacheMachine(RuleBasedStateMachine):
         assert sorted(self.blocks.allocate(len(self.owners)) or []) == list(range(len(self.owners)))
 
 
-TestCache = CacheMachine.TestCase
-TestCache.settings = settings(
-    max_examples=100, stateful_step_count=100, derandomize=True, deadline=None, database=None
-)
+def settings_of(num_examples: int) -> settings:
+    return settings(
+        max_examples=num_examples, stateful_step_count=100, derandomize=True, deadline=None, database=None
+    )
+
+
+class TestCache(CacheMachine.TestCase):
+    settings = settings_of(40)
+
+
+@pytest.mark.long
+class TestCacheLong(CacheMachine.TestCase):
+    settings = settings_of(100)

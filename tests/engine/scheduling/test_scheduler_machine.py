@@ -294,7 +294,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(stats.finished_by_reason.values()) == len(self.requests)
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=150, stateful_step_count=100, derandomize=True, deadline=None, database=None
-)
+def settings_of(num_examples: int) -> settings:
+    return settings(
+        max_examples=num_examples, stateful_step_count=100, derandomize=True, deadline=None, database=None
+    )
+
+
+class TestScheduler(SchedulerMachine.TestCase):
+    settings = settings_of(60)
+
+
+@pytest.mark.long
+class TestSchedulerLong(SchedulerMachine.TestCase):
+    settings = settings_of(150)
