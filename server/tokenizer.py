@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -176,6 +177,8 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
             f"{folder} has no tokenizer.json; save the model's fast tokenizer there "
             "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
         )
+    # One text at a time gains nothing from the library's own threads, whose freed memory would not return to the system.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = HFTokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

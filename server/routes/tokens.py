@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from headway.server.body import read_body
 from headway.server.detokenizer import Vocabulary
@@ -49,7 +50,7 @@ async def tokenize(request: Request) -> Response:
     names = None if body.return_token_strs is False else services.tokenizer.full_vocabulary
     work = partial(_tokens, encode, names, engine_info(services).max_model_len)
     answer = await services.tokenizer.pool.run([text], work)
-    return StreamingResponse(answer.parts(), media_type="application/json", headers=answer.headers)
+    return TokensResponse(answer)
 
 
 @router.post("/detokenize")
@@ -98,10 +99,27 @@ class TokensAnswer:
     def headers(self) -> dict[str, str]:
         return {"Content-Length": str(sum(map(len, self.pieces)))}
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    def parts(self) -> Iterator[bytes]:
         for piece in self.pieces:
             for start in range(0, len(piece), SENT_BYTES):
                 yield bytes(piece[start : start + SENT_BYTES])
+
+
+class TokensResponse(Response):
+    """Sends the parts one after another. Starlette's StreamingResponse would import a part of anyio at its first use,
+    which holds the event loop for 80 ms. Mutable as its base: its headers."""
+
+    media_type = "application/json"
+
+    def __init__(self, answer: TokensAnswer) -> None:
+        super().__init__(headers=answer.headers)
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._answer.parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _tokens(
