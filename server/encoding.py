@@ -15,16 +15,23 @@ INLINE_CHARACTERS = 1024  # about 1 ms of work, which another thread would not d
 LONG_CHARACTERS = 1 << 17  # longer texts wait for each other, so that shorter ones find a free thread
 MAX_WAITING_BYTES = 48 * 2**20
 SHORT_THREADS = 2
+TRIM_SECONDS = 1.0
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
+MMAP_BYTES = 1 << 17  # glibc's own threshold at start
 
 Result = TypeVar("Result")
 
 
 class EncodingPool:
-    """Mutable: the threads, and the bytes of the texts that wait or are encoded; `run` is their only writer."""
+    """Mutable: the threads, the bytes of the texts that wait or are encoded, and those encoded since memory was given
+    back; `run_of` and what it calls are their only writers."""
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        _fix_mmap_threshold()
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
+        self._untrimmed_bytes = 0
+        self._is_trim_due = False
         self._short = ThreadPoolExecutor(SHORT_THREADS, thread_name_prefix="encode")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
 
@@ -47,22 +54,23 @@ class EncodingPool:
         is_long = num_characters > LONG_CHARACTERS
         self._waiting_bytes += num_bytes
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._long if is_long else self._short, _trimmed(work) if is_long else work
-            )
+            executor = self._long if is_long else self._short
+            return await asyncio.get_running_loop().run_in_executor(executor, work)
         finally:
             self._waiting_bytes -= num_bytes
+            self._trim_later(num_bytes)
 
+    def _trim_later(self, num_bytes: int) -> None:
+        """Gives memory back once the bodies and answers that the work was for are freed too."""
+        self._untrimmed_bytes += num_bytes
+        if self._untrimmed_bytes > LONG_CHARACTERS and not self._is_trim_due:
+            self._is_trim_due = True
+            asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
 
-def _trimmed(work: Callable[[], Result]) -> Callable[[], Result]:
-    def run() -> Result:
-        try:
-            return work()
-        finally:
-            give_memory_back()
-
-    return run
+    def _trim(self) -> None:
+        self._is_trim_due = False
+        self._untrimmed_bytes = 0
+        self._long.submit(give_memory_back)
 
 
 def give_memory_back() -> None:
@@ -70,3 +78,11 @@ def give_memory_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def _fix_mmap_threshold() -> None:
+    """Large blocks keep their own mappings, which return to the system; glibc would raise the threshold with each that
+    is freed and then put large blocks between small ones that live on."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
