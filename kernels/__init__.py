@@ -25,7 +25,7 @@ from headway.kernels.linear.screened_linear import screened_linear
 from headway.kernels.linear.skinny_linear import skinny_linear
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.runtime._device import has_float8_products, has_fused_attention
-from headway.kernels.runtime._precompile import compile_aside
+from headway.kernels.runtime._precompile import compile_in_workers
 from headway.kernels.sampling.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.sampling.sample import gumbel_noise, sample
 from headway.kernels.speculation.advance import advance
@@ -60,7 +60,7 @@ __all__ = [
     "advance",
     "causal_attention",
     "commit_round",
-    "compile_aside",
+    "compile_in_workers",
     "count_tokens",
     "deliver",
     "embed_rms_norm",

@@ -114,7 +114,7 @@ class GraphMemory:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._rehearsed.append(graph)  # the pool lives as long as its graphs
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # all its kernels are being compiled
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # none of its kernels is loaded
             self._capture(graph, launch, "relaxed")
 
     def capture(self, launch: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:

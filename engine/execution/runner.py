@@ -47,7 +47,7 @@ from headway.engine.state.row_tensors import RowTensors, numbers_of
 from headway.engine.state.transfer import to_device
 from headway.kernels import (
     FEW_ROWS,
-    compile_aside,
+    compile_in_workers,
     has_fused_attention,
     most_dense_rows,
     reserve_workspace,
@@ -156,27 +156,32 @@ class Runner:
         self._warm_up_picks(min(num_rows, SCORED_AT_ONCE))
 
     def _compile(self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]) -> None:
-        """Compiles the kernels of all graphs side by side, in a rehearsal, unless a small round finds all of its own in a
-        cache.
+        """Compiles the kernels of all graphs in worker processes, after a rehearsal that records what each launch needs,
+        unless a small round finds all its kernels in Triton's cache.
 
-        Only saves time: what it leaves out is compiled when it is launched.
+        It only saves time: a kernel that it leaves out is compiled when it is launched.
         """
         assert self._graph_memory is not None
-        started, aside = time.monotonic(), None
+        started, precompiler = time.monotonic(), None
         try:
             free = available_bytes(torch.device("cpu"))
-            compiling = compile_aside(progress=lambda: progress(0.0), memory_bytes=free // 2)
-            with self._graph_memory.rehearsal(), compiling as aside:
+            compiling = compile_in_workers(lambda: progress(0.0), memory_bytes=free // 2)
+            with self._graph_memory.rehearsal(), compiling as precompiler:
                 graphs.capture_smallest(max(depths))
-                if aside.has_compiled():
+                if precompiler.has_missing:
                     self._capture_all(depths, graphs, lambda done: progress(0.0))
                     self._graph_memory.rehearse(lambda: self._warm_up_picks(1))
         except Exception:
             logger.warning(
                 "the rehearsal failed: further kernels are compiled one after the other", exc_info=True
             )
-        if aside is not None and aside.num_compiled > 0:
-            logger.info("compiled %d kernels in %.1f s", aside.num_compiled, time.monotonic() - started)
+        if precompiler is not None and precompiler.has_missing:
+            logger.info(
+                "compiled %d kernels by %d processes in %.1f s",
+                precompiler.num_compiled,
+                precompiler.num_workers,
+                time.monotonic() - started,
+            )
 
     def _capture_all(
         self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]

@@ -1,166 +1,202 @@
-"""Kernels compiled side by side, by threads, before anything launches them.
+"""Fills Triton's cache on disk by worker processes, one a core, before kernels are launched.
 
-Triton compiles a kernel when it is first launched, one after the other: a start with an empty cache waits for some 100.
-While `compile_aside` holds, launches of kernels that are not compiled do nothing but ask for them. Knows no operation.
+Triton compiles a kernel when it is first launched, one after the other: a start with an empty cache waits for about 100
+kernels. Within `compile_in_workers` a launch whose kernel is not loaded does nothing but record which specialisation it
+needs (Triton's `jit_cache_hook`); worker processes compile the recorded ones, and later launches find them in the cache.
+Knows no operation.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import operator
 import os
+import pickle
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
+
+from headway.kernels.runtime._precompile_worker import Answer, Specialization, compile_specialization
 
 try:
     import triton
-    from triton import AsyncCompileMode
 except ImportError:
-    triton, AsyncCompileMode = None, object
+    triton = None
 
-# Each takes some hundred megabytes, and much of a kernel's way holds Python's lock.
-_MOST_THREADS, _THREAD_BYTES = 16, 512 << 20
+_MAX_WORKERS = 16
+# A worker holds PyTorch, Triton and one kernel that is being compiled.
+_WORKER_BYTES = 512 << 20
+_POLL_SECONDS = 0.25
+# `-m` would import the module a second time, under another name.
+_COMMAND = ("-P", "-c", "from headway.kernels.runtime._precompile_worker import main; main()")
 
 logger = logging.getLogger(__name__)
 
 
-class _Unlaunched:
-    """In the place of a kernel until it is compiled: launches do nothing."""
+class Precompiler:
+    """Records specialisations and hands them to worker processes.
 
-    function = packed_metadata = None
+    The process itself looks recorded kernels up in the cache until the first one that is missing, which it compiles; a start
+    that finds all of them starts no worker. Mutable: the thread that launches is the writer of all but the counts, which the
+    worker threads add to under the lock.
+    """
 
-    def launch_metadata(self, *args: Any) -> None: ...
-    def run(self, *args: Any) -> None: ...
-
-
-class Aside(AsyncCompileMode):  # type: ignore[misc]
-    """What Triton asks while the mode holds. Mutable; used by one thread beside those of the executor."""
-
-    def __init__(
-        self, executor: Executor, load: Callable[[Any], object], progress: Callable[[], object]
-    ) -> None:
-        super().__init__(executor, ignore_errors=True)
-        self._load, self._progress = load, progress
-        self._takers: dict[Future[Any], list[Callable[[Any], None]]] = {}
-        self._compiled: list[str] = []  # by the threads
-
-    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
-        """Triton's: compile_fn gives the kernel, finalize_fn puts it where launches look for it, and tells that it was
-        compiled to who wants to know (`jit_post_compile_hook`), here when it was only asked for, too."""
-        super().submit(key, compile_fn, lambda kernel: None)
-        future = self.future_kernels[key].future
-        self._takers.setdefault(future, []).append(finalize_fn)
-        unlaunched = _Unlaunched()
-        finalize_fn(unlaunched)
-        return unlaunched
-
-    def __exit__(self, *error: object) -> None:
-        """Waits, unless the process is to end, and puts in its place all that was asked for. What failed is compiled again
-        by whoever launches it, who is told why it cannot be."""
-        loaded: dict[Future[Any], Future[Any]] = {}
-        try:
-            if error[1] is None or isinstance(error[1], Exception):
-                self._wait(self._takers)
-                loaded = {compiled: self.executor.submit(self._loaded, compiled) for compiled in self._takers}
-                self._wait(loaded.values())
-        finally:
-            self.raw_futures.clear()  # none to wait for
-            super().__exit__(*error)
-            for compiled, takers in self._takers.items():
-                kernel = _result_of(loaded[compiled]) if compiled in loaded else None
-                for take in takers:
-                    take(kernel)
+    def __init__(self, max_workers: int) -> None:
+        self._max_workers = max_workers
+        self._seen: set[tuple[str, str, str]] = set()
+        self._requests: SimpleQueue[Specialization | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._is_aborted = False
+        self._lock = threading.Lock()
+        self._num_requested = self._num_answered = 0
+        self.num_compiled = 0
+        self._errors: list[str] = []
 
     @property
-    def num_compiled(self) -> int:
-        """So many kernels no cache had, as far as that is known."""
-        return len(self._compiled)
+    def has_missing(self) -> bool:
+        """Whether a kernel recorded so far was not in the cache."""
+        return self.num_compiled > 0
 
-    def has_compiled(self) -> bool:
-        """Whether any kernel asked for so far was in no cache. Waits until that is known."""
-        for _ in as_completed(tuple(self._takers)):
-            self._progress()
-            if self.num_compiled > 0:
-                return True
-        return False
+    @property
+    def num_workers(self) -> int:
+        return len(self._threads)
 
-    def count(self, *, src: Any, cache_hit: bool, **_: Any) -> None:
-        """Triton's compilation listener."""
-        if not cache_hit:
-            self._compiled.append(src.name)
-
-    def _wait(self, futures: Iterable[Future[Any]]) -> None:
-        for _ in as_completed(tuple(futures)):
-            self._progress()
-
-    def _loaded(self, compiled: Future[Any]) -> Any:
-        kernel = compiled.result()
-        self._load(kernel)
-        return kernel
-
-
-def _result_of(future: Future[Any]) -> Any:
-    """None: it failed, or has not come to its end."""
-    if not future.done() or future.cancelled():
-        return None
-    if (failure := future.exception()) is None:
-        return future.result()
-    logger.debug("not made side by side", exc_info=failure)
-    return None
-
-
-@contextmanager
-def _parsed_one_at_a_time() -> Iterator[None]:
-    """CPython 3.11 counts the depth of a tree that it builds for all threads together: a collection of garbage in the midst
-    of one may let another thread build, too, and both end in a SystemError."""
-    reader = triton.runtime.jit.JITCallable
-    parse, lock = reader.parse, threading.Lock()
-
-    def parse_alone(function: Any) -> Any:
-        with lock:
-            return parse(function)
-
-    reader.parse = parse_alone
-    try:
-        yield
-    finally:
-        reader.parse = parse
-
-
-@contextmanager
-def compile_aside(
-    load: Callable[[Any], object] = operator.attrgetter("run"),
-    progress: Callable[[], object] = lambda: None,
-    *,
-    memory_bytes: int = _MOST_THREADS * _THREAD_BYTES,
-) -> Iterator[Aside]:
-    """What is asked for meanwhile can be launched at its end, and is loaded.
-
-    For launches whose effects nobody wants, such as those of a CUDA graph that is thrown away; no other thread may launch
-    any. load: called with each kernel, by the threads; by default what builds its launcher and brings it onto the first
-    device. progress: called for kernels that are known to be compiled, and for each that is loaded. memory_bytes: what the
-    compilers may take.
-    """
-    fitting = max(memory_bytes // _THREAD_BYTES, 1)
-    num_threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS, fitting)
-    knobs = triton.knobs.compilation
-    listener = knobs.listener
-    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="compile")
-    aside = Aside(executor, load, progress)
-
-    def listen(**what: Any) -> None:
-        aside.count(**what)
-        if listener is not None:
-            listener(**what)
-
-    with _parsed_one_at_a_time():
-        knobs.listener = listen
+    def record(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        """Triton's `jit_cache_hook`, called for each launch of a kernel that is not loaded. Returns True: Triton neither
+        compiles nor launches it. What fails here fails again, with its reason, when the kernel is launched in earnest."""
+        key = (fn.module, fn.name, compile["key"])
+        if key in self._seen:
+            return True
+        self._seen.add(key)
         try:
-            with aside:
-                yield aside
-        finally:
-            knobs.listener = listener
-            executor.shutdown(cancel_futures=True)
+            wanted = _specialization_of(fn, compile)
+            if self.has_missing:
+                self._request(wanted)
+            elif compile_specialization(wanted):
+                self.num_compiled += 1
+        except Exception as error:
+            logger.debug("%s could not be recorded", fn.name, exc_info=True)
+            self._errors.append(f"{fn.name}: {type(error).__name__}: {error}")
+        return True
+
+    def finish(self, progress: Callable[[], object]) -> None:
+        """Waits until all that was recorded is compiled or has failed, and warns once of failures."""
+        for _ in self._threads:
+            self._requests.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(_POLL_SECONDS)
+                progress()
+        unanswered = self._num_requested - self._num_answered
+        if unanswered > 0 or self._errors:
+            logger.warning(
+                "%d of %d kernels were not compiled by worker processes; each is compiled when it is first launched (%s)",
+                unanswered + len(self._errors),
+                len(self._seen),
+                self._errors[0] if self._errors else "the worker processes ended",
+            )
+
+    def abort(self) -> None:
+        """Ends the worker processes without waiting for what they compile."""
+        self._is_aborted = True
+        for _ in self._threads:
+            self._requests.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                for process in tuple(self._processes):
+                    process.kill()
+                thread.join(_POLL_SECONDS)
+
+    def _request(self, wanted: Specialization) -> None:
+        pickle.dumps(wanted)  # what cannot be sent is told here
+        self._requests.put(wanted)
+        self._num_requested += 1
+        if len(self._threads) < self._max_workers:
+            thread = threading.Thread(target=self._run_worker, name="precompile", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run_worker(self) -> None:
+        """Feeds one worker process until there is nothing left, or until it dies: then the others go on."""
+        try:
+            with _started_worker() as process:
+                self._processes.append(process)
+                assert process.stdin is not None
+                assert process.stdout is not None
+                while (wanted := self._requests.get()) is not None and not self._is_aborted:
+                    pickle.dump(wanted, process.stdin)
+                    process.stdin.flush()
+                    self._note(pickle.load(process.stdout))
+        except (OSError, EOFError) as error:
+            logger.debug("a worker process that compiles kernels ended", exc_info=error)
+
+    def _note(self, answer: Answer) -> None:
+        with self._lock:
+            self._num_answered += 1
+            if answer.error:
+                self._errors.append(answer.error)
+            elif answer.was_missing:
+                self.num_compiled += 1
+
+
+@contextmanager
+def compile_in_workers(
+    progress: Callable[[], object] = lambda: None, *, memory_bytes: int = _MAX_WORKERS * _WORKER_BYTES
+) -> Iterator[Precompiler]:
+    """Launches of kernels that are not loaded do nothing within it; at its end the cache on disk has them.
+
+    For launches whose effects nobody needs, such as those of a CUDA graph that is thrown away; no other thread may launch
+    kernels meanwhile. progress: called a few times a second while workers are waited for. memory_bytes: bounds the number
+    of workers. A kernel that fails to compile, and a worker that dies, raise nothing.
+    """
+    fitting = max(memory_bytes // _WORKER_BYTES, 1)
+    precompiler = Precompiler(min(len(os.sched_getaffinity(0)), _MAX_WORKERS, fitting))
+    knobs = triton.knobs.runtime
+    hook, knobs.jit_cache_hook = knobs.jit_cache_hook, precompiler.record
+    try:
+        yield precompiler
+    except Exception:
+        precompiler.finish(progress)
+        raise
+    else:
+        precompiler.finish(progress)
+    finally:
+        knobs.jit_cache_hook = hook
+        precompiler.abort()
+
+
+def _specialization_of(fn: Any, compile: dict[str, Any]) -> Specialization:
+    """compile: what Triton hands its hook. Only the serialised data have all options."""
+    target = triton.runtime.driver.active.get_current_target()
+    options = json.loads(compile["specialization_data"])["options"]
+    return Specialization(
+        module=fn.module,
+        name=fn.name,
+        target=(target.backend, target.arch, target.warp_size),
+        signature=compile["signature"],
+        constants=compile["constants"],
+        attributes=compile["configs"][0],
+        options={name: tuple(value) if isinstance(value, list) else value for name, value in options.items()},
+    )
+
+
+def _started_worker() -> subprocess.Popen[bytes]:
+    """No GPU is visible to it, so that it takes no memory there; a terminal's Ctrl-C reaches its parent only."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "TRITON_CACHE_DIR": triton.knobs.cache.dir,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, *_COMMAND],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )

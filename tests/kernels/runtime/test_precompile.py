@@ -1,10 +1,16 @@
-"""Triton itself compiles here, for a device that is not there; nothing is launched."""
+"""Triton itself compiles here, in worker processes, for a device that is not there; nothing is launched."""
 
-import gc
-import itertools
+import importlib
+import io
+import logging
 import os
-import threading
+import pickle
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,50 +18,62 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from headway.kernels import compile_aside
-from headway.kernels.runtime._triton import tl
+from headway.kernels import compile_in_workers
+from headway.kernels.runtime._precompile import Precompiler
+from headway.kernels.runtime._precompile_worker import (
+    Answer,
+    OfflineDriver,
+    Specialization,
+    answer_requests,
+    compile_specialization,
+)
 
-GRID, BLOCK = (1,), 16
+KERNELS = Path(__file__).parents[1]
+SOURCE = """
+import os
+import signal
+import triton
+import triton.language as tl
 
-
+@triton.jit
 def doubled(x_ptr, out_ptr, BLOCK: tl.constexpr):
     places = tl.arange(0, BLOCK)
     tl.store(out_ptr + places, 2 * tl.load(x_ptr + places))
 
+@triton.jit
+def summed(x_ptr, out_ptr, SIZES: tl.constexpr):
+    places = tl.arange(0, SIZES[0] * SIZES[1])
+    tl.store(out_ptr, tl.sum(tl.load(x_ptr + places), 0))
 
+@triton.jit
 def wrong(out_ptr):
-    tl.store(out_ptr, nobody_knows_this)  # noqa: F821
+    tl.store(out_ptr, not_defined_anywhere)
+
+class Folder:
+    @staticmethod
+    @triton.jit
+    def tripled(x_ptr, out_ptr):
+        tl.store(out_ptr, 3 * tl.load(x_ptr))
+
+if os.environ.get("CUDA_VISIBLE_DEVICES") == "" and os.environ.get("MADE_UP_FAULT") == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+if os.environ.get("CUDA_VISIBLE_DEVICES") == "" and os.environ.get("MADE_UP_FAULT") == "hangs":
+    signal.pause()
+"""
+GRID = (1,)
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-class NoDevice(triton.backends.driver.DriverBase):
-    """Takes the place of CUDA's driver; counts what it is to do."""
+class LaunchDriver(OfflineDriver):
+    """Takes the place of CUDA's driver in the process that launches; counts what it is to do."""
 
-    def __init__(self) -> None:
-        self.num_loaded = self.num_launched = 0
-        self.is_full = False
+    def __init__(self, target: tuple[str, int, int]) -> None:
+        super().__init__(target)
+        self.num_launched = 0
         self.utils = self  # of load_binary and get_device_properties
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        return ty
-
-    def get_current_target(self) -> Any:
-        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def get_current_device(self) -> int:
-        return 0
 
     def get_current_stream(self, device: int) -> int:
         return 0
-
-    def get_benchmarker(self) -> Any:
-        raise NotImplementedError
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 1 << 16}
@@ -68,200 +86,233 @@ class NoDevice(triton.backends.driver.DriverBase):
 
     def load_binary(self, *args: Any) -> tuple[str, str, int, int, int]:
         """(module, function, registers, spills, threads at most)."""
-        if self.is_full:
-            raise RuntimeError("out of memory")
-        self.num_loaded += 1
         return "module", "function", 0, 0, 1024
 
 
 @pytest.fixture(autouse=True)
-def no_device(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> NoDevice:
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchDriver:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    device = NoDevice()
-    monkeypatch.setattr(triton.runtime.driver, "_active", device)
-    return device
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    driver = LaunchDriver(("cuda", 90, 32))
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    return driver
 
 
-def telling(parse: Any, failures: list[Exception]) -> Any:
-    """Parse, which also appends to failures what it raises."""
-
-    def told(function: Any) -> Any:
-        try:
-            return parse(function)
-        except Exception as error:
-            failures.append(error)
-            raise
-
-    return told
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of kernels, which worker processes import by its name."""
+    (tmp_path / "made_up_kernels.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("made_up_kernels")
+    del sys.modules["made_up_kernels"]
 
 
-def compiled_of(kernel: Any) -> list[str]:
-    """By name, where launches look for them."""
-    return [compiled.name for compiled in kernel.device_caches[0][0].values()]
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that this process compiles."""
+    names: list[str] = []
+    listener = lambda *, src, cache_hit, **_: None if cache_hit else names.append(src.name)
+    monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
+    return names
 
 
-def test_kernels_are_compiled_and_loaded_at_the_end_and_not_launched() -> None:
-    kernel, loaded, progress = triton.jit(doubled), [], []
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    with compile_aside(loaded.append, lambda: progress.append(len(loaded))) as aside:
+def launch_all(module: ModuleType) -> None:
+    """Seven specialisations."""
+    for dtype in FLOATS:
+        x = torch.ones(16, dtype=dtype)
+        module.doubled[GRID](x, torch.zeros_like(x), BLOCK=16)
+    x, out = torch.ones(16), torch.zeros(16)
+    module.summed[GRID](x, out, SIZES=(4, 2))
+    module.summed[GRID](x, out, SIZES=(4, 4))
+    module.Folder.tripled[GRID](x, out)
+
+
+def test_launches_only_record_and_find_what_workers_compiled_afterwards(
+    made_up: ModuleType, driver: LaunchDriver, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    hook, calls = triton.knobs.runtime.jit_cache_hook, []
+    with compile_in_workers(lambda: calls.append(1)) as precompiler:
+        assert not precompiler.has_missing
         for _ in range(3):
-            kernel[GRID](x, out, BLOCK=BLOCK)
-        kernel[GRID](x.double(), out.double(), BLOCK=BLOCK)
-        assert aside.has_compiled()
-    assert aside.num_compiled == 2
-    assert sorted(k.name for k in loaded) == ["doubled", "doubled"]
-    assert {*loaded} == {*kernel.device_caches[0][0].values()}, "launches find what was compiled"
-    assert out.tolist() == [0.0] * BLOCK
-    assert len(progress) >= 4, "of two kernels, compiled and loaded"
+            launch_all(made_up)
+        assert precompiler.has_missing
+    assert (precompiler.num_compiled, precompiler.num_workers) == (7, 2)
+    assert compiled == ["doubled"], "the first one that is missing is compiled by the process itself"
+    assert driver.num_launched == 0
+    assert calls, "progress is told while workers are waited for"
+    assert triton.knobs.runtime.jit_cache_hook is hook
+    launch_all(made_up)
+    assert driver.num_launched == 7
+    assert compiled == ["doubled"]
 
 
-def test_what_a_cache_has_is_not_compiled_again() -> None:
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    counts = []
-    for _ in range(2):
-        kernel = triton.jit(doubled)
-        with compile_aside(id) as aside:
-            assert not aside.has_compiled(), "nothing was asked for"
-            kernel[GRID](x, out, BLOCK=BLOCK)
-            counts.append((aside.has_compiled(), aside.num_compiled))
-    assert counts == [(True, 1), (False, 0)]
+def test_kernels_in_the_cache_start_no_worker_and_are_not_launched(
+    made_up: ModuleType, driver: LaunchDriver, compiled: list[str]
+) -> None:
+    launch_all(made_up)
+    assert len(compiled) == driver.num_launched == 7
+    for kernel in (made_up.doubled, made_up.summed, made_up.Folder.tripled):
+        kernel.device_caches.clear()  # as in a new process
+    with compile_in_workers() as precompiler:
+        launch_all(made_up)
+    assert not precompiler.has_missing
+    assert (precompiler.num_compiled, precompiler.num_workers) == (0, 0)
+    assert len(compiled) == driver.num_launched == 7
 
 
-def test_one_source_asked_for_by_two_functions_comes_to_both() -> None:
-    kernels = [triton.jit(doubled), triton.jit(doubled)]
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    with compile_aside(id) as aside:
-        for kernel in kernels:
-            kernel[GRID](x, out, BLOCK=BLOCK)
-    assert aside.num_compiled == 1
-    assert [compiled_of(kernel) for kernel in kernels] == [["doubled"], ["doubled"]]
+def test_loaded_kernels_are_launched_as_ever(made_up: ModuleType, driver: LaunchDriver) -> None:
+    launch_all(made_up)
+    with compile_in_workers() as precompiler:
+        launch_all(made_up)
+    assert driver.num_launched == 14
+    assert not precompiler.has_missing
 
 
-def test_sources_are_read_whatever_collects_garbage_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs at a collection, here in the midst of a source that is read, lets another thread go on."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
-    kernel, failures = triton.jit(doubled), []
-    reader = triton.runtime.jit.JITCallable
-    monkeypatch.setattr(reader, "parse", telling(reader.parse, failures))
-    threshold, let_go = gc.get_threshold(), lambda phase, info: time.sleep(0)
-    gc.callbacks.append(let_go)
-    gc.set_threshold(10)
-    try:
-        with compile_aside(id) as aside:
-            for dtype in (
-                torch.float16,
-                torch.bfloat16,
-                torch.float32,
-                torch.float64,
-                torch.int32,
-                torch.int64,
-            ):
-                x = torch.ones(BLOCK, dtype=dtype)
-                kernel[GRID](x, torch.zeros_like(x), BLOCK=BLOCK)
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(let_go)
-    assert not failures
-    assert aside.num_compiled == 6
+def test_a_kernel_that_does_not_compile_is_told_once_and_by_whoever_launches_it(
+    made_up: ModuleType, driver: LaunchDriver, compiled: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with compile_in_workers() as precompiler:
+        for _ in range(2):
+            launch_all(made_up)
+            made_up.wrong[GRID](torch.zeros(1))
+    assert precompiler.num_compiled == 7
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert "1 of 8 kernels were not compiled" in warning.getMessage()
+    assert "not_defined_anywhere" in warning.getMessage()
+    with pytest.raises(triton.CompilationError, match="not_defined_anywhere"):
+        made_up.wrong[GRID](torch.zeros(1))
 
 
-def test_a_kernel_that_does_not_compile_says_so_whenever_it_is_launched() -> None:
-    good, bad = triton.jit(doubled), triton.jit(wrong)
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    with compile_aside(id):
-        bad[GRID](out)
-        good[GRID](x, out, BLOCK=BLOCK)
-    assert compiled_of(good) == ["doubled"]
-    for _ in range(2):
-        with pytest.raises(triton.CompilationError, match="nobody_knows_this"):
-            bad[GRID](out)
+def test_a_kernel_that_no_module_has_is_compiled_when_it_is_launched(
+    made_up: ModuleType, driver: LaunchDriver, compiled: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = made_up.Folder.tripled
+    del made_up.Folder.tripled
+    with compile_in_workers() as precompiler:
+        kernel[GRID](torch.ones(1), torch.zeros(1))
+    assert not precompiler.has_missing
+    assert "1 of 1 kernels were not compiled" in caplog.text
+    kernel[GRID](torch.ones(1), torch.zeros(1))
+    assert (compiled, driver.num_launched) == (["tripled"], 1)
 
 
-def test_kernels_stand_in_their_places_after_an_error_too() -> None:
-    kernel, fresh = triton.jit(doubled), triton.jit(doubled)
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    listener = triton.knobs.compilation.listener
+def test_workers_that_die_end_nothing(
+    made_up: ModuleType,
+    driver: LaunchDriver,
+    compiled: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MADE_UP_FAULT", "dies")
+    with compile_in_workers() as precompiler:
+        launch_all(made_up)
+    assert precompiler.num_compiled == 1, "by the process itself"
+    assert "6 of 7 kernels were not compiled by worker processes; each is compiled when" in caplog.text
+    launch_all(made_up)
+    assert (len(compiled), driver.num_launched) == (7, 7)
+
+
+def test_workers_that_cannot_be_started_end_nothing(
+    made_up: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with compile_in_workers() as precompiler:
+        launch_all(made_up)
+    assert precompiler.num_compiled == 1
+    assert "6 of 7 kernels were not compiled" in caplog.text
+
+
+def test_what_is_recorded_is_compiled_though_the_launches_end_by_an_error(
+    made_up: ModuleType, compiled: list[str]
+) -> None:
+    hook = triton.knobs.runtime.jit_cache_hook
 
     def fail() -> None:
-        with compile_aside(id):
-            kernel[GRID](x, out, BLOCK=BLOCK)
+        with compile_in_workers():
+            launch_all(made_up)
             raise ValueError("of somebody else")
 
     with pytest.raises(ValueError, match="of somebody else"):
         fail()
-    assert compiled_of(kernel) == ["doubled"]
-    assert triton.knobs.compilation.listener is listener
-    with compile_aside(id) as aside:
-        fresh[GRID](x, out, BLOCK=BLOCK)
-    assert compiled_of(fresh) == ["doubled"], "the mode before has ended"
-    assert aside.num_compiled == 0
+    assert triton.knobs.runtime.jit_cache_hook is hook
+    launch_all(made_up)
+    assert compiled == ["doubled"]
 
 
-@pytest.mark.parametrize(("memory_bytes", "num_threads"), [(0, 1), (3 << 29, 3), (1 << 40, 16)])
-def test_compilers_are_as_many_as_memory_holds(
-    memory_bytes: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(64)})
-    with compile_aside(id, memory_bytes=memory_bytes) as aside:
-        assert aside.executor._max_workers == num_threads
+def test_an_interrupt_does_not_wait_for_workers(made_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MADE_UP_FAULT", "hangs")
+    used: list[Precompiler] = []
 
-
-def test_who_is_to_end_does_not_wait_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    kernel, fresh, can_go_on = triton.jit(doubled), triton.jit(doubled), threading.Event()
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
     def end() -> None:
-        with compile_aside(id) as aside:
-            aside.executor.submit(can_go_on.wait)
-            kernel[GRID](x, out, BLOCK=BLOCK)
-            threading.Timer(0.5, can_go_on.set).start()
-            raise KeyboardInterrupt
+        with compile_in_workers(interrupt) as precompiler:
+            used.append(precompiler)
+            launch_all(made_up)
 
+    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         end()
-    assert [*kernel.device_caches[0][0].values()] == [None], "who launches it compiles it"
-    with compile_aside(id) as aside:
-        fresh[GRID](x, out, BLOCK=BLOCK)
-    assert compiled_of(fresh) == ["doubled"], "the mode before has ended"
-    assert aside.num_compiled == 1
+    assert time.monotonic() - started < 60
+    processes = used[0]._processes
+    assert processes
+    assert all(process.returncode is not None for process in processes)
+    assert triton.knobs.runtime.jit_cache_hook is None
 
 
-def test_nothing_holds_after_a_hook_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton calls it for each kernel that is put in its place."""
-    kernel, fresh, calls = triton.jit(doubled), triton.jit(doubled), itertools.count()
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-
-    def interrupt(**what: Any) -> None:
-        if next(calls) == 1:  # at the end
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", interrupt)
-    with pytest.raises(KeyboardInterrupt), compile_aside(id):
-        kernel[GRID](x, out, BLOCK=BLOCK)
-    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", None)
-    with compile_aside(id):
-        fresh[GRID](x, out, BLOCK=BLOCK)
-    assert compiled_of(fresh) == ["doubled"]
+@pytest.mark.parametrize(("memory_bytes", "num_workers"), [(0, 1), (3 << 29, 3), (1 << 40, 7)])
+def test_there_are_at_most_as_many_workers_as_memory_and_kernels_ask_for(
+    memory_bytes: int, num_workers: int, made_up: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(64)})
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with compile_in_workers(memory_bytes=memory_bytes) as precompiler:
+        launch_all(made_up)
+        made_up.doubled[GRID](torch.ones(16, dtype=torch.int32), torch.zeros(16), BLOCK=16)
+    assert precompiler.num_workers == num_workers
 
 
-def test_what_is_loaded_is_launched_from_then_on(no_device: NoDevice) -> None:
-    kernel = triton.jit(doubled)
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    with compile_aside():
-        kernel[GRID](x, out, BLOCK=BLOCK)
-    assert (no_device.num_loaded, no_device.num_launched) == (1, 0)
-    kernel[GRID](x, out, BLOCK=BLOCK)
-    assert (no_device.num_loaded, no_device.num_launched) == (1, 1)
+def doubled(dtype: str) -> Specialization:
+    return Specialization(
+        module="made_up_kernels",
+        name="doubled",
+        target=("cuda", 80, 32),
+        signature={"x_ptr": dtype, "out_ptr": dtype, "BLOCK": "constexpr"},
+        constants={(2,): 16},
+        attributes={},
+        options={"num_warps": 1},
+    )
 
 
-def test_what_fails_to_load_says_so_when_it_is_launched(no_device: NoDevice) -> None:
-    no_device.is_full = True
-    kernel = triton.jit(doubled)
-    x, out = torch.ones(BLOCK), torch.zeros(BLOCK)
-    with compile_aside():
-        kernel[GRID](x, out, BLOCK=BLOCK)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        kernel[GRID](x, out, BLOCK=BLOCK)
-    assert no_device.num_launched == 0
+@pytest.mark.usefixtures("made_up")
+def test_a_worker_answers_every_request_and_ends_with_its_input(compiled: list[str]) -> None:
+    bad = doubled("*fp32")._replace(name="no_such_kernel")
+    asked = [doubled("*fp32"), bad, doubled("*fp32"), doubled("*i64")]
+    answers = io.BytesIO()
+    answer_requests(io.BufferedReader(io.BytesIO(b"".join(map(pickle.dumps, asked)))), answers)  # type: ignore[arg-type]
+    answers.seek(0)
+    first, failed, again, other = (pickle.load(answers) for _ in asked)
+    assert (first, again, other) == (Answer(True), Answer(False), Answer(True))
+    assert "no_such_kernel: AttributeError" in failed.error
+    assert compiled == ["doubled", "doubled"], "a listener that was there before is told"
+    assert not compile_specialization(doubled("*i64"))
+
+
+@pytest.mark.parametrize(
+    "capability",
+    ["90", pytest.param("80", marks=pytest.mark.long), pytest.param("100", marks=pytest.mark.long)],
+)
+def test_launches_of_every_kernel_find_what_workers_compiled(capability: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-P", str(KERNELS / "launch_from_cache.py"), capability]
+    ended = subprocess.run(
+        command,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path / "kernels")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
