@@ -45,5 +45,7 @@ EXPOSE 8000
 # Alive is enough: while a model loads /health answers 200, and says how far it is.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:%s/health' % os.environ['HEADWAY_PORT'], timeout=4)"]
+# The first start on a GPU compiles kernels into TRITON_CACHE_DIR. An image derived from this one compiles nothing at its start
+# if it is built where a GPU of the serving kind is visible, with: RUN headway warmup MODEL and the options of serve.
 ENTRYPOINT ["headway"]
 CMD ["serve"]

@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import sys
+from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
@@ -118,4 +119,5 @@ def answer_requests(requests: BinaryIO, answers: BinaryIO) -> None:
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a compiler may print what is no answer
-    answer_requests(sys.stdin.buffer, answers)
+    with suppress(BrokenPipeError):  # the parent is gone
+        answer_requests(sys.stdin.buffer, answers)

@@ -1,4 +1,4 @@
-"""The command `headway`: serve, complete, bench."""
+"""The command `headway`: serve, warmup, complete, bench."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from headway.server.cli.bench import COMMANDS, bench
 from headway.server.cli.complete import complete
 from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
 from headway.server.cli.serve import serve
+from headway.server.cli.warmup import warm_up
 from headway.server.config import CompleteConfig, ModelSource, ServerConfig
 
 Config = TypeVar("Config")
@@ -54,7 +55,9 @@ then:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; faults of the user's or the world's are one line on stderr."""
     arguments = _parser().parse_args(argv)
-    run, groups = (_serve, SERVE_GROUPS) if arguments.command == "serve" else (_complete, COMPLETE_GROUPS)
+    runs = {"serve": _serve, "warmup": _warm_up}
+    run = runs.get(arguments.command, _complete)
+    groups = SERVE_GROUPS if arguments.command in runs else COMPLETE_GROUPS
     try:
         if arguments.command == "bench":
             return bench(arguments.kind, arguments.arguments)
@@ -80,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves one model over the OpenAI HTTP API.", allow_abbrev=False,
     )  # fmt: skip
     serve_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    warmup_parser = commands.add_parser(
+        "warmup", help="compile the kernels that serve needs on this GPU, and end",
+        description="Fills Triton's cache (TRITON_CACHE_DIR), in an image build or before a rollout, so that `headway serve` "
+        "with the same options compiles nothing. Needs a GPU of the kind that will serve.", allow_abbrev=False,
+    )  # fmt: skip
+    warmup_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     complete_parser = commands.add_parser(
         "complete", help="complete a prompt in the terminal, without a server",
         description="Streams the completion of a prompt to the terminal.", allow_abbrev=False,
@@ -96,7 +105,11 @@ def _parser() -> argparse.ArgumentParser:
         help="engine: without HTTP; serve: a running server; shape: writes a folder without weights",
     )
     bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark")
-    for command, groups in ((serve_parser, SERVE_GROUPS), (complete_parser, COMPLETE_GROUPS)):
+    for command, groups in (
+        (serve_parser, SERVE_GROUPS),
+        (warmup_parser, SERVE_GROUPS),
+        (complete_parser, COMPLETE_GROUPS),
+    ):
         for title, group in groups.items():
             add_options(command, title, group)
     return parser
@@ -108,6 +121,13 @@ def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int
     configure_logging(config.log_level, config.log_format)
     source = _source(arguments.model, values, environment)
     return serve(config, source, _engine_config(values))
+
+
+def _warm_up(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_values(arguments, _options(SERVE_GROUPS), environment)
+    config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
+    configure_logging(config.log_level, config.log_format)
+    return warm_up(_source(arguments.model, values, environment), _engine_config(values))
 
 
 def _complete(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:

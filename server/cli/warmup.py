@@ -1,0 +1,50 @@
+"""`headway warmup`: fills the cache of compiled kernels as a start does, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from headway.engine import ConfigError, EngineConfig
+from headway.server.cli.console import wait_with_progress
+from headway.server.config import ModelSource
+from headway.server.engine_client import EngineClient
+from headway.server.hub import model_folder
+
+
+def warm_up(source: ModelSource, engine_config: EngineConfig) -> int:
+    """Returns the exit status. The same options as those of `headway serve` make it compile the same kernels.
+
+    Raises ConfigError where there is no GPU, before weights are read: which kernels a model takes is found out by
+    launching them on the GPU for which they are compiled.
+    """
+    if engine_config.device == "cpu":
+        raise ConfigError(
+            "--device is cpu, it must be auto or cuda for warmup: the CPU needs no compiled kernels"
+        )
+    folder = model_folder(source)
+    engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder), device="cuda"))
+    try:
+        asyncio.run(_start_and_end(engine))
+    except ConfigError as error:
+        if not str(error).startswith("--device is cuda"):
+            raise
+        raise ConfigError(
+            "warmup needs a GPU of the kind that will serve, and PyTorch sees no CUDA device here; run it on a machine that "
+            "has one, with TRITON_CACHE_DIR on what the servers will read"
+        ) from error
+    return 0
+
+
+async def _start_and_end(engine: EngineClient) -> None:
+    started = time.monotonic()
+    engine.start()
+    try:
+        info = await wait_with_progress(engine)
+    finally:
+        await engine.close()
+    print(
+        f"kernels for {info.architecture} on {info.device} are compiled, after {time.monotonic() - started:.1f} s"
+    )
