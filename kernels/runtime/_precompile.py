@@ -132,7 +132,7 @@ class Precompiler:
                     pickle.dump(wanted, process.stdin)
                     process.stdin.flush()
                     self._note(pickle.load(process.stdout))
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
             logger.debug("a worker process that compiles kernels ended", exc_info=error)
 
     def _note(self, answer: Answer) -> None:
