@@ -72,11 +72,22 @@ def read_json_object(path: Path, *, wanted: str = "an object") -> dict[str, obje
         return None
     try:
         content = json.loads(text)
+        if "\\ud" in text.lower():
+            _check_characters(path, content)
     except (ValueError, RecursionError) as error:  # RecursionError: nested deeper than Python's stack
         raise ModelError(f"{path} is not valid JSON ({error}); fetch the file again") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, it must be {wanted}")
     return content
+
+
+def _check_characters(path: Path, content: object) -> None:
+    """JSON may escape half of a character. No tokenizer, template or answer could take it: it has no UTF-8."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        raise ModelError(f"{path} has a lone surrogate ({half}) in a string; fetch the file again") from None
 
 
 def _unreadable(path: Path, error: OSError) -> ModelError:

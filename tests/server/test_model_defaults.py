@@ -247,6 +247,7 @@ JSON_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "deep": (lambda file: file.write_text("[" * 200_000), "is not valid JSON"),
     "long-number": (lambda file: file.write_text('{"vocab_size": 1' + "0" * 5000 + "}"), "is not valid JSON"),
     "list": (lambda file: file.write_text("[]"), "it must be an object"),
+    "surrogate": (lambda file: file.write_text(r'{"a": [{"b\uD83D": "\ude00"}]}'), "a lone surrogate"),
 }
 FILES = (
     "config.json",
@@ -275,6 +276,13 @@ def test_a_file_that_is_none_is_one_line_and_status_1(
     assert error.startswith(f"headway: {folder / name} ")
     assert any(part in error for part in complaint.split("|"))
     assert "Traceback" not in error
+
+
+def test_escapes_of_whole_characters_are_read(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(r'{"chat_template": "\ud83d\ude00 \\udead"}')
+    template = load_chat_template(folder)
+    assert template is not None
+    assert template.source == "\U0001f600 \\udead"
 
 
 @pytest.mark.parametrize("name", [n for n in FILES if n != "tokenizer.json"])
