@@ -7,6 +7,7 @@ and size.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -28,6 +29,8 @@ WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 START_SECONDS = 60.0
 RENDER_SECONDS = 5.0
 MAX_RENDERED_BYTES = 32 * 2**20
+
+logger = logging.getLogger("headway.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,18 @@ class ChatRenderer:
             return await self._ask(messages, marked)
 
     async def warm_up(self) -> None:
-        """Starts the worker before the first request needs it; a template that fails now will say so then."""
+        """Starts the worker before the first request needs it, and warns of a template that cannot be compiled.
+
+        Whatever else fails over no messages may work with some.
+        """
         with suppress(ApiError):
-            async with self._turn:
-                await self._ask([], None)
+            answer = await self._answer([], None)
+            if answer.error is not None and answer.error.startswith("TemplateSyntaxError"):
+                logger.warning(
+                    "the model's chat template is not valid (%s); every chat will be refused, completions are served; "
+                    "fetch chat_template.jinja or tokenizer_config.json again",
+                    answer.error,
+                )
 
     async def close(self) -> None:
         worker, self._worker = self._worker, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -97,6 +98,22 @@ async def test_a_template_that_fails_is_refused_with_its_reason_and_the_next_one
             await renderer.render([{"role": "assistant", "content": "hi"}])
         assert (refused.value.status, refused.value.param) == (400, "messages")
         await renderer.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_warned_of"),
+    [("{{ messages", True), ("{% for m in messages %}", True), ("{{ messages[0].content.x }}", False), ("x", False)],
+)  # fmt: skip
+async def test_a_template_that_cannot_be_compiled_is_warned_of_at_the_start(
+    renderer_of: Make, source: str, is_warned_of: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that fails over no messages is not judged: it may need some."""
+    await renderer_of(source).warm_up()
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == is_warned_of
+    assert all(
+        "TemplateSyntaxError" in message and "every chat will be refused" in message for message in warned
+    )
 
 
 async def test_an_endless_template_is_stopped_and_the_loop_stays_free(renderer_of: Make) -> None:
