@@ -168,9 +168,9 @@ class Choice:
             return self._detokenizer.push(token_ids)
         text: list[str] = []
         for i, token_id in enumerate(token_ids):
-            start = self._detokenizer.num_characters
+            before = self._detokenizer.num_characters
             decoded = self._detokenizer.push([token_id])
-            self._hidden.append(_token_info(event, i, start))
+            self._hidden.append(_token_info(event, i, self._detokenizer.start_of(token_id, before)))
             text.append(decoded.text)
             if decoded.stop is not None:
                 return Decoded("".join(text), i + 1, decoded.stop)

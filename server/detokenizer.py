@@ -221,6 +221,17 @@ class Detokenizer:
                 return Decoded("".join(texts), count, decoded.stop)
         return Decoded("".join(texts), len(token_ids))
 
+    def start_of(self, token_id: int, before: int) -> int:
+        """Where the text of the token that was pushed last, alone, begins. before: num_characters before it.
+
+        What is left of a character that does not complete comes with the next token, and stands before its text.
+        """
+        try:
+            text = self._vocabulary.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            return before
+        return max(before, self.num_characters - len(text)) if text else before
+
     def flush(self) -> Decoded:
         """The end: what was held back is certain now."""
         rest = self._decoder.rest()

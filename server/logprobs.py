@@ -85,6 +85,7 @@ def _starts(prompt: EncodedPrompt, tokenizer: Tokenizer) -> list[int]:
     detokenizer = Detokenizer(tokenizer.vocabulary)
     starts = []
     for token_id in prompt.token_ids:
-        starts.append(detokenizer.num_characters)
+        before = detokenizer.num_characters
         detokenizer.push([token_id])
+        starts.append(detokenizer.start_of(token_id, before))
     return starts

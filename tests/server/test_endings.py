@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from headway_testing import tiny_tokenizers
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from headway.engine import FinishReason, SamplingParams, TokenEvent
 from headway.server.choice import Choice, ChoiceRequest, Delta
 from headway.server.detokenizer import Vocabulary
+from headway.server.logprobs import prompt_tokens
+from headway.server.prompt import EncodedPrompt
+from headway.server.tokenizer import load_tokenizer
 
 TOKENIZER = tiny_tokenizers.byte_level()
 VOCABULARY = Vocabulary(TOKENIZER)
@@ -109,3 +113,22 @@ def test_stop_strings_do_not_match_before_min_tokens(width: int) -> None:
 
 def test_a_stop_token_that_the_client_named_is_the_reason() -> None:
     assert joined(run([*FOX, END], [3] * 9, stop_token_ids=(END,)))[3:] == ("stop", END)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(ids=st.lists(st.sampled_from([*FOX, *range(1, 257)]), min_size=1, max_size=20))
+def test_a_token_begins_where_its_text_stands_also_behind_broken_characters(ids: list[int]) -> None:
+    """A tokenizer's bytes in any order: characters that do not complete are replaced."""
+    text, tokens, *_ = joined(run(ids, []))
+    for token in tokens:  # type: ignore[attr-defined]
+        content = VOCABULARY.token_bytes(token.token_id)
+        if content.isascii():
+            assert text[token.start :].startswith(content.decode())  # type: ignore[index]
+
+
+def test_a_prompts_token_begins_behind_a_broken_character(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny_tokenizers.save(tmp_path, tiny_tokenizers.byte_level()))
+    broken, x = (TOKENIZER.token_to_id(token) for token in ("\u00e6", "x"))
+    told = prompt_tokens(EncodedPrompt(None, [broken, x, x]), None, tokenizer)
+    assert tokenizer.decode([broken, x, x]) == "\ufffdxx"
+    assert [token.start for token in told] == [0, 1, 2]
