@@ -239,7 +239,7 @@ def test_graphs_captured_later_leave_prompts_their_memory(
 ) -> None:
     """As on a card with little more than what the largest step takes: rounds whose logits are kept, of ever other sizes,
     find a graph or none, and a prompt as long as a step allows is computed behind them."""
-    chunks = {"prefill_chunk": 8192, "idle_prefill_chunk": 8192}
+    chunks = {"prefill_chunk": 8192}
     sizes = {"max_running": 128, "kv_cache_memory_bytes": 1 << 30}
     engine = LocalEngine(config_of(model_path=wide_model, load_format="dummy", **chunks, **sizes))
     runner = engine.engine.runner
