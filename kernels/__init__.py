@@ -3,7 +3,6 @@
 CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests, no models.
 """
 
-from headway.kernels.attention.causal_attention import causal_attention
 from headway.kernels.attention.paged_attention import paged_attention
 from headway.kernels.attention.prefill_attention import prefill_attention
 from headway.kernels.attention.varlen_attention import varlen_attention
@@ -24,7 +23,7 @@ from headway.kernels.linear.quantized_linear import quantized_linear
 from headway.kernels.linear.screened_linear import screened_linear
 from headway.kernels.linear.skinny_linear import skinny_linear
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
-from headway.kernels.runtime._device import has_float8_products, has_fused_attention
+from headway.kernels.runtime._device import has_float8_products
 from headway.kernels.runtime._precompile import compile_in_workers
 from headway.kernels.sampling.adjust_logits import adjust_logits, count_tokens
 from headway.kernels.sampling.sample import gumbel_noise, sample
@@ -58,7 +57,6 @@ __all__ = [
     "adds_on_the_way",
     "adjust_logits",
     "advance",
-    "causal_attention",
     "commit_round",
     "compile_in_workers",
     "count_tokens",
@@ -70,7 +68,6 @@ __all__ = [
     "gated_linear",
     "gumbel_noise",
     "has_float8_products",
-    "has_fused_attention",
     "is_streamed",
     "keep_states",
     "kv_append",

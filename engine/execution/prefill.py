@@ -5,8 +5,7 @@ Tensors only; which chunks are computed, and what comes after them, others decid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
 
 import torch
@@ -25,27 +24,8 @@ from headway.engine.state.pool import KVPool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import to_device
 
-# Beginnings of prompts, of so many tokens together, are attended by causal_attention in widths of a multiple, for each of which it
-# plans anew: an H200 takes 259 us for 4 x 2,048 queries where prefill_attention takes 299, 82 for 1 x 2,048 where it takes 77, or
-# 103 if it does not stream, but 31 for 1 x 1,024 where it takes 25 (32 query and 8 kv heads x 128).
-BEGINNING_MULTIPLE, LEAST_BEGINNING = 1024, 2048
 # Behind block tables for more tokens fewer queries share a segment of windows.
 _LONG_TABLE = 32_768
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Tokens of a chunk that are attended together, with their like in the chunks beside it."""
-
-    chunk: int  # index
-    offset: int  # of the first token in its chunk
-    length: int
-    is_beginning: bool
-    is_far: bool
-
-    @property
-    def kind(self) -> tuple[int, int, bool, bool]:
-        return self.offset, self.length, self.is_beginning, self.is_far
 
 
 def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
@@ -65,11 +45,11 @@ def prefill_inputs(
     block_size: int,
     *,
     sharing: int,
-    splits_beginnings: bool = False,
     wants_last: bool = False,
 ) -> ForwardInputs:
-    """Neighbours of equal length share a segment. sharing: query heads that share keys. splits_beginnings: long beginnings
-    of prompts are segments of their own, which need no cache. wants_last: only the states of the prompts' last tokens are.
+    """Builds the inputs of one forward pass; neighbouring chunks of equal length share a segment.
+
+    sharing: query heads that share keys. wants_last: only the states of the prompts' last tokens are needed.
     """
     device = slots.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
@@ -94,7 +74,7 @@ def prefill_inputs(
         slot_mapping=blocks * block_size + positions % block_size,
         segments=tuple(
             part
-            for segment in _segments(_pieces(chunks, splits_beginnings=splits_beginnings), tables, starts)
+            for segment in _segments(chunks, tables, starts)
             for part in _bounded(segment, block_size, sharing)
         ),
         last=_last_tokens(chunks, tables, positions) if wants_last else None,
@@ -114,45 +94,20 @@ def _last_tokens(
     return LastTokens(places, segment)
 
 
-def _pieces(chunks: Sequence[PrefillChunk], *, splits_beginnings: bool) -> Iterator[_Piece]:
-    """A prompt's 3,000 tokens: the first 2,048, which are its beginning, then 952."""
-    for index, chunk in enumerate(chunks):
-        length = len(chunk.token_ids)
-        beginning = 0
-        if splits_beginnings and chunk.start == 0:
-            whole = length // BEGINNING_MULTIPLE * BEGINNING_MULTIPLE
-            beginning = whole if whole == length or whole >= LEAST_BEGINNING else 0
-        if beginning > 0:
-            yield _Piece(index, 0, beginning, is_beginning=True, is_far=False)
-        if beginning < length:
-            stands_far = is_far(chunk.start + beginning)
-            yield _Piece(index, beginning, length - beginning, is_beginning=False, is_far=stands_far)
-
-
 def _segments(
-    pieces: Iterable[_Piece],
+    chunks: Sequence[PrefillChunk],
     tables: torch.Tensor,  # [chunks, max_blocks] int64
     starts: torch.Tensor,  # [chunks] int64
 ) -> tuple[Segment, ...]:
+    """One segment for each run of chunks that have one length and one attention kernel."""
+    kinds = ((len(chunk.token_ids), is_far(chunk.start)) for chunk in chunks)
     segments: list[Segment] = []
-    place = 0
-    for (offset, length, is_beginning, stands_far), group in groupby(pieces, key=lambda piece: piece.kind):
-        first, *others = (piece.chunk for piece in group)
-        rows = 1 + len(others)
+    first = place = 0
+    for (length, stands_far), group in groupby(kinds):
+        rows = sum(1 for _ in group)
         which = slice(first, first + rows)
-        starts_of_rows = starts[which] + offset if offset else starts[which]
-        is_self_contained = is_beginning and rows * length >= LEAST_BEGINNING
-        segments.append(
-            Segment(
-                place,
-                rows,
-                length,
-                tables[which],
-                starts_of_rows,
-                is_self_contained=is_self_contained,
-                is_prompt=not stands_far,
-            )
-        )
+        segments.append(Segment(place, rows, length, tables[which], starts[which], is_prompt=not stands_far))
+        first += rows
         place += rows * length
     return tuple(segments)
 

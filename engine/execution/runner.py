@@ -48,7 +48,6 @@ from headway.engine.state.transfer import to_device
 from headway.kernels import (
     FEW_ROWS,
     compile_in_workers,
-    has_fused_attention,
     most_dense_rows,
     reserve_workspace,
     stamp,
@@ -93,9 +92,6 @@ class Runner:
         self._prefill_window = prefill_window
         self._max_prefill_tokens = prefill.most_tokens
         self._mixed_above_tokens = prefill.mixed_above_tokens
-        self._splits_beginnings = prefill_window is None and has_fused_attention(
-            self.device, model.dtype, model.config.head_dim
-        )
         self._views: dict[tuple[int, bool], RowTensors] = {}
         self._graphs: RoundGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
@@ -419,7 +415,6 @@ class Runner:
             self.slots,
             self.pool.block_size,
             sharing=self.model.config.num_attention_heads // self.model.config.num_kv_heads,
-            splits_beginnings=self._splits_beginnings,
             wants_last=wants_last,
         )
         if self._prefill_window is not None:

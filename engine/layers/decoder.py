@@ -19,7 +19,6 @@ from headway.kernels import (
     LateNorm,
     add_linear,
     add_rms_norm,
-    causal_attention,
     gated_linear,
     is_streamed,
     paged_attention,
@@ -144,8 +143,8 @@ class DecoderLayer:
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> torch.Tensor | None:
         """[tokens, hidden]: what is to be added to residual next, if anything."""
-        query, own = self.append(x, inputs, cache, cos_sin)
-        return self._feed_forward(self._attend(query, own, inputs, cache), residual)
+        query = self.append(x, inputs, cache, cos_sin)
+        return self._feed_forward(self._attend(query, inputs, cache), residual)
 
     def of_last(
         self,
@@ -157,12 +156,12 @@ class DecoderLayer:
         cos_sin: torch.Tensor,  # [max_position, head_dim]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """([n, hidden], [n, hidden]): the last tokens' residual, and what is to be added to it, if anything."""
-        query, _ = self.append(x, inputs, cache, cos_sin)
+        query = self.append(x, inputs, cache, cos_sin)
         residual = residual[last.places]
         if len(residual) == 0:
             return residual, None
         own = replace(inputs, segments=(last.segment,), chunks=None)
-        return residual, self._feed_forward(self._attend(query[last.places], None, own, cache), residual)
+        return residual, self._feed_forward(self._attend(query[last.places], own, cache), residual)
 
     def _feed_forward(
         self,
@@ -197,7 +196,7 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """[tokens, intermediate]: what `down` is to multiply."""
         query = self._append_in_one(x, norm, inputs, cache, cos_sin)
-        attended = self._attend(query, None, inputs, cache)
+        attended = self._attend(query, inputs, cache)
         x, norm = add_linear(attended, self.output.weight, residual, self.feed_forward_norm, self.epsilon)
         return gated_linear(x, self.gate_up.weight, norm=norm)
 
@@ -207,18 +206,17 @@ class DecoderLayer:
         inputs: ForwardInputs,
         cache: LayerCache,
         cos_sin: torch.Tensor,  # [max_position, head_dim]
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Writes the tokens' keys and values; returns their queries, and their keys and values or None, where these are in
-        the cache alone, [tokens, heads, head_dim] each."""
+    ) -> torch.Tensor:
+        """Writes the tokens' keys and values to the cache; returns their queries, [tokens, q_heads, head_dim]."""
         # First the device: on the CPU a packed layer has given up its weight.
         if x.is_cuda and self._is_plain and self._head_dim % 64 == 0 and is_streamed(x, self.qkv.weight):
-            return self._append_in_one(x, None, inputs, cache, cos_sin), None
+            return self._append_in_one(x, None, inputs, cache, cos_sin)
         heads = self.qkv(x).view(x.shape[0], -1, self._head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)
         rope_append(
             query, key, value, inputs.positions, cos_sin, cache.keys, cache.values, inputs.slot_mapping
         )
-        return query, (key, value)
+        return query
 
     def _append_in_one(
         self,
@@ -246,21 +244,13 @@ class DecoderLayer:
     def _attend(
         self,
         query: torch.Tensor,  # [tokens, q_heads, head_dim]
-        own: tuple[torch.Tensor, torch.Tensor] | None,  # keys and values, [tokens, kv_heads, head_dim] each
         inputs: ForwardInputs,
         cache: LayerCache,
     ) -> torch.Tensor:
-        """[tokens, q_heads * head_dim]. own: of the tokens, which are in the cache, too; None: only there."""
+        """[tokens, q_heads * head_dim]."""
         out = query.new_empty(query.shape)
         chunks = inputs.chunks
         for segment in inputs.segments:
-            if own is not None and segment.is_self_contained and cache.first_position == 0:
-                q, k, v = (_windows(heads, segment) for heads in (query, *own))
-                attended = causal_attention(q, k, v, self._scale)
-                if len(inputs.segments) == 1 and chunks is None:
-                    return attended.view(len(query), -1)
-                _windows(out, segment).copy_(attended)
-                continue
             attend = prefill_attention if segment.is_prompt else paged_attention
             attend(
                 _windows(query, segment),

@@ -31,7 +31,6 @@ class Segment:
     end_positions: torch.Tensor | None = (
         None  # [rows] int64: no keys stand from there on; None: behind the window
     )
-    is_self_contained: bool = False  # the rows start at position 0: the window's own keys are all there are
     is_prompt: bool = False  # attended by the kernel of prompts, however short
 
 

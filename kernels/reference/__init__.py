@@ -1,6 +1,5 @@
 """The PyTorch twins: what the CPU runs, and the oracle of the Triton kernels."""
 
-from headway.kernels.reference.attention.causal_attention import causal_attention
 from headway.kernels.reference.attention.paged_attention import paged_attention
 from headway.kernels.reference.attention.prefill_attention import prefill_attention
 from headway.kernels.reference.attention.varlen_attention import varlen_attention
@@ -38,7 +37,6 @@ __all__ = [
     "add_rms_norm",
     "adjust_logits",
     "advance",
-    "causal_attention",
     "commit_round",
     "count_tokens",
     "deliver",

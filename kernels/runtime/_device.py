@@ -13,9 +13,6 @@ _INTERPRETED_SHARED_MEMORY_BYTES = 232_448
 # The interpreter runs programs one after the other: a few show every path.
 _INTERPRETED_MULTIPROCESSORS = 2
 _HOPPER_MAJOR_CAPABILITY = 9
-# Of cuDNN's attention: Hopper and data-centre Blackwell.
-_FUSED_MAJOR_CAPABILITIES = (9, 10)
-_FUSED_MAX_HEAD_DIM, _FUSED_HEAD_DIM_MULTIPLE = 128, 8
 
 
 @functools.cache
@@ -63,18 +60,4 @@ def has_float8_products(device: torch.device) -> bool:
         device.type == "cuda"
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability(device) >= (8, 9)
-    )
-
-
-@functools.cache
-def has_fused_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether `causal_attention` is cuDNN's there."""
-    return (
-        device.type == "cuda"
-        and torch.version.cuda is not None
-        and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-        and torch.cuda.get_device_capability(device)[0] in _FUSED_MAJOR_CAPABILITIES
-        and dtype in (torch.bfloat16, torch.float16)
-        and head_dim <= _FUSED_MAX_HEAD_DIM
-        and head_dim % _FUSED_HEAD_DIM_MULTIPLE == 0
     )

@@ -45,7 +45,6 @@ LAYER_CACHE_BYTES = 3_200_000_000
 CONTEXTS = [(rows, context) for rows in (1, 8, 64) for context in (1024, 8192, 65536)]
 PROMPTS = [(1, 128, 0), (1, 1024, 0), (1, 8192, 0), (1, 2048, 6144), (4, 2048, 0)]
 CHUNKS = [(128, [0]), (128, [0] * 4), (512, [0]), (128, [3000]), (512, [8000])]
-BEGINNINGS = [(1, 2048), (4, 2048), (1, 8192)]
 # Temperature, top-k, top-p; whether a few tokens hold most of the mass, as in text, or thousands.
 SAMPLERS = {
     "greedy": (0.0, 0, 1.0, True),
@@ -318,22 +317,6 @@ def chunks_line(length: int, starts: Sequence[int]) -> Line:
     return Line("varlen_attention", case, microseconds([launch], work / 2e8 + 5), work, "matmul", error)
 
 
-def beginning_line(rows: int, window: int) -> Line:
-    """Prompts of which nothing is in the cache, in the output of their projection."""
-    heads = randn(rows, window, Q_HEADS + 2 * KV_HEADS, HEAD_DIM)
-    query, key, value = heads.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=2)
-
-    def launch() -> torch.Tensor:
-        return kernels.causal_attention(query, key, value, HEAD_DIM**-0.5)
-
-    last = min(window, 64)
-    expected = attention_in_float64(query[-1:, -last:], key[-1:], value[-1:], window - last)
-    error = relative_error(launch()[-1:, -last:], expected)
-    work = 4 * rows * Q_HEADS * HEAD_DIM * window * (window + 1) / 2
-    time = microseconds([launch], work / 4e8 + 5)
-    return Line("causal_attention", f"{rows} x {window:,}", time, work, "matmul", error)
-
-
 def layer_lines(tokens: int) -> Iterator[Line]:
     """Small operations of a layer: launches, more than bytes."""
     x, residual, weight = randn(tokens, HIDDEN), randn(tokens, HIDDEN), randn(HIDDEN)
@@ -536,7 +519,6 @@ def main() -> int:
         "prompt": lambda: itertools.chain(
             itertools.starmap(prompt_line, PROMPTS),
             itertools.starmap(chunks_line, CHUNKS),
-            itertools.starmap(beginning_line, BEGINNINGS),
         ),
         "layer": lambda: layer_lines(256),
         "bookkeeping": lambda: itertools.chain(bookkeeping_lines(256), round_lines(256)),

@@ -9,19 +9,17 @@ import torch
 
 from headway.engine.execution.graphs import mixed_token_counts, token_counts
 from headway.engine.execution.padded_prefill import prefills_of, smallest_prefill
-from headway.engine.execution.prefill import BEGINNING_MULTIPLE, LEAST_BEGINNING, prefill_inputs
+from headway.engine.execution.prefill import prefill_inputs
 from headway.engine.layers.inputs import Segment
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.state.row_tensors import RowTensors
 
 BLOCK_SIZE, MAX_BLOCKS = 16, 1024
-MULTIPLE, LEAST = BEGINNING_MULTIPLE, LEAST_BEGINNING
 
 
 def segments_of(
     chunks: Sequence[tuple[int, int]],
     *,
-    splits_beginnings: bool,
     sharing: int = 1,
     block_size: int = BLOCK_SIZE,
 ) -> tuple[Segment, ...]:
@@ -35,7 +33,7 @@ def segments_of(
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
         for row, (start, length) in enumerate(chunks)
     ]
-    inputs = prefill_inputs(made, slots, block_size, sharing=sharing, splits_beginnings=splits_beginnings)
+    inputs = prefill_inputs(made, slots, block_size, sharing=sharing)
     return inputs.segments
 
 
@@ -47,33 +45,6 @@ def queries_of(segments: Sequence[Segment]) -> list[tuple[int, int, int]]:
         for row in range(s.rows)
         for w in range(s.window)
     ]
-
-
-SHAPES: dict[str, tuple[list[tuple[int, int]], list[tuple[int, int, bool]]]] = {
-    # chunks, then (rows, window, whether it needs no cache) of each segment
-    "one": ([(0, LEAST)], [(1, LEAST, True)]),
-    "rest": ([(0, LEAST + 5)], [(1, LEAST, True), (1, 5, False)]),
-    "short": ([(0, LEAST - 1)], [(1, LEAST - 1, False)]),
-    "after-a-prefix": ([(16, LEAST)], [(1, LEAST, False)]),
-    "together": ([(0, LEAST), (0, LEAST), (0, 7)], [(2, LEAST, True), (1, 7, False)]),
-    "short-but-many": ([(0, MULTIPLE), (0, MULTIPLE)], [(2, MULTIPLE, True)]),
-    "short-and-alone": ([(0, MULTIPLE), (32, MULTIPLE)], [(1, MULTIPLE, False), (1, MULTIPLE, False)]),
-    "rests": (
-        [(0, LEAST + 5), (0, LEAST + 5), (0, 5)],
-        [(1, LEAST, True), (1, 5, False), (1, LEAST, True), (1, 5, False), (1, 5, False)],
-    ),
-}
-
-
-@pytest.mark.parametrize(("chunks", "shapes"), SHAPES.values(), ids=SHAPES)
-def test_long_beginnings_need_no_cache(
-    chunks: list[tuple[int, int]], shapes: list[tuple[int, int, bool]]
-) -> None:
-    split = segments_of(chunks, splits_beginnings=True)
-    assert [(s.rows, s.window, s.is_self_contained) for s in split] == shapes
-    whole = segments_of(chunks, splits_beginnings=False)
-    assert not any(s.is_self_contained for s in whole)
-    assert queries_of(split) == queries_of(whole)
 
 
 @pytest.mark.parametrize("most", [1, 16, 40, 512, 700, 1024, 8192])
@@ -95,7 +66,7 @@ def test_what_prompts_take_is_captured_at_the_start(*, fills_drafts: bool) -> No
 
 
 def test_neighbours_of_equal_length_share_a_segment() -> None:
-    segments = segments_of([(0, 30), (5, 30), (0, 31)], splits_beginnings=False)
+    segments = segments_of([(0, 30), (5, 30), (0, 31)])
     assert [(s.rows, s.window) for s in segments] == [(2, 30), (1, 31)]
 
 
@@ -107,7 +78,7 @@ def test_many_rows_far_behind_share_no_segment_whose_partial_results_are_large(
     """Windows leave some for each query and 2,048 places of the table: 64 questions of 20 tokens about one long text once
     took 340 MB."""
     chunks = [(10_000, length)] * 64
-    segments = segments_of(chunks, splits_beginnings=True, sharing=4, block_size=block_size)
+    segments = segments_of(chunks, sharing=4, block_size=block_size)
     assert all(s.rows * s.window <= most and not s.is_prompt for s in segments)
     assert len(segments) == -(-64 // (most // length))
     expected = [(row * length + w, 10_000 + w, row * MAX_BLOCKS) for row in range(64) for w in range(length)]
@@ -117,5 +88,5 @@ def test_many_rows_far_behind_share_no_segment_whose_partial_results_are_large(
 @pytest.mark.parametrize(("start", "length"), [(10_000, 33), (10_000, 300), (100, 20)])
 def test_many_rows_stay_together_where_they_leave_none(start: int, length: int) -> None:
     """The kernel of prompts attends them: too wide for a window, or near."""
-    (segment,) = segments_of([(start, length)] * 64, splits_beginnings=True, sharing=4)
+    (segment,) = segments_of([(start, length)] * 64, sharing=4)
     assert (segment.rows, segment.window, segment.is_prompt) == (64, length, start == 100)

@@ -15,9 +15,7 @@ from headway_testing.local import GREEDY, LocalEngine, Output
 from headway_testing.prefills import MixedLaunches, PaddedPrefills
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway import kernels
 from headway.engine.execution import graphs as graphs_module
-from headway.engine.execution import prefill
 from headway.engine.execution import runner as runner_module
 from headway.engine.execution.graphs import Graphs, Round
 from headway.engine.layers import decoder as layers
@@ -182,26 +180,6 @@ def test_prompts_attended_in_windows_give_the_same_text(tmp_path: Path) -> None:
     engines = [LocalEngine(EngineConfig(model_path=path, prefill_chunk=100)) for _ in range(2)]
     engines[1].engine.runner._prefill_window = 8
     check_equal(*engines)
-
-
-def test_beginnings_attended_without_the_cache_give_the_same_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefill, "BEGINNING_MULTIPLE", 10)
-    monkeypatch.setattr(prefill, "LEAST_BEGINNING", 20)
-    attended: list[tuple[int, ...]] = []
-
-    def causal_attention(query: torch.Tensor, *rest: Any) -> torch.Tensor:
-        attended.append(tuple(query.shape[:2]))
-        return kernels.causal_attention(query, *rest)
-
-    monkeypatch.setattr(layers, "causal_attention", causal_attention)
-    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
-    config = EngineConfig(model_path=path, prefill_chunk=100, dtype="float64")
-    engines = [LocalEngine(config) for _ in range(2)]
-    engines[1].engine.runner._splits_beginnings = True
-    check_equal(*engines)
-    assert set(attended) == {(2, 20), (1, 30), (1, 50)}
 
 
 @pytest.mark.parametrize(
