@@ -309,8 +309,7 @@ class PrefillGraphs:
         self._graphs.capture_all(wanted, "prefills", prepare=self._pack, progress=progress)
 
     def run(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor | None:
-        """[tokens or more, hidden], the chunks' one behind the other; without drafts [chunks or more, hidden], of each chunk's
-        last token; None: no graph is for them."""
+        """[tokens or more, hidden]: the states of the chunks' tokens, then those of padding. None: no graph is for them."""
         wanted = smallest_prefill(chunks, self._token_counts, fills_drafts=fills_drafts)
         if wanted is None:
             return None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from headway.engine.layers.inputs import Chunks, ForwardInputs, LastTokens, Segment
+from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.layers.registry import CausalLM
 from headway.engine.scheduling.plan import PrefillChunk, is_near
 from headway.engine.state.pool import KVPool
@@ -28,8 +28,7 @@ _WINDOW_TOKENS = 32
 
 
 class Prefill(NamedTuple):
-    """What one graph is made for. fills_drafts: the MTP layer sees the tokens too, and so all states are computed; else those of
-    chunks' last tokens alone. is_window: of one short chunk."""
+    """What one graph is made for. fills_drafts: the MTP layer sees the tokens, too. is_window: for one short chunk."""
 
     num_tokens: int
     fills_drafts: bool
@@ -98,7 +97,6 @@ def padded_chunks(
     block_size: int,
     *,
     is_window: bool,
-    wants_last: bool = False,
 ) -> PaddedChunks:
     token_ids = packed[HEADER:]
     rows, starts, lengths, hits = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
@@ -117,14 +115,7 @@ def padded_chunks(
         segments = (Segment(0, 1, len(token_ids), tables[:1], starts[:1], starts[:1] + lengths[:1]),)
     else:
         chunks = Chunks(tables, firsts, lengths, starts)
-    last = None
-    if wants_last:
-        # Chunks that do not exist stand at -1, before all keys.
-        count = 1 if is_window else MAX_CHUNKS
-        stands_at = (starts + lengths)[:count] - 1
-        of_last = Segment(0, count, 1, tables[:count], stands_at, is_prompt=not is_window)
-        last = LastTokens(ends[:count] - 1, of_last)
-    inputs = ForwardInputs(token_ids, positions, slot_mapping, segments, chunks, last)
+    inputs = ForwardInputs(token_ids, positions, slot_mapping, segments, chunks)
     is_first = places == firsts[chunk_of_token]
     return PaddedChunks(inputs, rows, lengths, ends, hits, chunk_of_token, is_first)
 
@@ -135,14 +126,12 @@ def padded_prefill(
     slots: RowTensors,
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
     wanted: Prefill,
-) -> torch.Tensor:  # [tokens, hidden]; without drafts [chunks, hidden]
+) -> torch.Tensor:  # [tokens, hidden]
     """The trunk's hidden states; keys, values and, with fills_drafts, what the MTP layer keeps are written.
 
     `prefill_inputs` and `fill_draft_cache` do the same for chunks that the host knows.
     """
-    chunks = padded_chunks(
-        packed, slots, pool.block_size, is_window=wanted.is_window, wants_last=not wanted.fills_drafts
-    )
+    chunks = padded_chunks(packed, slots, pool.block_size, is_window=wanted.is_window)
     hidden = model.forward(chunks.inputs, pool)
     if wanted.fills_drafts:
         fill_padded_drafts(model, pool, slots, chunks, hidden)

@@ -14,7 +14,6 @@ from headway.engine.layers.inputs import (
     MAX_WINDOW_QUERIES,
     QUERIES_OF_A_SEGMENT,
     ForwardInputs,
-    LastTokens,
     Segment,
     in_pieces,
 )
@@ -45,11 +44,10 @@ def prefill_inputs(
     block_size: int,
     *,
     sharing: int,
-    wants_last: bool = False,
 ) -> ForwardInputs:
     """Builds the inputs of one forward pass; neighbouring chunks of equal length share a segment.
 
-    sharing: query heads that share keys. wants_last: only the states of the prompts' last tokens are needed.
+    sharing: query heads that share keys.
     """
     device = slots.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
@@ -77,21 +75,7 @@ def prefill_inputs(
             for segment in _segments(chunks, tables, starts)
             for part in _bounded(segment, block_size, sharing)
         ),
-        last=_last_tokens(chunks, tables, positions) if wants_last else None,
     )
-
-
-def _last_tokens(
-    chunks: Sequence[PrefillChunk],
-    tables: torch.Tensor,  # [chunks, max_blocks] int64
-    positions: torch.Tensor,  # [tokens] int64
-) -> LastTokens:
-    indices = [index for index, chunk in enumerate(chunks) if chunk.is_last]
-    places, which = to_device([last_places(chunks), indices], positions.device)
-    starts = positions.index_select(0, places)
-    are_far = any(chunk.is_last and is_far(chunk.start + len(chunk.token_ids)) for chunk in chunks)
-    segment = Segment(0, len(indices), 1, tables.index_select(0, which), starts, is_prompt=not are_far)
-    return LastTokens(places, segment)
 
 
 def _segments(

@@ -240,9 +240,7 @@ class Runner:
         outcome, results.is_replayed = mixed
         self._score_outcome(outcome, num_rows, results)
         assert outcome.prompt_hidden is not None
-        self._finish_chunks(
-            plan.prefill, outcome.prompt_hidden, results, has_all=True, picked=outcome.emitted[:, 1]
-        )
+        self._finish_chunks(plan.prefill, outcome.prompt_hidden, results, picked=outcome.emitted[:, 1])
 
     def _round_of(self, num_rows: int, depth: int) -> Round:
         keeps_logits = any(row < num_rows for row in self._num_logprobs)
@@ -362,9 +360,7 @@ class Runner:
             return
         results.prefill_stamps = torch.empty(2, dtype=torch.int64, device=self.device)
         stamp(results.prefill_stamps[:1])
-        scores = any(chunk.scored_token_ids for chunk in chunks)
-        hidden, has_all = self._compute(chunks, fills_drafts=fills_drafts, wants_last=not scores)
-        self._finish_chunks(chunks, hidden, results, has_all=has_all)
+        self._finish_chunks(chunks, self._compute(chunks, fills_drafts=fills_drafts), results)
         stamp(results.prefill_stamps[1:])
 
     def _finish_chunks(
@@ -372,14 +368,12 @@ class Runner:
         chunks: Sequence[PrefillChunk],
         hidden: torch.Tensor,
         results: DeviceResults,
-        *,
-        has_all: bool,
         picked: torch.Tensor | None = None,  # [rows] int64: what follows their chunks, by row
     ) -> None:
-        """Samples after the chunks that are last, and scores. hidden, has_all: as `_compute` gives them."""
+        """Samples after the chunks that are last, and scores. hidden: as `_compute` returns it."""
         last = [chunk for chunk in chunks if chunk.is_last]
         if last:
-            of_last = hidden[self._to_device(last_places(chunks))] if has_all else hidden
+            of_last = hidden[self._to_device(last_places(chunks))]
             if picked is not None and any(chunk.row >= len(picked) for chunk in last):
                 picked = None
             self._start_rows(last, of_last, results, picked)
@@ -389,33 +383,20 @@ class Runner:
                 for chunk, first in zip(chunks, first_places(chunks), strict=True)
             ]
 
-    def _compute(
-        self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool
-    ) -> tuple[torch.Tensor, bool]:
-        """([tokens or more, hidden], True): the trunk's states of the chunks' tokens, one behind the other. With
-        wants_last perhaps ([last chunks, hidden], False): only those of the prompts' last tokens."""
-        wants_last = wants_last and not fills_drafts
+    def _compute(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
+        """[tokens or more, hidden]: the trunk's states of the chunks' tokens in their order."""
         hidden = None
-        if self._prefill_graphs is not None and (wants_last or fills_drafts):
+        if self._prefill_graphs is not None:
             hidden = self._prefill_graphs.run(chunks, fills_drafts=fills_drafts)
-        if hidden is None:
-            hidden = self._launch_prefill(chunks, fills_drafts=fills_drafts, wants_last=wants_last)
-            return hidden, not wants_last
-        if not wants_last:
-            return hidden, True
-        which = [index for index, chunk in enumerate(chunks) if chunk.is_last]
-        return hidden[self._to_device(which)] if which else hidden[:0], False
+        return self._launch_prefill(chunks, fills_drafts=fills_drafts) if hidden is None else hidden
 
-    def _launch_prefill(
-        self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool, wants_last: bool
-    ) -> torch.Tensor:
+    def _launch_prefill(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
         """As `_compute`, of any size, kernel by kernel."""
         inputs = prefill_inputs(
             chunks,
             self.slots,
             self.pool.block_size,
             sharing=self.model.config.num_attention_heads // self.model.config.num_kv_heads,
-            wants_last=wants_last,
         )
         if self._prefill_window is not None:
             inputs = cut_to_windows(inputs, self._prefill_window)
@@ -436,14 +417,12 @@ class Runner:
         dense = most_dense_rows(most, gate_up, self.model.dtype, self.device)
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
         if not drafts:
-            # Products of many last tokens are other kernels than those of one; more tokens than FEW_ROWS.
-            steps += [[FEW_ROWS // num_last + 1] * num_last for num_last in (SOME_ROWS, FEW_ROWS)]
-            # Scored prompts, which no graph is for, may be of just too few tokens for products that add themselves.
+            # Prompts that no graph is for may have one token too few for products that add themselves.
             steps.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
         for lengths in steps:
             chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
             try:
-                self._launch_prefill(chunks, fills_drafts=drafts, wants_last=not drafts)
+                self._launch_prefill(chunks, fills_drafts=drafts)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise

@@ -7,11 +7,11 @@ the same input; `tensors` shows them part by part under the checkpoint's names. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from headway.engine.layers.inputs import Chunks, ForwardInputs, LastTokens, Segment
+from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.layers.linear import Linear
 from headway.engine.models.model_config import ModelConfig
 from headway.kernels import (
@@ -146,23 +146,6 @@ class DecoderLayer:
         query = self.append(x, inputs, cache, cos_sin)
         return self._feed_forward(self._attend(query, inputs, cache), residual)
 
-    def of_last(
-        self,
-        x: torch.Tensor,  # [tokens, hidden], normed
-        residual: torch.Tensor,  # [tokens, hidden]
-        inputs: ForwardInputs,
-        last: LastTokens,
-        cache: LayerCache,
-        cos_sin: torch.Tensor,  # [max_position, head_dim]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """([n, hidden], [n, hidden]): the last tokens' residual, and what is to be added to it, if anything."""
-        query = self.append(x, inputs, cache, cos_sin)
-        residual = residual[last.places]
-        if len(residual) == 0:
-            return residual, None
-        own = replace(inputs, segments=(last.segment,), chunks=None)
-        return residual, self._feed_forward(self._attend(query[last.places], own, cache), residual)
-
     def _feed_forward(
         self,
         attended: torch.Tensor,  # [tokens, q_heads * head_dim]
@@ -296,17 +279,15 @@ def run_layers(
     inputs: ForwardInputs,
     cos_sin: torch.Tensor,  # [max_position, head_dim]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Through one layer after the other. [tokens, hidden], or of the last tokens alone if they are all that is
-    wanted: the residual, and what is still to be added to it, if anything."""
+    """Runs one layer after the other. Returns the residual and what is still to be added to it, if anything, both
+    [tokens, hidden]."""
     if layers[0].takes_few(residual):
         _run_few(layers, caches, x, residual, inputs, cos_sin)
-        return residual if inputs.last is None else residual[inputs.last.places], None
+        return residual, None
     delta: torch.Tensor | None = None
     for layer, cache in zip(layers, caches, strict=True):
         if layer is not layers[0]:
             x = normed_sum(delta, residual, layer.input_norm, layer.epsilon, layer.qkv.input_step)
-        if layer is layers[-1] and inputs.last is not None:
-            return layer.of_last(x, residual, inputs, inputs.last, cache, cos_sin)
         delta = layer(x, residual, inputs, cache, cos_sin)
     return residual, delta
 

@@ -50,23 +50,14 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class LastTokens:
-    """The tokens whose states alone are wanted. segment: a window of one token each, first_token 0."""
-
-    places: torch.Tensor  # [n] int64, in the flat list
-    segment: Segment
-
-
-@dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """Flat tokens of all segments, then of chunks. last: None where the states of all tokens are wanted."""
+    """The flat tokens of all segments, then those of chunks."""
 
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     segments: tuple[Segment, ...]
     chunks: Chunks | None = None
-    last: LastTokens | None = None
 
 
 def inputs_of(
@@ -84,9 +75,8 @@ def inputs_of(
 
 
 def beside(first: ForwardInputs, second: ForwardInputs) -> ForwardInputs:
-    """The tokens of both as one list, those of `second` behind: all states are wanted, `first` has no chunks."""
+    """The tokens of both as one list, the first's before the second's; `first` has no chunks."""
     assert first.chunks is None, "chunks come last"
-    assert first.last is second.last is None, "the states of all tokens are wanted"
     count = len(first.token_ids)
     chunks = second.chunks
     return ForwardInputs(
@@ -100,12 +90,7 @@ def beside(first: ForwardInputs, second: ForwardInputs) -> ForwardInputs:
 
 def cut_to_windows(inputs: ForwardInputs, width: int) -> ForwardInputs:
     """The same tokens in windows of up to `width`: attention takes prompts by the kernel of decode rounds."""
-    last = inputs.last
-    if last is not None:
-        last = replace(last, segment=replace(last.segment, is_prompt=False))
-    return replace(
-        inputs, segments=tuple(part for s in inputs.segments for part in _cut(s, width)), last=last
-    )
+    return replace(inputs, segments=tuple(part for s in inputs.segments for part in _cut(s, width)))
 
 
 def _cut(segment: Segment, width: int) -> Iterator[Segment]:

@@ -36,7 +36,7 @@ class CausalLM(Protocol):
         ...
 
     def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
-        """The residual stream h before the final norm: [tokens, hidden], or [n, hidden] of inputs.last."""
+        """Returns the residual stream h before the final norm, [tokens, hidden]."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class CausalLM(Protocol):
         """One pass of the MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
 
         hidden: [tokens, hidden], of `draft_hidden` or the carry of an earlier pass. Returns the carry,
-        [tokens, hidden], or of the last tokens alone if `inputs` says so. Position 0 has no pair: nothing attends to it.
+        [tokens, hidden]. Position 0 has no pair: nothing attends to it.
         """
         ...
 

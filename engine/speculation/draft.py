@@ -6,16 +6,15 @@ Slot i of the MTP layer's KV cache holds the pair (h_{i-1}, t_i), which predicts
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
-from headway.engine.layers.inputs import LastTokens, Segment, inputs_of
+from headway.engine.layers.inputs import inputs_of
 from headway.engine.layers.registry import CausalLM
 from headway.engine.sampling.sampler import pick_tokens
 from headway.engine.state.pool import KVPool
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import FEW_ROWS, DraftWindow, open_drafts
+from headway.kernels import open_drafts
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
 Drafter = Callable[[CausalLM, KVPool, RowTensors, int], torch.Tensor]
@@ -32,23 +31,13 @@ def mtp_drafts(model: CausalLM, pool: KVPool, rows: RowTensors, depth: int) -> t
     # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
     window = open_drafts(state, rows.pending_tokens, rows.pending_counts, 0, size)
     inputs, hidden = inputs_of(window, rows.granted_block_ids), rows.pending_hidden.flatten(0, 1)
-    if len(inputs.token_ids) > FEW_ROWS:
-        # Of the others the keys and values are all that is needed: it saves as much as there are more of them.
-        carry = model.draft(replace(inputs, last=_last_of(window, rows.granted_block_ids)), hidden, pool)
-    else:
-        carry = model.draft(inputs, hidden, pool).index_select(0, window.last_places)
+    carry = model.draft(inputs, hidden, pool).index_select(0, window.last_places)
     _pick(model, rows, carry, window.next_positions, drafts, 0)
     for step in range(1, depth):
         window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
         carry = model.draft(inputs_of(window, rows.granted_block_ids), carry, pool)
         _pick(model, rows, carry, window.next_positions, drafts, step)
     return drafts.T
-
-
-def _last_of(window: DraftWindow, block_table: torch.Tensor) -> LastTokens:
-    positions = window.next_positions - 1
-    segment = Segment(0, len(positions), 1, block_table, positions, window.end_positions)
-    return LastTokens(window.last_places, segment)
 
 
 def _pick(

@@ -49,8 +49,7 @@ class MarkovChain:
         return hidden
 
     def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
-        carry = self.forward(inputs, pool)
-        return carry if inputs.last is None else carry[inputs.last.places]
+        return self.forward(inputs, pool)
 
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
         return carry @ self.drafts

@@ -18,14 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headway.engine.execution import graphs as graphs_module
 from headway.engine.execution import runner as runner_module
 from headway.engine.execution.graphs import Graphs, Round
-from headway.engine.layers import decoder as layers
+from headway.engine.layers.linear import MIN_ADDED_ROWS
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.sampling import sampler
 from headway.engine.scheduling.plan import PrefillChunk
-from headway.kernels import FEW_ROWS
 
 
 @pytest.mark.parametrize("make", [constructed_mimo, random_qwen2], ids=lambda make: make.__name__)
@@ -183,73 +182,30 @@ def test_prompts_attended_in_windows_give_the_same_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "scores", "is_few"),
-    [(0, False, False), (0, True, False), (2, False, False), (0, False, True)],
-    ids=["last", "scored", "drafts", "few-launches"],
-)
-def test_the_last_layer_computes_what_is_wanted_of_a_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, *, scores: bool, is_few: bool
-) -> None:
-    """Without drafts and scores its last token, several prompts at once, parts of prompts and prefixes found."""
-    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
-    monkeypatch.setattr(layers.DecoderLayer, "takes_few", lambda *_: is_few)
-    config = EngineConfig(model_path=path, prefill_chunk=48, depth=depth, dtype="float64")
-    engines = [LocalEngine(config) for _ in range(2)]
-    sizes: list[tuple[int, int]] = []
-    runner = engines[0].engine.runner
-    launch = runner._launch_prefill
-
-    def noting(chunks: Sequence[PrefillChunk], **wishes: bool) -> torch.Tensor:
-        hidden = launch(chunks, **wishes)
-        sizes.append((len(hidden), sum(len(chunk.token_ids) for chunk in chunks)))
-        return hidden
-
-    monkeypatch.setattr(runner, "_launch_prefill", noting)
-    every = engines[1].engine.runner
-    launch_every = every._launch_prefill
-    monkeypatch.setattr(
-        every,
-        "_launch_prefill",
-        lambda chunks, **wishes: launch_every(chunks, **wishes | {"wants_last": False}),
-    )
-    monkeypatch.setattr(
-        every, "_compute", lambda chunks, **wishes: (every._launch_prefill(chunks, **wishes), True)
-    )
-    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=1 if scores else None)
-    for _ in range(2):
-        check_equal(*engines, sampling=sampling)
-    takes_few = depth == 0 and not scores
-    assert sizes[0] == ((3 if takes_few else 48), 48)
-    assert all(num_states < num_tokens or not takes_few for num_states, num_tokens in sizes)
-
-
-@pytest.mark.parametrize(
     ("depth", "wanted"),
-    [(0, [1, 2, runner_module.SOME_ROWS, FEW_ROWS, 1]), (2, [100, 300])],
-    ids=["last", "drafts"],
+    [(0, [100, 300, MIN_ADDED_ROWS - 1]), (2, [100, 300])],
+    ids=["without-drafts", "drafts"],
 )
-def test_the_warm_up_computes_one_last_token_and_many(
+def test_the_warm_up_computes_short_and_long_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, wanted: list[int]
 ) -> None:
-    """Or the first step in which as many prompts end would compile kernels while streams wait."""
+    """Otherwise the first step with such prompts would compile kernels while streams wait."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     runner = LocalEngine(EngineConfig(model_path=path, prefill_chunk=100, depth=depth)).engine.runner
     monkeypatch.setattr(runner, "_max_prefill_tokens", 300)
     monkeypatch.setattr(runner_module, "WARM_UP_TOKENS", 100)
-    sizes, num_tokens = [], []
+    sizes: list[int] = []
     launch = runner._launch_prefill
 
-    def noting(chunks: Sequence[PrefillChunk], **wishes: bool) -> torch.Tensor:
-        hidden = launch(chunks, **wishes)
+    def noting(chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
+        hidden = launch(chunks, fills_drafts=fills_drafts)
         sizes.append(len(hidden))
-        num_tokens.append(sum(len(chunk.token_ids) for chunk in chunks))
         return hidden
 
     monkeypatch.setattr(runner, "_launch_prefill", noting)
     with torch.inference_mode():
         runner._warm_up_prefill()
     assert sizes == wanted
-    assert all(tokens > FEW_ROWS for tokens in num_tokens)  # fewer may take launches that leave no token out
 
 
 def test_the_warm_up_of_short_contexts_stays_within_their_block_tables(tmp_path: Path) -> None:

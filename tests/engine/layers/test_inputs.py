@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from headway.engine.layers.inputs import (
     QUERIES_OF_A_SEGMENT,
     ForwardInputs,
-    LastTokens,
     Segment,
     cut_to_windows,
 )
@@ -47,15 +44,3 @@ def test_every_query_keeps_its_place_position_and_blocks(rows: int, window: int)
         assert segment.window <= WIDTH
         assert segment.rows * segment.window <= QUERIES_OF_A_SEGMENT
         assert len(segment.block_table) == len(segment.start_positions) == segment.rows
-
-
-def test_last_tokens_take_the_kernel_of_windows_too() -> None:
-    """Or they would be the only ones whose sums run in another order."""
-    tables, starts, places = torch.arange(4).view(2, 2), torch.tensor([19, 29]), torch.tensor([19, 49])
-    last = LastTokens(places, Segment(0, 2, 1, tables, starts, is_prompt=True))
-    whole = inputs_of(Segment(0, 2, 25, tables, torch.tensor([-5, 5]), is_prompt=True))
-    cut = cut_to_windows(replace(whole, last=last), WIDTH)
-    assert cut.last is not None
-    assert cut.last.places is places
-    assert queries_of((cut.last.segment,)) == queries_of((last.segment,))
-    assert not any(segment.is_prompt for segment in (*cut.segments, cut.last.segment))
