@@ -2,8 +2,8 @@
 
 Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first operand
 of the product. How the sum over the inputs is cut depends on the weight's shape alone, so a row's result is
-the same beside any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper take _streamed.py,
-wide ones of short sums without a bias _resident.py. Knows no operation.
+the same beside any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper take
+_hopper_core.py. Knows no operation.
 """
 
 from __future__ import annotations

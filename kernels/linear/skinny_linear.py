@@ -1,5 +1,5 @@
-"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny.py, and _streamed.py and
-_resident.py for Hopper.
+"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny_core.py, and _hopper_core.py
+for Hopper.
 
 More rows, odd shapes and other types are PyTorch's.
 """
@@ -10,7 +10,6 @@ import torch
 
 from headway.kernels.linear._hopper_core import streams_of
 from headway.kernels.linear._hopper_linear import streamed_linear
-from headway.kernels.linear._hopper_persistent import resident_linear, residents_of
 from headway.kernels.linear._skinny_core import (
     add_up,
     constants_of,
@@ -89,19 +88,13 @@ def skinny_linear(
     No launch that is still under way may write the weight: it is read before the launch in front has ended.
     """
     streams = streams_of(x, weight)
-    # Wide ones are lm_heads, which add nothing.
-    is_plain = streams is None and bias is None and residual is None
-    residents = residents_of(x, weight) if is_plain else None
-    if streams is None and residents is None and not is_skinny(x, weight):
+    if streams is None and not is_skinny(x, weight):
         return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
         streamed_linear(x, weight, streams, result, bias=bias, residual=residual)
-        return result
-    if residents is not None:
-        resident_linear(x, weight, residents, result)
         return result
     cut = cut_of(num_outputs, x)
     _linear_kernel[(blocks_of(num_outputs, cut.outputs) * cut.split,)](

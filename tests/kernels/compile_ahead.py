@@ -340,26 +340,6 @@ CASES = [
         )
         for kind, inputs, is_scaled in (("bf16", 128, False), ("fp8e4nv", 256, True))
     ),
-    *(
-        Case(
-            "_hopper_persistent",
-            "_resident_linear_kernel",
-            linear(kind)
-            | {"x_desc": descriptor(kind, 2, rows // 2, inputs), "weight_desc": descriptor(kind, 64, inputs)},
-            {"ROWS": rows, "OUTPUTS": 64, "INPUTS": inputs}
-            | {"COPIES": copies, "STAGES": stages, "PROGRAMS": 132},
-            divisible=STREAMED_BY_COPIES,
-            least_capability=90,
-            most_capability=90,
-        )
-        for kind, rows, inputs, copies, stages in (
-            ("bf16", 8, 256, 4, 6),
-            ("bf16", 16, 256, 6, 5),
-            ("bf16", 32, 256, 4, 4),
-            ("bf16", 64, 128, 8, 5),
-            ("fp16", 8, 128, 7, 12),
-        )
-    ),
     # Of an odd number of outputs, which cannot be written by many at once.
     streamed_linear(
         "bf16", 64, 128, 3, 1, TILES=3, NEIGHBOURS=3, IS_SCALED=False, HAS_RESIDUAL=True
