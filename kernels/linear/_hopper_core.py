@@ -37,9 +37,6 @@ _MIN_TILE_ROWS = 8
 # More rows than MAX_ROWS are read from the L2 cache too often, unless a program has several tiles of outputs for them: so
 # many that no program starts after another, which then share the bandwidth evenly. Copies are small there.
 MANY_ROWS, _MANY_TILES, _MIN_SHARE_OF_MANY = 128, (2, 3), 0.75
-# Of 33 to 64 rows a wide weight gains by _WIDE_TILES, where these are all at once, or so many waves that the last does not
-# count: 64 rows of an lm_head take 295 us instead of 307, of `gate_up` 47.4 instead of 48.1.
-_WIDE_TILES, _MIN_WAVES_OF_WIDE = 3, 4
 # Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
 PAIRED = 8
 # Programs begin their sums at so many places, or fewer: not all ask for the same inputs at once, but some do, which spares
@@ -62,14 +59,13 @@ class Streams(NamedTuple):
     """How a launch is cut. Of up to MAX_ROWS rows their number changes how many tiles a program takes and how large copies are,
     but not the order of sums, so that a row's result is the same beside any of so many: parts begin at the same inputs, and
     so do tiles. Of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or with small copy 24 of 32: with input
-    3072. Tiles that some numbers of rows have in one program begin alike for all: tiles 9, 10 and 11 as that tile 3."""
+    3072."""
 
     programs: int
     split: int = 1  # parts of a sum
     part_copies: int = 0  # of each part but the last
     tiles: int = 1  # of a program
     copy_bytes: int = _COPY_BYTES  # of an output
-    neighbours: int = 1  # tiles that begin alike
 
 
 @gluon_jit_once_for()
@@ -138,7 +134,6 @@ def open_stream(
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
     TILES: gl.constexpr,
-    NEIGHBOURS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
     STARTS: gl.constexpr,
@@ -154,7 +149,7 @@ def open_stream(
     inputs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, ROWS, INPUTS], shared)
     arrivals = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     copies = end - begin
-    own = begin + tile // NEIGHBOURS % STARTS * (copies // UNIT) // STARTS * UNIT
+    own = begin + tile % STARTS * (copies // UNIT) // STARTS * UNIT
     copy = own
     for stage in gl.static_range(STAGES):
         arrival = arrivals.index(stage)
@@ -309,15 +304,6 @@ def has_bulk_copies(x: torch.Tensor) -> bool:
 def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) -> Streams | None:
     """For up to MAX_ROWS rows. None: the device, the type or the weight's shape is not for it. pairs: of a gate and its `up`,
     whose sums are never split."""
-    return _streams_of(x, weight, pairs, _WIDE_TILES)
-
-
-def tile_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
-    """As streams_of with pairs, a tile a program."""
-    return _streams_of(x, weight, True, 1)
-
-
-def _streams_of(x: torch.Tensor, weight: torch.Tensor, pairs: bool, most_tiles: int) -> Streams | None:
     if not _can_stream(x, weight, pairs=pairs) or x.shape[0] > MAX_ROWS:
         return None
     copies = x.shape[1] * x.element_size() // _COPY_BYTES
@@ -327,22 +313,10 @@ def _streams_of(x: torch.Tensor, weight: torch.Tensor, pairs: bool, most_tiles: 
     programs = tiles * split
     if programs < _MIN_SHARE_OF_PROGRAMS * num_multiprocessors:
         return None
-    neighbours = most_tiles if _is_wide(tiles, num_multiprocessors) else 1
-    is_tall = padded_rows(x.shape[0]) == MAX_ROWS
-    if is_tall and neighbours > 1:
-        programs = blocks_of(tiles, neighbours)
-        return Streams(programs, tiles=neighbours, copy_bytes=_SMALL_COPY_BYTES, neighbours=neighbours)
-    is_small = is_tall and programs <= num_multiprocessors
+    is_small = padded_rows(x.shape[0]) == MAX_ROWS and programs <= num_multiprocessors
     copy_bytes = _SMALL_COPY_BYTES if is_small else _COPY_BYTES
     part_copies = round((copies - _MORE_OF_LAST) / split) * (_COPY_BYTES // copy_bytes) if split > 1 else 0
-    return Streams(programs, split, part_copies, copy_bytes=copy_bytes, neighbours=neighbours)
-
-
-def _is_wide(tiles: int, num_multiprocessors: int) -> bool:
-    """Whether a program may take _WIDE_TILES of them."""
-    programs = blocks_of(tiles, _WIDE_TILES)
-    is_one_wave = _MIN_SHARE_OF_MANY * num_multiprocessors <= programs <= num_multiprocessors
-    return is_one_wave or programs >= _MIN_WAVES_OF_WIDE * num_multiprocessors
+    return Streams(programs, split, part_copies, copy_bytes=copy_bytes)
 
 
 def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
@@ -380,7 +354,7 @@ def is_copied(tensor: torch.Tensor) -> bool:
 
 def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the weight of `qkv_rope_append` without a late norm streams; the heads' size is for the caller to look at."""
-    return tile_streams_of(x, weight) is not None
+    return streams_of(x, weight, pairs=True) is not None
 
 
 def adds_on_the_way(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -400,7 +374,6 @@ def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bo
         "ROWS": rows,
         "OUTPUTS": OUTPUTS,
         "INPUTS": inputs_of(x, streams),
-        "NEIGHBOURS": streams.neighbours,
         "STAGES": shared_memory_bytes(x.device) // stage_bytes,
         "STARTS": _starts(streams, rows),
         "UNIT": _COPY_BYTES // streams.copy_bytes,

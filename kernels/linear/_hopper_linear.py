@@ -44,8 +44,6 @@ def _streamed_linear_kernel(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
-    TILES: gl.constexpr,
-    NEIGHBOURS: gl.constexpr,
     SPLIT: gl.constexpr,
     STAGES: gl.constexpr,
     STARTS: gl.constexpr,
@@ -56,69 +54,62 @@ def _streamed_linear_kernel(
     HAS_BIAS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
 ) -> None:
-    """One program TILES x OUTPUTS outputs and one of SPLIT parts of the inputs; that of the last part adds the parts up."""
-    first_tile, part = gl.program_id(0) // SPLIT * TILES, gl.program_id(0) % SPLIT
+    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; that of the last part adds the parts up."""
+    tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
     is_last = part == SPLIT - 1
     begin = part * part_copies
     end = gl.where(is_last, num_copies, begin + part_copies)
-    first = first_tile * OUTPUTS
+    first = tile * OUTPUTS
     stream = open_stream(
-        x_desc, weight_desc, 0, first, first_tile, begin, end,
-        ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, 0, STAGES, STARTS, UNIT,
+        x_desc, weight_desc, 0, first, tile, begin, end,
+        ROWS, OUTPUTS, INPUTS, 1, 0, STAGES, STARTS, UNIT,
     )  # fmt: skip
     core_layout: gl.constexpr = stream[-1][0].type.layout
     layout: gl.constexpr = by_rows(stream[-1][0], ROWS, OUTPUTS).type.layout
-    residuals: gl.tuple = ()
     if HAS_RESIDUAL:
-        # Asked for now, needed after the sums.
-        for place in gl.static_range(TILES):
-            tile = first_tile + place
-            cell, is_cell = cells_of(tile, num_rows, num_outputs, residual_stride, ROWS, OUTPUTS, layout)
-            residuals += (gl.load(residual_ptr + cell, mask=is_cell & is_last, other=0),)
+        # The load is issued now, and its result is needed after the sums.
+        cell, is_cell = cells_of(tile, num_rows, num_outputs, residual_stride, ROWS, OUTPUTS, layout)
+        residual = gl.load(residual_ptr + cell, mask=is_cell & is_last, other=0)
     copies = end - begin
     done = 0
     others = (stream[-1][0],) * (SPLIT - 1)
     if SPLIT > 1:
-        gl.static_assert(TILES == 1)
         done = gl.maximum(copies - AHEAD, 0)
         stream = sum_stream(
             x_desc, weight_desc, stream, 0, first, begin, end, 0, done,
-            ROWS, OUTPUTS, INPUTS, TILES, 0, STAGES, UNDER_WAY,
+            ROWS, OUTPUTS, INPUTS, 1, 0, STAGES, UNDER_WAY,
         )  # fmt: skip
         if is_last:
-            others = sums_handed_over(partial_ptr, arrived_ptr, first_tile, core_layout, ROWS, OUTPUTS, SPLIT)
+            others = sums_handed_over(partial_ptr, arrived_ptr, tile, core_layout, ROWS, OUTPUTS, SPLIT)
     stream = sum_stream(
         x_desc, weight_desc, stream, 0, first, begin, end, done, copies,
-        ROWS, OUTPUTS, INPUTS, TILES, 0, STAGES, UNDER_WAY,
+        ROWS, OUTPUTS, INPUTS, 1, 0, STAGES, UNDER_WAY,
     )  # fmt: skip
-    all_sums = sums_of(stream, TILES)
+    (sums,) = sums_of(stream, 1)
     if is_last:
-        for place in gl.static_range(TILES):
-            tile = first_tile + place
-            sums = all_sums[place]
-            if SPLIT > 1:
-                # In their order, the own last.
-                total = others[0]
-                for other in gl.static_range(1, SPLIT - 1):
-                    total += others[other]
-                sums = total + sums
-            if IS_SCALED:
-                sums *= gl.load(step_ptr) * gl.load(scale_ptr)
-            if HAS_BIAS:
-                output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, core_layout))
-                bias = gl.load(bias_ptr + output, mask=output < num_outputs, other=0)
-                sums += bias.to(gl.float32)[:, None]
-            if HAS_RESIDUAL:
-                result = by_rows(sums, ROWS, OUTPUTS) + residuals[place].to(gl.float32)
-            else:
-                # Rounded first: half as much to hand on.
-                result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
-            cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, layout)
-            gl.store(out_ptr + cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
         if SPLIT > 1:
-            forget_arrivals(arrived_ptr, first_tile)
+            # The parts are added in their order, the own last.
+            total = others[0]
+            for other in gl.static_range(1, SPLIT - 1):
+                total += others[other]
+            sums = total + sums
+        if IS_SCALED:
+            sums *= gl.load(step_ptr) * gl.load(scale_ptr)
+        if HAS_BIAS:
+            output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, core_layout))
+            bias = gl.load(bias_ptr + output, mask=output < num_outputs, other=0)
+            sums += bias.to(gl.float32)[:, None]
+        if HAS_RESIDUAL:
+            result = by_rows(sums, ROWS, OUTPUTS) + residual.to(gl.float32)
+        else:
+            # Rounding first halves what the threads exchange.
+            result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
+        cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, layout)
+        gl.store(out_ptr + cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
+        if SPLIT > 1:
+            forget_arrivals(arrived_ptr, tile)
     elif SPLIT > 1:
-        hand_over(all_sums[0], partial_ptr, arrived_ptr, first_tile, part, ROWS, OUTPUTS, SPLIT)
+        hand_over(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     close_stream(stream, STAGES)
 
 
@@ -143,7 +134,7 @@ def streamed_linear(
         out if scale is None else scale, out if bias is None else bias, out if residual is None else residual,
         out, *workspace_of(streams.split, out), rows, weight.shape[0],
         num_inputs // inputs_of(weight, streams), streams.part_copies,
-        0 if residual is None else residual.stride(0), out.stride(0), TILES=streams.tiles, SPLIT=streams.split, AHEAD=AHEAD,
+        0 if residual is None else residual.stride(0), out.stride(0), SPLIT=streams.split, AHEAD=AHEAD,
         IS_SCALED=step is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         **stream_constants_of(x, streams),
     )  # fmt: skip

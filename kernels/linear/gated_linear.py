@@ -104,7 +104,6 @@ def _streamed_gated_kernel(
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
     TILES: gl.constexpr,
-    NEIGHBOURS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
     STARTS: gl.constexpr,
@@ -116,7 +115,7 @@ def _streamed_gated_kernel(
     first = first_tile * (OUTPUTS // (2 * PAIRED))
     stream = open_stream(
         x_desc, weight_desc, 0, first, first_tile, 0, num_copies,
-        ROWS, OUTPUTS, INPUTS, TILES, NEIGHBOURS, PAIRED, STAGES, STARTS, UNIT,
+        ROWS, OUTPUTS, INPUTS, TILES, PAIRED, STAGES, STARTS, UNIT,
     )  # fmt: skip
     stream = sum_stream(
         x_desc, weight_desc, stream, 0, first, 0, num_copies, 0, num_copies,

@@ -15,9 +15,9 @@ from headway.kernels.linear._hopper_core import (
     rows_of,
     split_paired,
     stream_constants_of,
+    streams_of,
     sum_stream,
     sums_of,
-    tile_streams_of,
 )
 from headway.kernels.linear._skinny_core import (
     add_up,
@@ -156,7 +156,6 @@ def _streamed_qkv_kernel(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     INPUTS: gl.constexpr,
-    NEIGHBOURS: gl.constexpr,
     PAIRED: gl.constexpr,
     STAGES: gl.constexpr,
     STARTS: gl.constexpr,
@@ -171,7 +170,7 @@ def _streamed_qkv_kernel(
     run = first_dim // PAIRED
     stream = open_stream(
         x_desc, weight_desc, head, run, gl.program_id(0), 0, num_copies,
-        ROWS, OUTPUTS, INPUTS, 1, NEIGHBOURS, PAIRED, STAGES, STARTS, UNIT,
+        ROWS, OUTPUTS, INPUTS, 1, PAIRED, STAGES, STARTS, UNIT,
     )  # fmt: skip
     first, second = split_paired(stream[-1][0], ROWS, OUTPUTS, PAIRED)
     halved: gl.constexpr = first.type.layout
@@ -246,7 +245,7 @@ def qkv_rope_append(
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0
-    streams = tile_streams_of(x, weight) if norm is None and has_pairs else None
+    streams = streams_of(x, weight, pairs=True) if norm is None and has_pairs else None
     if streams is None and not (is_skinny(x, weight) and has_pairs):
         return qkv_rope_append_twin(
             x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping
@@ -256,7 +255,6 @@ def qkv_rope_append(
     q_heads = num_outputs // head_dim - 2 * kv_heads
     query = torch.empty(tokens, q_heads, head_dim, dtype=x.dtype, device=x.device)
     if streams is not None:
-        assert streams.tiles == 1, streams
         _streamed_qkv_kernel[(streams.programs,)](
             described_rows(x, streams), described_pairs(weight, streams, blocks=num_outputs // head_dim), bias, positions,
             cos_sin, slot_mapping, query, key_cache, value_cache, tokens, num_inputs // inputs_of(x, streams), q_heads, kv_heads,

@@ -100,7 +100,7 @@ def streamed_by_copies(
 ) -> dict[str, int]:
     """As stream_constants_of has them; products of up to 32 rows are under way where programs follow one another."""
     starts = 16 if rows > 64 else 4 if split == 1 else 6
-    tiles = {"ROWS": rows, "OUTPUTS": 64, "INPUTS": inputs, "TILES": 1, "NEIGHBOURS": 1}
+    tiles = {"ROWS": rows, "OUTPUTS": 64, "INPUTS": inputs}
     copies = {"UNIT": 512 // (inputs * bytes_of(kind)), "STARTS": starts, "AHEAD": 3}
     return tiles | copies | {"UNDER_WAY": under_way}
 
@@ -303,7 +303,8 @@ CASES = [
                     "x_desc": descriptor(kind, 2, rows // 2, inputs),
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
-                streamed_by_copies(kind, inputs, rows, under_way=under_way) | {"STAGES": stages, "PAIRED": 8},
+                streamed_by_copies(kind, inputs, rows, under_way=under_way)
+                | {"STAGES": stages, "TILES": 1, "PAIRED": 8},
                 divisible=STREAMED_BY_COPIES,
                 least_capability=90,
                 most_capability=90,
@@ -334,16 +335,8 @@ CASES = [
             (64, 256, 7, 2, 1),
         )
     ),
-    *(
-        streamed_linear(
-            kind, 64, inputs, 3, 1, TILES=3, NEIGHBOURS=3, IS_SCALED=is_scaled, HAS_RESIDUAL=not is_scaled
-        )
-        for kind, inputs, is_scaled in (("bf16", 128, False), ("fp8e4nv", 256, True))
-    ),
     # Of an odd number of outputs, which cannot be written by many at once.
-    streamed_linear(
-        "bf16", 64, 128, 3, 1, TILES=3, NEIGHBOURS=3, IS_SCALED=False, HAS_RESIDUAL=True
-    )._replace(divisible=STRIDES),
+    streamed_linear("bf16", 64, 128, 7, 1, IS_SCALED=False, HAS_RESIDUAL=True)._replace(divisible=STRIDES),
     *(
         Case(
             "gated_linear",
@@ -354,16 +347,15 @@ CASES = [
                 "weight_desc": descriptor(kind, 1, 4, 2, 8, 128),
             },
             streamed_by_copies(kind, 128, rows, under_way=int(rows == 64))
-            | {"STAGES": stages, "TILES": tiles, "NEIGHBOURS": neighbours, "PAIRED": 8},
+            | {"STAGES": stages, "TILES": tiles, "PAIRED": 8},
             divisible=STREAMED_BY_COPIES,
             least_capability=90,
             most_capability=90,
         )
-        for kind, rows, tiles, neighbours, stages in (
-            ("bf16", 64, 3, 3, 3),
-            ("bf16", 128, 2, 1, 3),
-            ("bf16", 128, 3, 1, 2),
-            ("fp16", 128, 3, 1, 2),
+        for kind, rows, tiles, stages in (
+            ("bf16", 128, 2, 3),
+            ("bf16", 128, 3, 2),
+            ("fp16", 128, 3, 2),
         )
     ),
     *(

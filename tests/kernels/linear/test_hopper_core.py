@@ -19,15 +19,13 @@ from headway.kernels.linear import _hopper_core as _streamed
 from headway.kernels.linear._hopper_core import (
     Streams,
     is_copied,
-    is_streamed,
     many_streams_of,
     stream_constants_of,
     streams_of,
-    tile_streams_of,
 )
 
 CPU = torch.device("cpu")
-# Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than fit, some and many of three tiles.
+# Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than run at once, in two waves and in many.
 SHAPES = {
     "whole": (6144, 4096),
     "split": (4096, 4096),
@@ -69,20 +67,15 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         (33, 6144, 4096, Streams(96, 1, copy_bytes=256)),
         (64, 4096, 4096, Streams(128, 2, 12, copy_bytes=256)),
         (64, 4096, 11008, Streams(128, 2, 38, copy_bytes=256)),
-        (4, 22016, 4096, Streams(344, neighbours=3)),
-        (32, 22016, 4096, Streams(344, neighbours=3)),
-        (33, 22016, 4096, Streams(115, tiles=3, copy_bytes=256, neighbours=3)),
-        (64, 25344, 4096, Streams(132, tiles=3, copy_bytes=256, neighbours=3)),
+        (4, 22016, 4096, Streams(344)),
+        (32, 22016, 4096, Streams(344)),
+        (33, 22016, 4096, Streams(344)),
         (64, 25345, 4096, Streams(397)),
-        (64, 18817, 4096, Streams(99, tiles=3, copy_bytes=256, neighbours=3)),
-        (64, 18816, 4096, Streams(294)),
         (4, 4096, 11008, Streams(128, 2, 19)),
         (4, 2048, 11008, Streams(128, 4, 10)),
         (4, 1000, 11008, None),
-        (4, 151_680, 4096, Streams(2370, neighbours=3)),
-        (64, 151_680, 4096, Streams(790, tiles=3, copy_bytes=256, neighbours=3)),
-        (64, 101_120, 4096, Streams(1580)),
-        (64, 101_185, 4096, Streams(528, tiles=3, copy_bytes=256, neighbours=3)),
+        (4, 151_680, 4096, Streams(2370)),
+        (64, 151_680, 4096, Streams(2370)),
         (4, 5120, 5120, None),
         (4, 4096, 2048, None),
         (65, 6144, 4096, None),
@@ -92,7 +85,7 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are_and_how_many_tiles_a_program_takes(
+def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are(
     rows: int, outputs: int, inputs: int, expected: Streams | None
 ) -> None:
     x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
@@ -107,7 +100,7 @@ def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are_and_h
         (32, 4096, 8192, Streams(128, 2, 6)),
         (33, 6144, 4096, Streams(96, copy_bytes=256)),
         (64, 4096, 8192, Streams(128, 2, 12, copy_bytes=256)),
-        (64, 22016, 4096, Streams(115, tiles=3, copy_bytes=256, neighbours=3)),
+        (64, 22016, 4096, Streams(344)),
         (4, 4096, 4096, None),
         (4, 6144, 2048, None),
     ],
@@ -167,15 +160,6 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("pretended_hopper")
-@pytest.mark.parametrize("rows", [1, 33, 64])
-def test_queries_keys_and_values_take_a_tile_a_program(rows: int) -> None:
-    """Of 25,344 outputs other products take three where rows are many."""
-    x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16) for n in (rows, 25344))
-    assert streams_of(x, weight, pairs=True) != tile_streams_of(x, weight) == Streams(396)
-    assert is_streamed(x, weight)
-
-
-@pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(
     ("outputs", "inputs"),
@@ -183,7 +167,7 @@ def test_queries_keys_and_values_take_a_tile_a_program(rows: int) -> None:
 )
 def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     """A tile's first input, and its part's, are the same with copies of either size, beside any tiles."""
-    orders, sizes, tiles = [], set(), -(-outputs // 64)
+    orders, sizes = [], set()
     for rows in (1, 32, 33, 64):
         x, weight = (torch.zeros(n, inputs).to(dtype) for n in (rows, outputs))
         streams = streams_of(x, weight)
@@ -192,20 +176,18 @@ def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, 
         copy, copies = constants["INPUTS"], inputs // constants["INPUTS"]
         firsts = {}
         for program in range(streams.programs):
-            first_tile, part = program // streams.split * streams.tiles, program % streams.split
+            tile, part = program // streams.split, program % streams.split
             begin = part * streams.part_copies
             end = copies if part == streams.split - 1 else begin + streams.part_copies
-            turn = first_tile // constants["NEIGHBOURS"] % constants["STARTS"]
+            turn = tile % constants["STARTS"]
             unit = constants["UNIT"]
             own = begin + turn * ((end - begin) // unit) // constants["STARTS"] * unit
             assert begin <= own < end
-            for place in range(streams.tiles):
-                firsts[min(first_tile + place, tiles), part] = begin * copy, own * copy, end * copy
-        firsts.pop((tiles, 0), None)  # behind the last
+            firsts[tile, part] = begin * copy, own * copy, end * copy
         orders.append(firsts)
         sizes.add(copy)
     assert all(order == orders[0] for order in orders)
-    assert len(sizes) == 2
+    assert len(sizes) == (2 if streams.programs <= 132 else 1)
 
 
 @pytest.mark.usefixtures("pretended_hopper")
