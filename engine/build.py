@@ -42,8 +42,6 @@ from headway.kernels import has_float8_products
 
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
-# Of what many rows draft by; beside float8 few may take 4 bits.
-DRAFT_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.float8_e4m3fn}
 # Queries that share keys: one of the tiles of attention's kernel for decode rounds.
 WINDOW_TILE_QUERIES = 32
 
@@ -83,8 +81,8 @@ def assemble(
     max_model_len = _max_model_len(config, device)
     model = _load(config, device, max_model_len, progress)
     draft_lm_head = _draft_lm_head(config, model)
-    if draft_lm_head in DRAFT_DTYPES:
-        model.quantize_draft_lm_head(DRAFT_DTYPES[draft_lm_head])
+    if draft_lm_head in ("fp8", "int4"):  # many rows take float8, where few take 4 bits
+        model.quantize_draft_lm_head()
     if draft_lm_head == "int4":
         model.screen_draft_lm_head()
     draft_layers = _draft_layers(config, model)
@@ -207,30 +205,23 @@ def _draft_lm_head(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHe
     """What is wanted, or instead of auto: few bits where that was measured to pay, 16-bit models on CUDA with an lm_head
     that takes a while to read, else full."""
     hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
-    is_possible = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
-    has_float8 = is_possible and vocab_size % 16 == 0 and has_float8_products(model.device)
-    possible = {
-        "int4": has_float8 and hidden % 256 == 0,
-        "fp8": has_float8 and hidden % 128 == 0,
-        "int8": is_possible and hidden % 128 == 0,
-    }
+    is_16_bit = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
+    is_possible = is_16_bit and vocab_size % 16 == 0 and has_float8_products(model.device)
+    possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}
     wanted = config.draft_lm_head
     if not possible.get(wanted, True):
         drafting = "with" if model.has_mtp else "without"
-        needed, found = "", ""
-        if wanted != "int8":
-            needed = ", its vocabulary one of 16 and the device of compute capability 8.9 or later"
-            found = f" and a vocabulary of {vocab_size}, compute capability {_capability(model.device)}"
         raise ConfigError(
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
-            f"of {256 if wanted == 'int4' else 128}{needed}; this one is {model.dtype} on {model.device.type} with a "
-            f"hidden size of {hidden}{found}, {drafting} drafts; use auto"
+            f"of {256 if wanted == 'int4' else 128}, its vocabulary one of 16 and the device of compute capability 8.9 or "
+            f"later; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden} and a vocabulary of "
+            f"{vocab_size}, compute capability {_capability(model.device)}, {drafting} drafts; use auto"
         )
     if wanted != "auto":
         return wanted
     if hidden * vocab_size < MIN_QUANTIZED_WEIGHTS:
         return "full"
-    preferred: tuple[DraftLmHead, ...] = ("int4", "fp8", "int8")
+    preferred: tuple[DraftLmHead, ...] = ("int4", "fp8")
     return next((kind for kind in preferred if possible[kind]), "full")
 
 

@@ -34,12 +34,10 @@ from headway.kernels import (
 # An Emerald Rapids Xeon sums in another order from 192 rows on in float64, from 304 in float32.
 ROW_MULTIPLE, ROWS_AT_ONCE = 16, 128
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
-MAX_INT8, MAX_FLOAT8, TINY = 127.0, 448.0, 1e-30
+MAX_FLOAT8, TINY = 448.0, 1e-30
 QUANTIZED_AT_ONCE = 4096
-# Beyond so many rows bfloat16 is as fast; sums shorter than LONG_SUM cost less than what their rows bring in.
-MAX_QUANTIZED_ROWS, MAX_QUANTIZED_ROWS_OF_SHORT_SUMS, LONG_SUM = 64, 32, 2048
-# Beyond so many rows float8 is as fast as 4 bits, where logits are flat.
-MAX_SCREENED_ROWS, MAX_SCREENED_ROWS_OF_SHORT_SUMS = 16, 8
+# With more rows float8 is as fast as 4 bits, where logits are flat; a sum of LONG_SUM inputs or more is a long one.
+MAX_SCREENED_ROWS, MAX_SCREENED_ROWS_OF_SHORT_SUMS, LONG_SUM = 16, 8, 2048
 # Scales tried for a row of 4-bit integers: such shares of the one that holds its greatest weight. Standard deviations
 # by which an output of theirs is taken to be off at most.
 SCALE_SHARES, DEVIATIONS = tuple(0.85**power for power in range(13)), 6.0
@@ -150,35 +148,21 @@ class Float8Weight(NamedTuple):
 
 
 class QuantizedLinear:
-    """A copy of a linear layer whose weights take 8 bits, for what may be a little wrong: drafts.
-
-    Float8 is multiplied as such for any number of rows. Beside integers few rows read half the bytes of bfloat16; many
-    take the layer itself.
-    """
+    """A copy of a linear layer in float8_e4m3fn, for results that may be a little wrong: drafts."""
 
     def __init__(
         self,
         linear: Linear,
         *,
-        largest_input: float | None = None,  # float8_e4m3fn for inputs up to that; None: int8, for any
+        largest_input: float,  # the magnitude that no input exceeds
     ) -> None:
         assert linear.bias is None, "no bias is foreseen"
-        self._linear = linear
-        self._step: torch.Tensor | None = None
-        self._most_rows: int | None = None
         weight = linear.weight
-        if largest_input is None:
-            self._weight, self._scales = quantize_rows(weight)
-            is_long = weight.shape[1] >= LONG_SUM
-            self._most_rows = MAX_QUANTIZED_ROWS if is_long else MAX_QUANTIZED_ROWS_OF_SHORT_SUMS
-        else:
-            self._weight, self._scales = to_float8(weight)
-            self._step = float8_step(largest_input, weight.device)
+        self._weight, self._scale = to_float8(weight)
+        self._step = float8_step(largest_input, weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
-        if self._most_rows is not None and x.shape[0] > self._most_rows:
-            return self._linear(x)
-        return quantized_linear(x, self._weight, self._scales, step=self._step)
+        return quantized_linear(x, self._weight, self._scale, self._step)
 
 
 class ScreenedLinear:
@@ -222,7 +206,7 @@ def to_float8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([out, in] float8_e4m3fn, [1] float32): numbers of 4 significant bits times one scale, about the weight.
 
-    Some rows at a time, as `quantize_rows`.
+    Some rows are converted at a time, so that the memory for intermediate results stays small.
     """
     # The first to take memory: behind what comes and goes here it would keep the allocator from giving that back.
     rounded = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
@@ -234,22 +218,6 @@ def to_float8(
     return rounded, scale
 
 
-def quantize_rows(
-    weight: torch.Tensor,  # [out, in] float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """([out, in] int8, [out] float32): integers from -127 to 127 times one scale an output, about the weight.
-
-    Some rows at a time: on the way they take eight times the bytes of the result.
-    """
-    integers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-    for first in range(0, len(weight), QUANTIZED_AT_ONCE):
-        some = slice(first, first + QUANTIZED_AT_ONCE)
-        scales[some] = weight[some].abs().amax(1).float().clamp(min=TINY) / MAX_INT8
-        integers[some] = (weight[some] / scales[some, None]).round().to(torch.int8)
-    return integers, scales
-
-
 def quantize_to_nibbles(
     weight: torch.Tensor,  # [out, in] float, `in` a multiple of 256
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -257,7 +225,7 @@ def quantize_to_nibbles(
     [2] float32. Integers from -8 to 7 times the one of SCALE_SHARES by which an output's weights come closest.
 
     Errors of weights and of inputs are taken to be independent, those of inputs to be evenly spread and, beside those of
-    weights, as large in each output. Some rows at a time, as `quantize_rows`.
+    weights, as large in each output. Some rows are converted at a time, as in `to_float8`.
     """
     num_outputs, num_inputs = weight.shape
     packed = torch.empty(num_outputs, num_inputs // 2, dtype=torch.int8, device=weight.device)

@@ -55,10 +55,9 @@ class MiMo:
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
         return self._draft_lm_head(carry)
 
-    def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
+    def quantize_draft_lm_head(self) -> None:
         assert self.head is not None, "the MTP head is not loaded: depth must be 0"
-        is_float8 = dtype == torch.float8_e4m3fn
-        largest_input = largest_normed(self.head.final_norm) if is_float8 else None
+        largest_input = largest_normed(self.head.final_norm)
         self._draft_lm_head = QuantizedLinear(self.trunk.lm_head, largest_input=largest_input)
 
     def screen_draft_lm_head(self) -> None:

@@ -62,7 +62,7 @@ class Qwen2:
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
         raise AssertionError("Qwen2 has no MTP head: depth must be 0")
 
-    def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
+    def quantize_draft_lm_head(self) -> None:
         raise AssertionError("Qwen2 has no MTP head: nothing drafts")
 
     def screen_draft_lm_head(self) -> None:

@@ -59,9 +59,8 @@ class CausalLM(Protocol):
         """carry: [n, hidden] of `draft`. Returns [n, vocab], for the token at position i + 1."""
         ...
 
-    def quantize_draft_lm_head(self, dtype: torch.dtype) -> None:
-        """From now on `draft_logits` takes a copy of the lm_head with 8-bit weights; `logits` does not. dtype: int8 or
-        float8_e4m3fn."""
+    def quantize_draft_lm_head(self) -> None:
+        """From now on `draft_logits` uses a copy of the lm_head in float8_e4m3fn; `logits` does not."""
         ...
 
     def screen_draft_lm_head(self) -> None:

@@ -19,7 +19,7 @@ CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 CPU_MAX_EXTRA_ROWS = 16
 MIN_PREFILL_CHUNK = 16
 
-DraftLmHead = Literal["auto", "full", "int4", "int8", "fp8"]
+DraftLmHead = Literal["auto", "full", "int4", "fp8"]
 DraftLayers = Literal["auto", "full", "fp8"]
 
 

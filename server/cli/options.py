@@ -85,10 +85,14 @@ def parse_rates(text: str) -> tuple[float, ...]:
         raise ValueError("numbers with commas between, such as 0.9,0.8,0.7") from None
 
 
-def one_of(*values: str) -> Callable[[str], str]:
+def one_of(*values: str, removed: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """removed: values that earlier versions accepted, and what to use instead of each."""
+
     def parse(text: str) -> str:
         if text not in values:
-            raise ValueError("one of " + ", ".join(values))
+            instead = (removed or {}).get(text)
+            hint = "" if instead is None else f" ({text} was removed: use {instead})"
+            raise ValueError("one of " + ", ".join(values) + hint)
         return text
 
     return parse
@@ -153,10 +157,10 @@ MODEL = [
 SPECULATION = [
     Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
            "Changes the speed, not the text of a stream", aliases=("max-depth",)),
-    Option("draft-lm-head", one_of("auto", "full", "int4", "int8", "fp8"), "auto", "weights by which drafts are picked, "
-           "which cannot change the text: full, int8 or fp8 (half the bytes to read; fp8 on Ada, Hopper and later), int4 (there; a "
+    Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "
+           "which cannot change the text: full, fp8 (half the bytes to read; on Ada, Hopper and later), int4 (there; a "
            "quarter, and in full those of tokens that could be picked; beyond 16 rows, 8 where hidden is below 2,048, fp8), or "
-           "auto (for large vocabularies on CUDA the first that can be of int4, fp8, int8; else full)", "NAME"),
+           "auto (for large vocabularies on CUDA the first that can be of int4 and fp8; else full)", "NAME"),
     Option("draft-layers", one_of("auto", "full", "fp8"), "auto", "weights and inputs of those of the MTP layer's products "
            "that follow a norm, which cannot change the text: full, fp8 (half the bytes; on Ada, Hopper and later), or auto "
            "(fp8 there for models wider than 2,048; else full)", "NAME"),

@@ -421,14 +421,6 @@ CASES = [
         )
     ),
     Case(
-        "quantized_linear",
-        "_split_kernel",
-        pointers("x", "*bf16") | pointers("part", "*i8") | pointers("step", "*fp32"),
-        {"COARSE": 127.0, "FINE": 254.0, "BLOCK": 4096, "OVERLAPS": True},
-        8,
-        divisible=STRIDES,
-    ),
-    Case(
         "rms_norm",
         "_norm_kernel",
         pointers("x residual weight", "*bf16")
@@ -443,29 +435,21 @@ CASES = [
     Case(
         "quantized_linear",
         "_round_kernel",
-        pointers("x", "*bf16") | pointers("part", "*fp8e4nv") | pointers("step", "*fp32"),
+        pointers("x", "*bf16") | pointers("rounded", "*fp8e4nv") | pointers("step", "*fp32"),
         {"BLOCK": 4096, "OVERLAPS": True},
         8,
         divisible=STRIDES,
         least_capability=89,
     ),
-    *(
-        Case(
-            "quantized_linear",
-            "_quantized_kernel",
-            pointers("out", "*bf16") | pointers("part weight", kind) | pointers("step scale", "*fp32"),
-            {"ROWS": rows, "PARTS": parts, "OUTPUTS": 128, "INPUTS": 128, "FINE": 254.0, "OVERLAPS": True},
-            num_warps,
-            num_stages,
-            STRIDES,
-            least_capability=least_capability,
-        )
-        for kind, rows, parts, num_warps, num_stages, least_capability in (
-            ("*i8", 16, 2, 4, 5, 80),
-            ("*i8", 32, 2, 4, 4, 80),
-            ("*i8", 64, 2, 8, 3, 80),
-            ("*fp8e4nv", 16, 1, 4, 6, 89),
-        )
+    Case(
+        "quantized_linear",
+        "_quantized_kernel",
+        pointers("out", "*bf16") | pointers("rounded weight", "*fp8e4nv") | pointers("step scale", "*fp32"),
+        {"ROWS": 16, "OUTPUTS": 128, "INPUTS": 128, "OVERLAPS": True},
+        4,
+        6,
+        STRIDES,
+        least_capability=89,
     ),
     Case(
         "screened_linear",

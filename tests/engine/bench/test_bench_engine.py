@@ -40,7 +40,7 @@ def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds:
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
 
 
-@pytest.mark.parametrize(("draft_lm_head", "itemsize"), [("full", 2), ("int8", 1), ("fp8", 1), ("int4", 0.5)])
+@pytest.mark.parametrize(("draft_lm_head", "itemsize"), [("full", 2), ("fp8", 1), ("int4", 0.5)])
 @pytest.mark.parametrize(("draft_layers", "layer_itemsize"), [("full", 2), ("fp8", 1)])
 def test_drafts_and_contexts_are_bytes_of_their_own(
     draft_lm_head: DraftLmHead, itemsize: float, draft_layers: DraftLayers, layer_itemsize: int
@@ -303,7 +303,7 @@ def test_the_command_runs_with_the_embedded_model() -> None:
 
 
 def test_the_weights_of_drafts_are_those_that_are_asked_for() -> None:
-    asked = ["mimo-7b", "--draft-lm-head", "int8", "--draft-layers", "full"]
-    for argv, wanted in ((asked, ("int8", "full")), (asked[:1], ("auto", "auto"))):
+    asked = ["mimo-7b", "--draft-lm-head", "fp8", "--draft-layers", "full"]
+    for argv, wanted in ((asked, ("fp8", "full")), (asked[:1], ("auto", "auto"))):
         config = read_settings(argv, has_gpu=True).engine_config()
         assert (config.draft_lm_head, config.draft_layers) == wanted

@@ -1,30 +1,9 @@
-"""8-bit weights, integers and float8: the product against float64."""
+"""Float8 weights and rounded inputs: the product against float64."""
 
 import pytest
 import torch
 
 from headway.kernels import quantized_linear
-
-
-@pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 64])
-@pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (300, 256)])
-def test_the_product_is_that_of_the_integers(
-    rows: int, outputs: int, inputs: int, device: torch.device
-) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    x = torch.randn(rows, inputs, generator=generator).to(device, dtype)
-    weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8).to(device)
-    scales = (torch.rand(outputs, generator=generator) / 100).to(device)
-    expected = (x.double() @ weight.double().T) * scales.double()
-    # Inputs may be off by half a fine step; the result is rounded to its type.
-    half_steps = x.double().abs().amax(1, keepdim=True) / 127 / 254 / 2
-    bound = (
-        half_steps * (weight.double().abs().sum(1) * scales.double())
-        + expected.abs() * torch.finfo(dtype).eps
-    )
-    error = (quantized_linear(x, weight, scales).double() - expected).abs()
-    assert bool((error <= bound + 1e-6).all()), float((error - bound).max())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 64, 130])
@@ -48,7 +27,7 @@ def test_the_product_is_that_of_the_numbers_of_8_bits(
     expected = (rounded @ weight.double().T) * step.double() * scale.double()
     # Tensor cores may keep 13 bits of a sum's greatest product.
     bound = (rounded.abs() @ weight.double().abs().T) * step.double() * scale.double() * 2**-12
-    result = quantized_linear(x, weight, scale, step=step)
+    result = quantized_linear(x, weight, scale, step)
     assert (result.dtype, result.shape) == (dtype, (rows, outputs))
     error = (result.double() - expected).abs()
     assert bool((error <= bound + expected.abs() * torch.finfo(dtype).eps).all()), float(
@@ -56,31 +35,15 @@ def test_the_product_is_that_of_the_numbers_of_8_bits(
     )
 
 
-def test_rows_of_any_magnitude_keep_their_digits(device: torch.device) -> None:
-    """Zeros, tiny rows, and one input that dwarfs the others: 16 bits of the row's greatest are left."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    x = torch.zeros(4, 128, device=device, dtype=dtype)
-    x[1], x[2, 3], x[3] = 1e-20, 100.0, 0.5
-    x[2, 4] = 0.01
-    weight = torch.ones(128, 128, dtype=torch.int8, device=device)
-    result = quantized_linear(x, weight, torch.ones(128, device=device)).double()
-    expected = x.double().sum(1, keepdim=True).expand(4, 128)
-    torch.testing.assert_close(result, expected, rtol=1e-2 if dtype == torch.bfloat16 else 2e-5, atol=0)
-
-
-@pytest.mark.parametrize(("kind", "rows"), [("int8", 2), ("float8", 2), ("float8", 20)])
-def test_given_memory_is_filled_and_its_margins_stay(kind: str, rows: int, device: torch.device) -> None:
+@pytest.mark.parametrize("rows", [2, 20])
+def test_given_memory_is_filled_and_its_margins_stay(rows: int, device: torch.device) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     backing = torch.full((rows + 2, 200), 7.0, device=device, dtype=dtype)
     x = torch.ones(rows, 128, device=device, dtype=dtype)
     out = backing[1:-1, 20:164]
-    if kind == "int8":
-        weight = torch.ones(144, 128, dtype=torch.int8, device=device)
-        result = quantized_linear(x, weight, torch.ones(144, device=device), out=out)
-    else:
-        weight = torch.ones(144, 128, device=device).to(torch.float8_e4m3fn)
-        one = torch.ones(1, device=device)
-        result = quantized_linear(x, weight, one, step=one, out=out)
+    weight = torch.ones(144, 128, device=device).to(torch.float8_e4m3fn)
+    one = torch.ones(1, device=device)
+    result = quantized_linear(x, weight, one, one, out=out)
     assert result is out
     assert bool((out == 128).all())
     assert bool((backing[[0, -1]] == 7).all())
