@@ -141,6 +141,11 @@ WRONG = [
     ("HEADWAY_KV_CACHE_MEMORY", "much", "HEADWAY_KV_CACHE_MEMORY is 'much', it must be a size"),
     ("HEADWAY_NO_PREFIX_CACHING", "maybe", "HEADWAY_NO_PREFIX_CACHING is 'maybe', it must be 1 or 0"),
     ("HEADWAY_DEVICE", "tpu", "HEADWAY_DEVICE is 'tpu', it must be one of auto, cpu, cuda"),
+    (
+        "HEADWAY_DRAFT_LM_HEAD",
+        "int8",
+        "HEADWAY_DRAFT_LM_HEAD is 'int8', it must be one of auto, full, int4, fp8 (int8 was removed: use auto)",
+    ),
     ("HEADWAY_DRAIN_SECONDS", "nan", "HEADWAY_DRAIN_SECONDS is 'nan'"),
     ("HEADWAY_API_KEY", "", "HEADWAY_API_KEY is '', it must be 1 character or more"),
     ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is 'a b', it must be"),
