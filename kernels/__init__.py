@@ -11,10 +11,11 @@ from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, r
 from headway.kernels.elementwise.rope import rope
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.silu_mul import silu_mul
-from headway.kernels.linear._hopper_core import adds_on_the_way, is_streamed
+from headway.kernels.linear._hopper_core import fuses_residual_add, is_streamed
 from headway.kernels.linear._hopper_gated_gemm import most_dense_rows
-from headway.kernels.linear._skinny_core import FEW_ROWS, reserve_workspace
+from headway.kernels.linear._skinny_core import reserve_workspace
 from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.dispatch import FEW_ROWS
 from headway.kernels.linear.fixed_linear import fixed_linear
 from headway.kernels.linear.float8_linear import float8_linear
 from headway.kernels.linear.gated_linear import gated_linear
@@ -54,7 +55,6 @@ __all__ = [
     "RowState",
     "add_linear",
     "add_rms_norm",
-    "adds_on_the_way",
     "adjust_logits",
     "advance",
     "commit_round",
@@ -65,6 +65,7 @@ __all__ = [
     "fixed_linear",
     "float8_linear",
     "force_acceptance",
+    "fuses_residual_add",
     "gated_linear",
     "gumbel_noise",
     "has_float8_products",

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels import (
-    adds_on_the_way,
     fixed_linear,
     float8_linear,
+    fuses_residual_add,
     gated_linear,
     pack_nibbles,
     quantized_linear,
@@ -95,7 +95,7 @@ class Linear:
         assert self.bias is None, "a bias is not added"
         if not x.is_cuda or self._has_fixed_order or self._float8 is not None:
             return self(x)
-        if adds_on_the_way(x, self.weight):
+        if fuses_residual_add(x, self.weight):
             skinny_linear(x, self.weight, residual=residual, out=residual)
             return None
         if x.shape[0] < MIN_ADDED_ROWS:

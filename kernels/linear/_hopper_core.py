@@ -10,62 +10,42 @@ product.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
-
 import torch
 
-from headway.kernels.linear._skinny_core import MAX_ROWS
+from headway.kernels.linear.dispatch import (
+    COPY_BYTES,
+    MAX_ROWS,
+    OUTPUTS,
+    PAIRED,
+    DeviceTraits,
+    FusedOperation,
+    LinearChoice,
+    LinearKernel,
+    LinearShape,
+    TmaGemmConfig,
+    choose,
+)
 from headway.kernels.runtime._device import is_hopper, multiprocessors, shared_memory_bytes
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
-    blocks_of,
     gl,
     gluon_jit_once_for,
     hopper,
     power_of_two,
     takes_gluon,
+    takes_triton,
     tl,
 )
 
-# A copy: the bytes of inputs that stand side by side in memory, 64 outputs are what the tensor cores take at once. Where the
-# tile of rows is the largest and all programs run at once, small copies leave less to do behind the last: 64 rows of q, k
-# and v 15.7 us instead of 16.3.
-OUTPUTS, _COPY_BYTES, _SMALL_COPY_BYTES = 64, 512, 256
 # The fewest rows that the tensor cores take: the rest of the shared memory is the weights'.
 _MIN_TILE_ROWS = 8
-# More rows than MAX_ROWS are read from the L2 cache too often, unless a program has several tiles of outputs for them: so
-# many that no program starts after another, which then share the bandwidth evenly. Copies are small there.
-MANY_ROWS, _MANY_TILES, _MIN_SHARE_OF_MANY = 128, (2, 3), 0.75
-# Gates and ups take turns by eight, so that a tensor core leaves both of a pair in one thread.
-PAIRED = 8
 # Programs begin their sums at so many places, or fewer: not all ask for the same inputs at once, but some do, which spares
 # the L2 cache. Of whole sums, of parts, of more rows than MAX_ROWS: 64 rows of q, k and v 14.9 us, from 16 places 15.4.
 _STARTS, _STARTS_OF_PARTS, _STARTS_OF_MANY = 4, 6, 16
-# Of a sum in parts the last has about so many large copies more than the others: these are through when it asks for their
-# sums, AHEAD copies of either size before its own end, and their multiprocessors read on for the next kernel while it is
-# under way. 64 rows of `o` 9.4 us, where all parts ended at once 11.3.
-_MORE_OF_LAST, AHEAD = 4.5, 3
-_MAX_SPLIT = 4  # measured: 2 and 4
-# Measured on the H200: a part of fewer copies takes longer to add up than to make, and an lm_head of fewer is no faster;
-# fewer programs than that share of the multiprocessors do not ask for enough at once.
-_MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
-PAIRED_TYPES = torch.bfloat16, torch.float16
-_TYPES = *PAIRED_TYPES, torch.float8_e4m3fn
+# The last part of a split sum asks for the other parts' sums AHEAD copies before its own end. 64 rows of `o` 9.4 us, where all
+# parts ended at once 11.3.
+AHEAD = 3
 _SWIZZLE_BYTES, _WARPS = 128, 4
-
-
-class Streams(NamedTuple):
-    """How a launch is cut. Of up to MAX_ROWS rows their number changes how many tiles a program takes and how large copies are,
-    but not the order of sums, so that a row's result is the same beside any of so many: parts begin at the same inputs, and
-    so do tiles. Of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or with small copy 24 of 32: with input
-    3072."""
-
-    programs: int
-    split: int = 1  # parts of a sum
-    part_copies: int = 0  # of each part but the last
-    tiles: int = 1  # of a program
-    copy_bytes: int = _COPY_BYTES  # of an output
 
 
 @gluon_jit_once_for()
@@ -301,49 +281,23 @@ def has_bulk_copies(x: torch.Tensor) -> bool:
     return takes_gluon(x) and is_hopper(x.device)
 
 
-def streams_of(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool = False) -> Streams | None:
-    """For up to MAX_ROWS rows. None: the device, the type or the weight's shape is not for it. pairs: of a gate and its `up`,
-    whose sums are never split."""
-    if not _can_stream(x, weight, pairs=pairs) or x.shape[0] > MAX_ROWS:
-        return None
-    copies = x.shape[1] * x.element_size() // _COPY_BYTES
-    tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
-    most = min(num_multiprocessors // tiles, copies // _MIN_COPIES, _MAX_SPLIT) if not pairs else 1
-    split = power_of_two(most + 1) // 2 if most > 1 else 1
-    programs = tiles * split
-    if programs < _MIN_SHARE_OF_PROGRAMS * num_multiprocessors:
-        return None
-    is_small = padded_rows(x.shape[0]) == MAX_ROWS and programs <= num_multiprocessors
-    copy_bytes = _SMALL_COPY_BYTES if is_small else _COPY_BYTES
-    part_copies = round((copies - _MORE_OF_LAST) / split) * (_COPY_BYTES // copy_bytes) if split > 1 else 0
-    return Streams(programs, split, part_copies, copy_bytes=copy_bytes)
+def choice_of(
+    x: torch.Tensor, weight: torch.Tensor, operation: FusedOperation, out: torch.Tensor | None = None
+) -> LinearChoice:
+    """Returns what `dispatch.choose` says of these tensors."""
+    return choose(shape_of(x, weight, out), traits_of(x), operation)
 
 
-def many_streams_of(x: torch.Tensor, weight: torch.Tensor) -> Streams | None:
-    """As streams_of with pairs, for more rows than that, up to MANY_ROWS."""
-    if not _can_stream(x, weight, pairs=True) or not MAX_ROWS < x.shape[0] <= MANY_ROWS:
-        return None
-    all_tiles, num_multiprocessors = blocks_of(weight.shape[0], OUTPUTS), multiprocessors(x.device)
-    tiles = blocks_of(all_tiles, num_multiprocessors)
-    programs = blocks_of(all_tiles, tiles)
-    is_enough = tiles in _MANY_TILES and programs >= _MIN_SHARE_OF_MANY * num_multiprocessors
-    return Streams(programs, tiles=tiles, copy_bytes=_SMALL_COPY_BYTES) if is_enough else None
+def shape_of(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> LinearShape:
+    (outputs, inputs), rows = weight.shape, x.shape[0]
+    is_dense = x.dim() == 2 and x.stride(-1) == 1 and weight.is_contiguous() and x.dtype == weight.dtype
+    is_bulk = has_bulk_copies(x) and is_dense and is_copied(weight) and is_copied(x)
+    is_bulk_out = out is None or (out.dtype == x.dtype and is_copied(out))
+    return LinearShape(rows, outputs, inputs, x.dtype, is_dense, is_bulk, is_bulk_out)
 
 
-def _can_stream(x: torch.Tensor, weight: torch.Tensor, *, pairs: bool) -> bool:
-    if not can_copy(x, weight, PAIRED_TYPES if pairs else _TYPES):
-        return False
-    copies, rest = divmod(x.shape[1] * x.element_size(), _COPY_BYTES)
-    has_pairs = not pairs or weight.shape[0] % (2 * PAIRED) == 0
-    return rest == 0 and copies >= _MIN_COPIES and has_pairs
-
-
-def can_copy(x: torch.Tensor, weight: torch.Tensor, types: Collection[torch.dtype]) -> bool:
-    """Whether rows, of which there are some, and a whole weight, both of one of these types, can be copied in bulk."""
-    has_type = x.dtype in types and x.dtype == weight.dtype
-    if not has_bulk_copies(x) or not has_type or x.dim() != 2 or x.shape[0] == 0:
-        return False
-    return weight.is_contiguous() and is_copied(weight) and is_copied(x)
+def traits_of(x: torch.Tensor) -> DeviceTraits:
+    return DeviceTraits(multiprocessors(x.device), has_bulk_copies(x), takes_triton(x), not x.is_cuda)
 
 
 def is_copied(tensor: torch.Tensor) -> bool:
@@ -353,16 +307,16 @@ def is_copied(tensor: torch.Tensor) -> bool:
 
 
 def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the weight of `qkv_rope_append` without a late norm streams; the heads' size is for the caller to look at."""
-    return streams_of(x, weight, pairs=True) is not None
+    """Returns whether `qkv_rope_append` without a deferred norm uses a TMA kernel; the caller looks at the heads' size."""
+    return choice_of(x, weight, FusedOperation.QKV).kernel is LinearKernel.TMA
 
 
-def adds_on_the_way(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `skinny_linear` streams the weight: a residual then comes in while the weight does, and costs nothing."""
-    return streams_of(x, weight) is not None
+def fuses_residual_add(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Returns whether `skinny_linear` uses a TMA kernel: it loads a residual along with the weight, which costs nothing."""
+    return choice_of(x, weight, FusedOperation.ADD).kernel is LinearKernel.TMA
 
 
-def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bool]:
+def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, int | bool]:
     """The constants that all kernels share, and the options of the launch."""
     rows = padded_rows(x.shape[0])
     # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up: `gate_up` of 64 rows
@@ -376,25 +330,25 @@ def stream_constants_of(x: torch.Tensor, streams: Streams) -> dict[str, int | bo
         "INPUTS": inputs_of(x, streams),
         "STAGES": shared_memory_bytes(x.device) // stage_bytes,
         "STARTS": _starts(streams, rows),
-        "UNIT": _COPY_BYTES // streams.copy_bytes,
+        "UNIT": COPY_BYTES // streams.copy_bytes,
         "UNDER_WAY": int(is_under_way),
         "num_warps": _WARPS,
         "launch_pdl": True,
     }
 
 
-def _starts(streams: Streams, rows: int) -> int:
+def _starts(streams: TmaGemmConfig, rows: int) -> int:
     if rows > MAX_ROWS:
         return _STARTS_OF_MANY
     return _STARTS if streams.split == 1 else _STARTS_OF_PARTS
 
 
-def inputs_of(tensor: torch.Tensor, streams: Streams) -> int:
+def inputs_of(tensor: torch.Tensor, streams: TmaGemmConfig) -> int:
     """Of a copy."""
     return streams.copy_bytes // tensor.element_size()
 
 
-def described_rows(x: torch.Tensor, streams: Streams) -> TensorDescriptor:
+def described_rows(x: torch.Tensor, streams: TmaGemmConfig) -> TensorDescriptor:
     """As two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a tile of 8 are rows 0 .. 3 and
     rows 1 .. 4. A row that a copy finds to be outside takes it longer than one that is there (a tile of 64: `gate_up`
     52 us where 33 of them were there, 47 where all are). Only of 1 to 4 rows some of the 8 are outside."""
@@ -408,7 +362,7 @@ def padded_rows(num_rows: int) -> int:
     return max(power_of_two(num_rows), _MIN_TILE_ROWS)
 
 
-def described_pairs(weight: torch.Tensor, streams: Streams, *, blocks: int) -> TensorDescriptor:
+def described_pairs(weight: torch.Tensor, streams: TmaGemmConfig, *, blocks: int) -> TensorDescriptor:
     """Output i of a block's first half pairs with output i of its second: [blocks, runs, 2, PAIRED, inputs]."""
     num_inputs, half = weight.shape[1], weight.shape[0] // (2 * blocks)
     shape = [blocks, half // PAIRED, 2, PAIRED, num_inputs]
@@ -417,7 +371,7 @@ def described_pairs(weight: torch.Tensor, streams: Streams, *, blocks: int) -> T
     return _described(weight, shape, strides, block)
 
 
-def described_weight(weight: torch.Tensor, streams: Streams) -> TensorDescriptor:
+def described_weight(weight: torch.Tensor, streams: TmaGemmConfig) -> TensorDescriptor:
     block = [OUTPUTS, inputs_of(weight, streams)]
     return _described(weight, list(weight.shape), [weight.shape[1], 1], block)
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.linear._hopper_core import PAIRED, PAIRED_TYPES, has_bulk_copies, is_copied
+from headway.kernels.linear.dispatch import GATED_INPUTS as INPUTS
+from headway.kernels.linear.dispatch import GATED_OUTPUTS as OUTPUTS
+from headway.kernels.linear.dispatch import GATED_ROWS as ROWS
+from headway.kernels.linear.dispatch import MIN_GATED_ROWS, PAIRED, is_persistent_shape
 from headway.kernels.runtime._device import is_hopper, multiprocessors
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
@@ -20,14 +23,9 @@ from headway.kernels.runtime._triton import (
     tl,
 )
 
-# Of a tile, and inputs of a copy: two warpgroups hold 128 sums a thread.
-ROWS, OUTPUTS, INPUTS = 128, 256, 64
 # Tiles of outputs whose weights stay in the L2 cache while all rows pass.
 _GROUP = 8
 _STAGES, _WARPS = 4, 8
-# Measured on the H200: where the last wave of tiles leaves more of the device idle, the library is faster. Not measured:
-# fewer rows or inputs.
-_MIN_ROWS, _MIN_INPUTS, _MIN_SHARE_OF_WAVES = 640, 1024, 0.94
 
 
 @gluon_jit_once_for()
@@ -146,32 +144,15 @@ def _dense_gated_kernel(
         hopper.mbarrier.invalidate(arrivals.index(stage))
 
 
-def is_dense(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:
-    """Whether `dense_gated_linear` takes these, faster than the library and an activation behind it."""
-    given = [tensor for tensor in (x, weight, out) if tensor is not None]
-    if not has_bulk_copies(x) or x.dim() != 2 or not weight.is_contiguous():
-        return False
-    is_taken = _is_taken(x.shape[0], weight.shape, x.dtype, x.device)
-    return is_taken and all(tensor.dtype == x.dtype and is_copied(tensor) for tensor in given)
-
-
 def most_dense_rows(
     most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> int:
     """The most rows, up to so many, whose gated product with such a weight is of this kind; 0: none are."""
     if not is_hopper(device):
         return 0
-    sizes = (most, *range(most // ROWS * ROWS, _MIN_ROWS - 1, -ROWS))
-    return next((rows for rows in sizes if _is_taken(rows, weight_shape, dtype, device)), 0)
-
-
-def _is_taken(rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
-    num_outputs, num_inputs = weight_shape
-    has_shape = rows >= _MIN_ROWS and num_inputs >= _MIN_INPUTS and num_inputs % INPUTS == 0
-    if dtype not in PAIRED_TYPES or not has_shape or num_outputs % (2 * PAIRED) > 0:
-        return False
-    all_tiles, programs = blocks_of(rows, ROWS) * blocks_of(num_outputs, OUTPUTS), multiprocessors(device)
-    return all_tiles >= _MIN_SHARE_OF_WAVES * blocks_of(all_tiles, programs) * programs
+    sizes = (most, *range(most // ROWS * ROWS, MIN_GATED_ROWS - 1, -ROWS))
+    programs = multiprocessors(device)
+    return next((rows for rows in sizes if is_persistent_shape(rows, *weight_shape, dtype, programs)), 0)
 
 
 def dense_gated_linear(

@@ -6,7 +6,6 @@ import torch
 
 from headway.kernels.linear._hopper_core import (
     AHEAD,
-    Streams,
     by_rows,
     cells_of,
     close_stream,
@@ -20,6 +19,7 @@ from headway.kernels.linear._hopper_core import (
 )
 from headway.kernels.linear._hopper_split_k import forget_arrivals, hand_over, sums_handed_over
 from headway.kernels.linear._skinny_core import workspace_of
+from headway.kernels.linear.dispatch import TmaGemmConfig
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import gl, gluon_jit_once_for
 
@@ -116,7 +116,7 @@ def _streamed_linear_kernel(
 def streamed_linear(
     x: torch.Tensor,  # [rows, inputs]
     weight: torch.Tensor,  # [outputs, inputs]
-    streams: Streams,  # of them
+    streams: TmaGemmConfig,  # of them
     out: torch.Tensor,  # [rows, outputs], written
     *,
     step: torch.Tensor | None = None,  # [1] float32: by which the product is multiplied, and by scale

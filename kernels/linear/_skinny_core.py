@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from headway.kernels.linear.dispatch import MAX_ROWS
 from headway.kernels.runtime._device import multiprocessors, overlap, shared_memory_bytes
-from headway.kernels.runtime._triton import blocks_of, jit, power_of_two, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, jit, power_of_two, tl
 
-# Beyond FEW_ROWS the library is as fast or faster than these, but for sums more than twice as long as the result is wide.
-FEW_ROWS, MAX_ROWS = 32, 64
 _MIN_TILE_ROWS = 16
 # Sums over the inputs are cut at multiples of _CUT where their number allows it, else of _MIN_INPUTS.
 _CUT, _MIN_INPUTS = 128, 64
@@ -188,15 +187,6 @@ class Cut(NamedTuple):
     stages: int
     invites_at: int  # tiles before the end of the sum
     fetches_ahead: bool
-
-
-def is_skinny(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """16-bit types (the interpreter, which has no bfloat16, takes float32)."""
-    has_type = x.dtype in (torch.bfloat16, torch.float16) if x.is_cuda else x.dtype == torch.float32
-    most_rows = MAX_ROWS if weight.shape[1] > 2 * weight.shape[0] else FEW_ROWS
-    has_shape = x.dim() == 2 and 0 < x.shape[0] <= most_rows and x.shape[1] % _MIN_INPUTS == 0
-    has_layout = x.stride(-1) == 1 and weight.is_contiguous() and x.dtype == weight.dtype
-    return takes_triton(x) and has_type and has_shape and has_layout
 
 
 def _padded(num_rows: int) -> int:

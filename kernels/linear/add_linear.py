@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._skinny_core import (
     add_up,
     constants_of,
     cut_of,
     first_weights,
-    is_skinny,
     sum_products,
     workspace_of,
 )
+from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 from headway.kernels.reference.linear.add_linear import add_linear as add_linear_twin
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, tl
 from headway.kernels.types._deferred_norm import LateNorm, square_tiles
@@ -84,7 +85,7 @@ def add_linear(
 
     The residual is rounded once, as its product with norm_weight is.
     """
-    if not is_skinny(x, weight):
+    if choice_of(x, weight, FusedOperation.ADD_NORM).kernel is LinearKernel.LIBRARY:
         return add_linear_twin(x, weight, residual, norm_weight, epsilon)
     (rows, num_inputs), hidden = x.shape, weight.shape[0]
     assert residual.stride(1) == norm_weight.stride(0) == 1, "outputs stand side by side"

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.functional import ScalingType
 
-from headway.kernels.linear._hopper_core import streams_of
+from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._hopper_linear import streamed_linear
+from headway.kernels.linear.dispatch import FusedOperation
 from headway.kernels.reference.linear.float8_linear import float8_linear as float8_linear_twin
 
 
@@ -31,7 +32,7 @@ def float8_linear(
     assert all(size % 16 == 0 for size in weight.shape), f"{tuple(weight.shape)} are no multiples of 16"
     if len(x) == 0:
         return x.new_empty(0, len(weight), dtype=dtype)
-    streams = streams_of(x, weight)
+    streams = choice_of(x, weight, FusedOperation.ADD).config
     if streams is not None:
         out = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
         streamed_linear(x, weight, streams, out, step=step, scale=scale, bias=bias)

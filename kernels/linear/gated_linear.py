@@ -9,36 +9,33 @@ import torch
 
 from headway.kernels.elementwise.silu_mul import silu_mul
 from headway.kernels.linear._hopper_core import (
-    PAIRED,
-    Streams,
     by_rows,
     cells_of,
+    choice_of,
     close_stream,
     described_pairs,
     described_rows,
     inputs_of,
-    many_streams_of,
     open_stream,
     split_paired,
     stream_constants_of,
-    streams_of,
     sum_stream,
     sums_of,
 )
-from headway.kernels.linear._hopper_gated_gemm import dense_gated_linear, is_dense
+from headway.kernels.linear._hopper_gated_gemm import dense_gated_linear
 from headway.kernels.linear._skinny_core import (
     Cut,
     constants_of,
     cut_of,
     first_weights,
     is_second,
-    is_skinny,
     late_factor,
     load_squares,
     pair_of,
     split_pairs,
     sum_products,
 )
+from headway.kernels.linear.dispatch import PAIRED, FusedOperation, LinearKernel, TmaGemmConfig
 from headway.kernels.reference.linear.gated_linear import gated_linear as gated_linear_twin
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, takes_triton, tl
@@ -149,7 +146,7 @@ def _store_gated(
     gl.store(out_ptr + cell, result, mask=is_cell)
 
 
-def _launch_streams(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: Streams) -> None:
+def _launch_streams(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: TmaGemmConfig) -> None:
     rows, num_inputs = x.shape
     _streamed_gated_kernel[(streams.programs,)](
         described_rows(x, streams), described_pairs(weight, streams, blocks=1), out, rows, out.shape[1],
@@ -168,19 +165,20 @@ def gated_linear(
 
     No launch that is still under way may write the weight: it may be read before the launch in front has ended.
     """
-    if not takes_triton(x) or (norm is not None and not is_skinny(x, weight)):
+    operation = FusedOperation.SILU_MUL if norm is None else FusedOperation.SILU_MUL_DEFERRED
+    kernel, streams = choice_of(x, weight, operation, out)
+    is_library = kernel is LinearKernel.LIBRARY
+    if not takes_triton(x) or (norm is not None and is_library):
         return gated_linear_twin(x, weight, norm=norm, out=out)
     assert out is None or out.stride(-1) == 1, "outputs stand side by side"
-    streams = (streams_of(x, weight, pairs=True) or many_streams_of(x, weight)) if norm is None else None
-    is_few = streams is not None or is_skinny(x, weight)
-    if not is_few and not is_dense(x, weight, out):
+    if is_library:
         gated = silu_mul(torch.nn.functional.linear(x, weight))
         return gated if out is None else out.copy_(gated)
     shape = x.shape[0], weight.shape[0] // 2
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
         _launch_streams(x, weight, result, streams)
-    elif is_few:
+    elif kernel is LinearKernel.SKINNY:
         _launch_few(x, weight, norm, result)
     else:
         dense_gated_linear(x, weight, result)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.linear._hopper_core import (
-    PAIRED,
     by_rows,
+    choice_of,
     close_stream,
     described_pairs,
     described_rows,
@@ -15,7 +15,6 @@ from headway.kernels.linear._hopper_core import (
     rows_of,
     split_paired,
     stream_constants_of,
-    streams_of,
     sum_stream,
     sums_of,
 )
@@ -25,7 +24,6 @@ from headway.kernels.linear._skinny_core import (
     cut_of,
     first_weights,
     is_second,
-    is_skinny,
     late_factor,
     load_squares,
     pair_of,
@@ -33,6 +31,7 @@ from headway.kernels.linear._skinny_core import (
     sum_products,
     workspace_of,
 )
+from headway.kernels.linear.dispatch import PAIRED, FusedOperation, LinearKernel
 from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append as qkv_rope_append_twin
 from headway.kernels.runtime._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
 from headway.kernels.types._deferred_norm import LateNorm
@@ -245,8 +244,9 @@ def qkv_rope_append(
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0
-    streams = streams_of(x, weight, pairs=True) if norm is None and has_pairs else None
-    if streams is None and not (is_skinny(x, weight) and has_pairs):
+    operation = FusedOperation.QKV if norm is None else FusedOperation.QKV_DEFERRED
+    kernel, streams = choice_of(x, weight, operation)
+    if kernel is LinearKernel.LIBRARY or not has_pairs:
         return qkv_rope_append_twin(
             x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping
         )

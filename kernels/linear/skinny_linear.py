@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.linear._hopper_core import streams_of
+from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._hopper_linear import streamed_linear
 from headway.kernels.linear._skinny_core import (
     add_up,
     constants_of,
     cut_of,
     first_weights,
-    is_skinny,
     sum_products,
     workspace_of,
 )
+from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 from headway.kernels.reference.linear.skinny_linear import skinny_linear as skinny_linear_twin
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, tl
 
@@ -87,8 +87,8 @@ def skinny_linear(
 
     No launch that is still under way may write the weight: it is read before the launch in front has ended.
     """
-    streams = streams_of(x, weight)
-    if streams is None and not is_skinny(x, weight):
+    kernel, streams = choice_of(x, weight, FusedOperation.ADD)
+    if kernel is LinearKernel.LIBRARY:
         return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"

@@ -17,12 +17,13 @@ from headway_testing.products import (
 from headway.kernels import gated_linear, rms_norm, skinny_linear
 from headway.kernels.linear import _hopper_core as _streamed
 from headway.kernels.linear._hopper_core import (
-    Streams,
+    choice_of,
     is_copied,
-    many_streams_of,
+    shape_of,
     stream_constants_of,
-    streams_of,
+    traits_of,
 )
+from headway.kernels.linear.dispatch import FusedOperation, TmaGemmConfig, tma_config_of_many
 
 CPU = torch.device("cpu")
 # Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than run at once, in two waves and in many.
@@ -52,6 +53,18 @@ ROWS = {
 HIDDEN = 4096
 
 
+def config_of(x: torch.Tensor, weight: torch.Tensor) -> TmaGemmConfig | None:
+    return choice_of(x, weight, FusedOperation.ADD).config
+
+
+def paired_config_of(x: torch.Tensor, weight: torch.Tensor) -> TmaGemmConfig | None:
+    return choice_of(x, weight, FusedOperation.QKV).config
+
+
+def many_config_of(x: torch.Tensor, weight: torch.Tensor) -> TmaGemmConfig | None:
+    return tma_config_of_many(shape_of(x, weight), traits_of(x))
+
+
 @pytest.fixture
 def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
@@ -62,20 +75,20 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "expected"),
     [
-        (1, 6144, 4096, Streams(96, 1)),
-        (32, 6144, 4096, Streams(96, 1)),
-        (33, 6144, 4096, Streams(96, 1, copy_bytes=256)),
-        (64, 4096, 4096, Streams(128, 2, 12, copy_bytes=256)),
-        (64, 4096, 11008, Streams(128, 2, 38, copy_bytes=256)),
-        (4, 22016, 4096, Streams(344)),
-        (32, 22016, 4096, Streams(344)),
-        (33, 22016, 4096, Streams(344)),
-        (64, 25345, 4096, Streams(397)),
-        (4, 4096, 11008, Streams(128, 2, 19)),
-        (4, 2048, 11008, Streams(128, 4, 10)),
+        (1, 6144, 4096, TmaGemmConfig(96, 1)),
+        (32, 6144, 4096, TmaGemmConfig(96, 1)),
+        (33, 6144, 4096, TmaGemmConfig(96, 1, copy_bytes=256)),
+        (64, 4096, 4096, TmaGemmConfig(128, 2, 12, copy_bytes=256)),
+        (64, 4096, 11008, TmaGemmConfig(128, 2, 38, copy_bytes=256)),
+        (4, 22016, 4096, TmaGemmConfig(344)),
+        (32, 22016, 4096, TmaGemmConfig(344)),
+        (33, 22016, 4096, TmaGemmConfig(344)),
+        (64, 25345, 4096, TmaGemmConfig(397)),
+        (4, 4096, 11008, TmaGemmConfig(128, 2, 19)),
+        (4, 2048, 11008, TmaGemmConfig(128, 4, 10)),
         (4, 1000, 11008, None),
-        (4, 151_680, 4096, Streams(2370)),
-        (64, 151_680, 4096, Streams(2370)),
+        (4, 151_680, 4096, TmaGemmConfig(2370)),
+        (64, 151_680, 4096, TmaGemmConfig(2370)),
         (4, 5120, 5120, None),
         (4, 4096, 2048, None),
         (65, 6144, 4096, None),
@@ -86,32 +99,32 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are(
-    rows: int, outputs: int, inputs: int, expected: Streams | None
+    rows: int, outputs: int, inputs: int, expected: TmaGemmConfig | None
 ) -> None:
     x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
-    assert streams_of(x, weight) == expected
+    assert config_of(x, weight) == expected
 
 
 @pytest.mark.usefixtures("pretended_hopper")
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "expected"),
     [
-        (4, 6144, 4096, Streams(96)),
-        (32, 4096, 8192, Streams(128, 2, 6)),
-        (33, 6144, 4096, Streams(96, copy_bytes=256)),
-        (64, 4096, 8192, Streams(128, 2, 12, copy_bytes=256)),
-        (64, 22016, 4096, Streams(344)),
+        (4, 6144, 4096, TmaGemmConfig(96)),
+        (32, 4096, 8192, TmaGemmConfig(128, 2, 6)),
+        (33, 6144, 4096, TmaGemmConfig(96, copy_bytes=256)),
+        (64, 4096, 8192, TmaGemmConfig(128, 2, 12, copy_bytes=256)),
+        (64, 22016, 4096, TmaGemmConfig(344)),
         (4, 4096, 4096, None),
         (4, 6144, 2048, None),
     ],
     ids=str,
 )
 def test_a_copy_has_as_many_bytes_of_float8(
-    rows: int, outputs: int, inputs: int, expected: Streams | None
+    rows: int, outputs: int, inputs: int, expected: TmaGemmConfig | None
 ) -> None:
     x, weight = (torch.zeros(n, inputs).to(torch.float8_e4m3fn) for n in (rows, outputs))
-    assert streams_of(x, weight) == expected
-    assert streams_of(x, weight, pairs=True) is None
+    assert config_of(x, weight) == expected
+    assert paired_config_of(x, weight) is None
 
 
 @pytest.mark.usefixtures("pretended_hopper")
@@ -119,8 +132,8 @@ def test_a_copy_has_as_many_bytes_of_float8(
     ("rows", "outputs", "inputs", "expected"),
     [
         (64, 22016, 4096, None),
-        (65, 22016, 4096, Streams(115, tiles=3, copy_bytes=256)),
-        (128, 16384, 4096, Streams(128, tiles=2, copy_bytes=256)),
+        (65, 22016, 4096, TmaGemmConfig(115, tiles=3, copy_bytes=256)),
+        (128, 16384, 4096, TmaGemmConfig(128, tiles=2, copy_bytes=256)),
         (129, 22016, 4096, None),
         (128, 6144, 4096, None),
         (128, 12288, 4096, None),
@@ -130,28 +143,28 @@ def test_a_copy_has_as_many_bytes_of_float8(
     ids=str,
 )
 def test_more_rows_share_a_program_s_tiles(
-    rows: int, outputs: int, inputs: int, expected: Streams | None
+    rows: int, outputs: int, inputs: int, expected: TmaGemmConfig | None
 ) -> None:
     x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
-    assert many_streams_of(x, weight) == expected
+    assert many_config_of(x, weight) == expected
 
 
 def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = tensors(4, 6144, 2048, CPU, torch.bfloat16)
     wide = torch.zeros(4, 4096, dtype=torch.bfloat16)
-    assert streams_of(x, weight) is None
+    assert config_of(x, weight) is None
     monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: True)
     monkeypatch.setattr(_streamed, "multiprocessors", lambda device: 132)
-    assert streams_of(x, weight) is not None
-    assert streams_of(wide[:, 8:2056], weight) is not None
-    assert streams_of(wide[:, 1:2049], weight) is None
-    assert streams_of(wide[:, ::2], weight) is None
-    assert streams_of(x.float(), weight.float()) is None
-    assert streams_of(x.half(), weight) is None
-    assert streams_of(x, weight.T.contiguous().T) is None
-    assert streams_of(wide[0, :2048], weight) is None
-    assert streams_of(x, weight, pairs=True) is not None
-    assert streams_of(x, weight[:6136], pairs=True) is None
+    assert config_of(x, weight) is not None
+    assert config_of(wide[:, 8:2056], weight) is not None
+    assert config_of(wide[:, 1:2049], weight) is None
+    assert config_of(wide[:, ::2], weight) is None
+    assert config_of(x.float(), weight.float()) is None
+    assert config_of(x.half(), weight) is None
+    assert config_of(x, weight.T.contiguous().T) is None
+    assert config_of(wide[0, :2048], weight) is None
+    assert paired_config_of(x, weight) is not None
+    assert paired_config_of(x, weight[:6136]) is None
     eight_bits = wide.to(torch.float8_e4m3fn)
     assert is_copied(wide[:, 8:])
     assert not is_copied(eight_bits[:, 8:])
@@ -170,7 +183,7 @@ def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, 
     orders, sizes = [], set()
     for rows in (1, 32, 33, 64):
         x, weight = (torch.zeros(n, inputs).to(dtype) for n in (rows, outputs))
-        streams = streams_of(x, weight)
+        streams = config_of(x, weight)
         assert streams is not None
         constants = stream_constants_of(x, streams)
         copy, copies = constants["INPUTS"], inputs // constants["INPUTS"]
@@ -197,7 +210,7 @@ def test_the_last_part_of_a_sum_has_more_than_the_others(rows: int) -> None:
     splits = set()
     for outputs, inputs in itertools.product(range(64, 6145, 64), range(4096, 65537, 1280)):
         x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16, device="meta") for n in (rows, outputs))
-        streams = streams_of(x, weight)
+        streams = config_of(x, weight)
         if streams is None or streams.split == 1:
             continue
         splits.add(streams.split)
@@ -216,7 +229,7 @@ def test_the_last_part_of_a_sum_has_more_than_the_others(rows: int) -> None:
 def test_the_product(outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device) -> None:
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
     x, weight = tensors(rows, outputs, inputs, hopper, dtype)
-    assert streams_of(x, weight) is not None
+    assert config_of(x, weight) is not None
     place = Place(rows, outputs, x)
     out = place.out
     assert skinny_linear(beside_rubbish(x), weight, out=out) is out
@@ -258,7 +271,7 @@ def test_the_gated_product(
     outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
 ) -> None:
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
-    assert streams_of(x, weight, pairs=True) is not None
+    assert paired_config_of(x, weight) is not None
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     place = Place(rows, outputs, x)
     out = place.out
@@ -276,7 +289,7 @@ def test_the_gated_product_of_more_rows(
 ) -> None:
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
-    assert many_streams_of(x, weight) is not None
+    assert many_config_of(x, weight) is not None
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     place = Place(rows, outputs, x)
     out = place.out
@@ -297,7 +310,7 @@ def test_a_row_gets_the_same_beside_any_others(outputs: int, inputs: int, hopper
         some = slice(5, 5 + rows)
         assert torch.equal(skinny_linear(x[some], weight), plain[some])
         assert torch.equal(skinny_linear(x[some], weight, bias, residual=residual[some]), added[some])
-        if streams_of(x, weight, pairs=True) is not None:
+        if paired_config_of(x, weight) is not None:
             assert torch.equal(gated_linear(x[some], weight), gated[some])
     assert all(torch.equal(skinny_linear(x, weight), plain) for _ in range(100))
 

@@ -5,8 +5,9 @@ import torch
 from headway_testing.products import Place, assert_each_near, beside_rubbish, tensors
 
 from headway.kernels import gated_linear, most_dense_rows
-from headway.kernels.linear import _hopper_gated_gemm as _dense
-from headway.kernels.linear._hopper_gated_gemm import is_dense
+from headway.kernels.linear import _hopper_core, _hopper_gated_gemm
+from headway.kernels.linear._hopper_core import choice_of
+from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_many_rows_of_whole_waves_are_for_it(
     pretend_hopper(monkeypatch)
     x = torch.empty(rows, inputs, dtype=torch.bfloat16)
     weight = torch.empty(2 * outputs, inputs, dtype=torch.bfloat16)
-    assert is_dense(x, weight, None) is is_taken
+    assert is_persistent(x, weight, None) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -51,22 +52,27 @@ def test_what_cannot_be_copied_is_left_to_the_library(monkeypatch: pytest.Monkey
     x, weight = tensors(768, 22016, 2048, torch.device("cpu"), torch.bfloat16)
     wide = torch.zeros(768, 4096, dtype=torch.bfloat16)
     out = torch.zeros(768, 11016, dtype=torch.bfloat16)
-    assert not is_dense(x, weight, None)
+    assert not is_persistent(x, weight, None)
     pretend_hopper(monkeypatch)
-    assert is_dense(x, weight, None)
-    assert is_dense(wide[:, 8:2056], weight, out[:, 8:])
-    assert not is_dense(wide[:, 1:2049], weight, None)
-    assert not is_dense(wide[:, ::2], weight, None)
-    assert not is_dense(x, weight, out[:, 1:11009])
-    assert not is_dense(x, weight, out.float())
-    assert not is_dense(x, weight.T.contiguous().T, None)
-    assert not is_dense(x.half(), weight, None)
+    assert is_persistent(x, weight, None)
+    assert is_persistent(wide[:, 8:2056], weight, out[:, 8:])
+    assert not is_persistent(wide[:, 1:2049], weight, None)
+    assert not is_persistent(wide[:, ::2], weight, None)
+    assert not is_persistent(x, weight, out[:, 1:11009])
+    assert not is_persistent(x, weight, out.float())
+    assert not is_persistent(x, weight.T.contiguous().T, None)
+    assert not is_persistent(x.half(), weight, None)
 
 
 def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dense, "has_bulk_copies", lambda x: True)
-    monkeypatch.setattr(_dense, "is_hopper", lambda device: True)
-    monkeypatch.setattr(_dense, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(_hopper_core, "has_bulk_copies", lambda x: True)
+    monkeypatch.setattr(_hopper_core, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(_hopper_gated_gemm, "is_hopper", lambda device: True)
+    monkeypatch.setattr(_hopper_gated_gemm, "multiprocessors", lambda device: 132)
+
+
+def is_persistent(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:
+    return choice_of(x, weight, FusedOperation.SILU_MUL, out).kernel is LinearKernel.PERSISTENT_GATED
 
 
 @pytest.mark.gpu
@@ -90,7 +96,7 @@ def test_the_gated_product(
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
     place = Place(rows, outputs, x)
     out = place.out
-    assert is_dense(beside_rubbish(x), weight, out)
+    assert is_persistent(beside_rubbish(x), weight, out)
     assert gated_linear(beside_rubbish(x), weight, out=out) is out
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     assert_each_near(out, torch.nn.functional.silu(gate) * up)
@@ -101,7 +107,7 @@ def test_the_gated_product(
 @pytest.mark.gpu
 def test_great_gates_neither_overflow_nor_vanish(hopper: torch.device) -> None:
     x, weight = tensors(768, 22016, 2048, hopper)
-    assert is_dense(x, weight, None)
+    assert is_persistent(x, weight, None)
     x *= 300
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     result = gated_linear(x, weight)

@@ -1,0 +1,168 @@
+"""The table of linear kernels: which kernel computes which sizes on which device, and that each row names its order of sums."""
+
+import pytest
+import torch
+
+from headway.kernels.linear.dispatch import (
+    DeviceTraits,
+    FusedOperation,
+    LinearChoice,
+    LinearKernel,
+    LinearShape,
+    TmaGemmConfig,
+    choose,
+)
+
+DEVICES = {
+    "cpu": DeviceTraits(2, has_tma=False, has_triton=False),
+    "interpreter": DeviceTraits(2, has_tma=False, is_interpreted=True),
+    "sm_80": DeviceTraits(108, has_tma=False),
+    "sm_89": DeviceTraits(142, has_tma=False),
+    "sm_90": DeviceTraits(132, has_tma=True),
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
+ROWS = (1, 32, 33, 64, 65, 128, 129, 640, 1024)
+LETTERS = {
+    "T": LinearKernel.TMA,
+    "S": LinearKernel.SKINNY,
+    "P": LinearKernel.PERSISTENT_GATED,
+    "-": LinearKernel.LIBRARY,
+}
+# A letter for each number of rows of ROWS, as recorded from the launches of the commit before this table.
+CHOICES = """
+sm_80 ADD bf16 6144x4096 SS-------
+sm_80 SILU_MUL bf16 6144x4096 SS-------
+sm_80 ADD fp16 6144x4096 SS-------
+sm_80 SILU_MUL fp16 6144x4096 SS-------
+sm_80 ADD fp32 6144x4096 ---------
+sm_80 SILU_MUL fp32 6144x4096 ---------
+sm_80 ADD bf16 4096x11008 SSSS-----
+sm_80 SILU_MUL bf16 4096x11008 SSSS-----
+sm_80 ADD fp16 4096x11008 SSSS-----
+sm_80 SILU_MUL fp16 4096x11008 SSSS-----
+sm_80 ADD fp32 4096x11008 ---------
+sm_80 SILU_MUL fp32 4096x11008 ---------
+sm_80 ADD bf16 1024x3072 SSSS-----
+sm_80 SILU_MUL bf16 1024x3072 SSSS-----
+sm_80 ADD bf16 1000x1000 ---------
+sm_80 SILU_MUL bf16 1000x1000 ---------
+sm_89 ADD bf16 6144x4096 SS-------
+sm_89 SILU_MUL bf16 6144x4096 SS-------
+sm_89 ADD fp16 6144x4096 SS-------
+sm_89 SILU_MUL fp16 6144x4096 SS-------
+sm_89 ADD fp32 6144x4096 ---------
+sm_89 SILU_MUL fp32 6144x4096 ---------
+sm_89 ADD fp8 6144x4096 ---------
+sm_89 ADD bf16 4096x11008 SSSS-----
+sm_89 SILU_MUL bf16 4096x11008 SSSS-----
+sm_89 ADD fp16 4096x11008 SSSS-----
+sm_89 SILU_MUL fp16 4096x11008 SSSS-----
+sm_89 ADD fp32 4096x11008 ---------
+sm_89 SILU_MUL fp32 4096x11008 ---------
+sm_89 ADD fp8 4096x11008 ---------
+sm_89 ADD bf16 1024x3072 SSSS-----
+sm_89 SILU_MUL bf16 1024x3072 SSSS-----
+sm_89 ADD bf16 1000x1000 ---------
+sm_89 SILU_MUL bf16 1000x1000 ---------
+sm_90 ADD bf16 6144x4096 TTTT-----
+sm_90 SILU_MUL bf16 6144x4096 TTTT-----
+sm_90 ADD fp16 6144x4096 TTTT-----
+sm_90 SILU_MUL fp16 6144x4096 TTTT-----
+sm_90 ADD fp32 6144x4096 ---------
+sm_90 SILU_MUL fp32 6144x4096 ---------
+sm_90 ADD fp8 6144x4096 TTTT-----
+sm_90 ADD bf16 4096x4096 TTTT-----
+sm_90 SILU_MUL bf16 4096x4096 SS------P
+sm_90 ADD bf16 22016x4096 TTTT-----
+sm_90 SILU_MUL bf16 22016x4096 TTTTTT---
+sm_90 ADD bf16 4096x11008 TTTT-----
+sm_90 SILU_MUL bf16 4096x11008 SSSS----P
+sm_90 ADD fp16 4096x11008 TTTT-----
+sm_90 SILU_MUL fp16 4096x11008 SSSS----P
+sm_90 ADD fp32 4096x11008 ---------
+sm_90 SILU_MUL fp32 4096x11008 ---------
+sm_90 ADD fp8 4096x11008 ---------
+sm_90 ADD bf16 151680x4096 TTTT-----
+sm_90 SILU_MUL bf16 151680x4096 TTTT---PP
+sm_90 ADD bf16 4096x1024 SS-------
+sm_90 SILU_MUL bf16 4096x1024 SS------P
+sm_90 ADD bf16 1024x2048 SS-------
+sm_90 SILU_MUL bf16 1024x2048 SS-------
+sm_90 ADD bf16 6144x1024 SS-------
+sm_90 SILU_MUL bf16 6144x1024 SS-------
+sm_90 ADD bf16 1024x3072 SSSS-----
+sm_90 SILU_MUL bf16 1024x3072 SSSS-----
+sm_90 ADD bf16 151680x1024 SS-------
+sm_90 SILU_MUL bf16 151680x1024 SS-----PP
+sm_90 ADD bf16 896x4864 SSSS-----
+sm_90 SILU_MUL bf16 896x4864 SSSS-----
+sm_90 ADD bf16 9728x896 SS-------
+sm_90 SILU_MUL bf16 9728x896 SS-------
+sm_90 ADD bf16 128256x4096 TTTT-----
+sm_90 SILU_MUL bf16 128256x4096 TTTT---PP
+sm_90 ADD bf16 28672x4096 TTTT-----
+sm_90 SILU_MUL bf16 28672x4096 TTTT----P
+sm_90 ADD bf16 4096x14336 TTTT-----
+sm_90 SILU_MUL bf16 4096x14336 SSSS----P
+sm_90 ADD bf16 1000x1000 ---------
+sm_90 SILU_MUL bf16 1000x1000 ---------
+"""
+
+
+def _cases() -> list[tuple[str, FusedOperation, torch.dtype, int, int, int, str]]:
+    cases = []
+    for line in CHOICES.strip().splitlines():
+        device, operation, dtype, size, letters = line.split()
+        outputs, inputs = map(int, size.split("x"))
+        cases += [
+            (device, FusedOperation[operation], DTYPES[dtype], rows, outputs, inputs, letter)
+            for rows, letter in zip(ROWS, letters, strict=True)
+        ]
+    return cases
+
+
+def test_the_table_chooses_what_was_recorded() -> None:
+    cases = _cases()
+    assert len(cases) >= 150
+    wrong = [
+        (device, operation.name, dtype, rows, outputs, inputs, letter)
+        for device, operation, dtype, rows, outputs, inputs, letter in cases
+        if choose(LinearShape(rows, outputs, inputs, dtype), DEVICES[device], operation).kernel
+        is not LETTERS[letter]
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("operation", FusedOperation)
+@pytest.mark.parametrize("rows", [0, 1, 64, 1024])
+def test_without_triton_the_library_computes_all(rows: int, operation: FusedOperation) -> None:
+    for dtype in DTYPES.values():
+        choice = choose(LinearShape(rows, 6144, 4096, dtype), DEVICES["cpu"], operation)
+        assert choice == LinearChoice(LinearKernel.LIBRARY)
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "operation", "expected"),
+    [
+        (4, {"is_bulk": False}, "ADD", LinearChoice(LinearKernel.SKINNY)),
+        (4, {"is_bulk": False, "is_dense": False}, "ADD", LinearChoice(LinearKernel.LIBRARY)),
+        (4, {}, "ADD", LinearChoice(LinearKernel.TMA, TmaGemmConfig(344))),
+        (4, {}, "QKV_DEFERRED", LinearChoice(LinearKernel.SKINNY)),
+        (65, {}, "SILU_MUL", LinearChoice(LinearKernel.TMA, TmaGemmConfig(115, tiles=3, copy_bytes=256))),
+        (65, {}, "QKV", LinearChoice(LinearKernel.LIBRARY)),
+        (768, {}, "SILU_MUL", LinearChoice(LinearKernel.PERSISTENT_GATED)),
+        (768, {"is_bulk_out": False}, "SILU_MUL", LinearChoice(LinearKernel.LIBRARY)),
+    ],
+    ids=str,
+)
+def test_the_layout_of_operands_matters(
+    rows: int, changes: dict[str, bool], operation: str, expected: LinearChoice
+) -> None:
+    shape = LinearShape(rows, 22016, 4096, torch.bfloat16, **changes)
+    assert choose(shape, DEVICES["sm_90"], FusedOperation[operation]) == expected
+
+
+@pytest.mark.parametrize("kernel", LinearKernel)
+def test_each_row_names_its_order_of_sums_and_its_rounding(kernel: LinearKernel) -> None:
+    assert kernel.value.order_of_sums
+    assert "round" in kernel.value.rounding
