@@ -26,41 +26,40 @@ from headway.kernels.linear.skinny_linear import skinny_linear
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.runtime._device import has_float8_products
 from headway.kernels.runtime._precompile import compile_in_workers
-from headway.kernels.sampling.adjust_logits import adjust_logits, count_tokens
+from headway.kernels.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.sampling.sample import gumbel_noise, sample
 from headway.kernels.speculation.advance import advance
-from headway.kernels.speculation.commit_round import commit_round
+from headway.kernels.speculation.begin_decode import begin_decode
 from headway.kernels.speculation.force_acceptance import force_acceptance
-from headway.kernels.speculation.keep_states import keep_states
 from headway.kernels.speculation.open_drafts import open_drafts
-from headway.kernels.speculation.open_round import open_round
 from headway.kernels.speculation.prepare import prepare_next_forward_pass
+from headway.kernels.speculation.prepare_verify_inputs import prepare_verify_inputs
 from headway.kernels.speculation.rewind import rewind_kv_cache
-from headway.kernels.speculation.start_rows import start_rows
+from headway.kernels.speculation.store_pending_states import store_pending_states
 from headway.kernels.speculation.verify import verify_speculative_tokens
-from headway.kernels.transfer.deliver import deliver
+from headway.kernels.speculation.verify_and_rewind import verify_and_rewind
+from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import LateNorm
 from headway.kernels.types._int4_packing import pack_nibbles
-from headway.kernels.types._processor_state import Adjustments
+from headway.kernels.types._processor_state import LogitsProcessorState
 from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
 
 __all__ = [
     "FEW_ROWS",
-    "Adjustments",
     "DraftWindow",
     "LateNorm",
+    "LogitsProcessorState",
     "RoundWindow",
     "RowState",
     "add_linear",
     "add_rms_norm",
-    "adjust_logits",
     "advance",
-    "commit_round",
+    "begin_decode",
     "compile_in_workers",
+    "copy_results_to_host",
     "count_tokens",
-    "deliver",
     "embed_rms_norm",
     "fixed_linear",
     "float8_linear",
@@ -70,16 +69,16 @@ __all__ = [
     "gumbel_noise",
     "has_float8_products",
     "is_streamed",
-    "keep_states",
     "kv_append",
     "mamba_state_selective_copy",
     "most_dense_rows",
     "open_drafts",
-    "open_round",
     "pack_nibbles",
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "prepare_verify_inputs",
+    "process_logits",
     "qkv_rope_append",
     "quantized_linear",
     "reserve_workspace",
@@ -92,8 +91,9 @@ __all__ = [
     "silu_mul",
     "skinny_linear",
     "stamp",
-    "start_rows",
+    "store_pending_states",
     "stream_read",
     "varlen_attention",
+    "verify_and_rewind",
     "verify_speculative_tokens",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.kernels import deliver
+from headway.kernels import copy_results_to_host
 
 # Of a round that runs, of one behind it that is launched, and of one whose results are being read.
 _NUM_PLACES = 3
@@ -48,7 +48,7 @@ class HostRing:
         time_index: int,
     ) -> None:
         """Launched behind a round; see the kernel."""
-        deliver(packed, self._places, self._count, time_index=time_index)
+        copy_results_to_host(packed, self._places, self._count, time_index=time_index)
 
     def take(self, size: int) -> Place:
         """Before a round is launched: where it will leave its results, of which so many numbers are wanted."""

@@ -18,7 +18,13 @@ from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.pool import KVPool
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import commit_round, count_tokens, keep_states, open_round, stamp
+from headway.kernels import (
+    count_tokens,
+    prepare_verify_inputs,
+    stamp,
+    store_pending_states,
+    verify_and_rewind,
+)
 
 NUM_STAMPS, END_STAMP = 4, 3
 
@@ -96,7 +102,7 @@ def decode_round(
     if depth > 0:
         drafts = drafter(model, pool, rows, depth)
         stamp(packed[1:2])
-    window = open_round(rows.state(), drafts, size)
+    window = prepare_verify_inputs(rows.state(), drafts, size)
     inputs = inputs_of(window, rows.granted_block_ids)
     num_tokens = len(inputs.token_ids)
     next_positions = window.next_positions
@@ -112,11 +118,11 @@ def decode_round(
     picked = pick_tokens(logits, rows, next_positions, window.token_ids[:, 1:])
     if synthetic is not None and depth > 0:
         synthetic.force(picked, window, rows)
-    emitted = commit_round(rows.state(), window, picked, size, out=emitted_of(packed, depth))
+    emitted = verify_and_rewind(rows.state(), window, picked, size, out=emitted_of(packed, depth))
     if model.has_mtp:
         kept = model.draft_hidden(hidden)
         # (h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass.
-        keep_states(
+        store_pending_states(
             kept.view(*window.token_ids.shape, -1),
             rows.prefill_status,
             window.slot_mapping,

@@ -47,11 +47,11 @@ from headway.engine.state.row_tensors import RowTensors, numbers_of
 from headway.engine.state.transfer import to_device
 from headway.kernels import (
     FEW_ROWS,
+    begin_decode,
     compile_in_workers,
     most_dense_rows,
     reserve_workspace,
     stamp,
-    start_rows,
 )
 
 WARM_UP_TOKENS = 1024
@@ -444,7 +444,7 @@ class Runner:
             rows = self.slots.at(index, adjustments)
             pick_tokens(logits[:, None], rows, index, index[:, None][:, :0])
         row = index[:1]
-        start_rows(self.slots.state(), row, row, row + 1, self.pool.block_size)
+        begin_decode(self.slots.state(), row, row, row + 1, self.pool.block_size)
         self.slots.release(row)
 
     def _lengths_of(self, num_tokens: int) -> list[int]:
@@ -481,7 +481,7 @@ class Runner:
             results.first_tokens = picked[index]
             tokens = results.first_tokens.clamp(min=0)
         self.adjustments.count(index, tokens)
-        start_rows(slots.state(), index, tokens, length, self.pool.block_size)
+        begin_decode(slots.state(), index, tokens, length, self.pool.block_size)
         if self.model.has_mtp:
             slots.pending_hidden[index, 0] = self.model.draft_hidden(hidden)
 

@@ -6,7 +6,7 @@ import torch
 
 from headway.engine.scheduling.limits import MAX_LOGPROBS
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import adjust_logits, sample
+from headway.kernels import process_logits, sample
 
 NO_TOKEN = -1  # for the host, instead of what was picked from logits that are no numbers
 SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities then stays small
@@ -25,7 +25,7 @@ def pick_tokens(
     A function of logits, parameters, seed, position and the tokens before it only.
     """
     if rows.adjustments is not None:
-        logits = adjust_logits(logits, window_tokens, positions, rows.adjustments)
+        logits = process_logits(logits, window_tokens, positions, rows.adjustments)
     parameters = rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
     return sample(logits, positions, *parameters, out=out)
 

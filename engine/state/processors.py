@@ -15,7 +15,7 @@ from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from headway.engine.scheduling.plan import TokenHistory
 from headway.engine.state.transfer import to_device
-from headway.kernels import Adjustments
+from headway.kernels import LogitsProcessorState
 
 
 class AdjustmentTable:
@@ -31,14 +31,14 @@ class AdjustmentTable:
     def is_used(self) -> bool:
         return bool(self._used)
 
-    def first(self, num_rows: int) -> Adjustments:
+    def first(self, num_rows: int) -> LogitsProcessorState:
         """The first rows, in the table's own memory."""
         return self._all().first(num_rows)
 
     def at(
         self,
         index: torch.Tensor,  # [n] int64
-    ) -> Adjustments:
+    ) -> LogitsProcessorState:
         """A copy of these rows."""
         return self._all().at(index)
 
@@ -86,7 +86,7 @@ class AdjustmentTable:
             self._all().is_used[row].fill_(False)
             self._used.discard(row)
 
-    def _all(self) -> Adjustments:
+    def _all(self) -> LogitsProcessorState:
         if self._table is None:
             self._table = _allocate(*self._shape, self._device)
         return self._table
@@ -121,11 +121,11 @@ def table_bytes(num_rows: int, vocab_size: int) -> int:
     return num_rows * vocab_size * 9
 
 
-def _allocate(num_rows: int, vocab_size: int, device: torch.device) -> Adjustments:
+def _allocate(num_rows: int, vocab_size: int, device: torch.device) -> LogitsProcessorState:
     def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros((num_rows, *shape), dtype=dtype, device=device)
 
-    return Adjustments(
+    return LogitsProcessorState(
         is_used=zeros(dtype=torch.bool),
         penalties=zeros(3, dtype=torch.float32),
         token_counts=zeros(vocab_size, dtype=torch.int32),

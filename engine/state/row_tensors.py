@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, get_type_hints
 import torch
 
 from headway.engine.scheduling.plan import RowSetup
-from headway.kernels import Adjustments, RowState
+from headway.kernels import LogitsProcessorState, RowState
 
 
 class RowSizes(NamedTuple):
@@ -92,7 +92,9 @@ class RowTensors:
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
     # [N, hidden]: the MTP head's input state of a prefill's last computed token
     chunk_hidden: Annotated[torch.Tensor, Column(lambda sizes: (sizes.hidden_size,), dtype=None)]
-    adjustments: Adjustments | None = None  # of the same rows, while any of them uses some; not its memory
+    adjustments: LogitsProcessorState | None = (
+        None  # of the same rows, while any of them uses some; not its memory
+    )
 
     @classmethod
     def allocate(
@@ -123,7 +125,7 @@ class RowTensors:
         """Returns the columns that a round's bookkeeping changes, in the same memory."""
         return RowState(**{f.name: getattr(self, f.name) for f in fields(RowState)})
 
-    def first(self, num_rows: int, adjustments: Adjustments | None = None) -> RowTensors:
+    def first(self, num_rows: int, adjustments: LogitsProcessorState | None = None) -> RowTensors:
         """Returns the first rows in the same memory, with the adjustments of the same rows."""
         tensors = {name: tensor[:num_rows] for name, tensor in self.tensors().items()}
         return RowTensors(**tensors, adjustments=adjustments)
@@ -131,7 +133,7 @@ class RowTensors:
     def at(
         self,
         index: torch.Tensor,  # [n] int64
-        adjustments: Adjustments | None = None,  # of the same rows
+        adjustments: LogitsProcessorState | None = None,  # of the same rows
     ) -> RowTensors:
         """Returns a copy of these rows."""
         tensors = {name: tensor[index] for name, tensor in self.tensors().items()}

@@ -16,43 +16,42 @@ from headway.kernels.reference.linear.quantized_linear import quantized_linear
 from headway.kernels.reference.linear.screened_linear import screened_linear
 from headway.kernels.reference.linear.skinny_linear import skinny_linear
 from headway.kernels.reference.recurrent.mamba import mamba_state_selective_copy
-from headway.kernels.reference.sampling.adjust_logits import adjust_logits, count_tokens
+from headway.kernels.reference.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.reference.sampling.sample import gumbel_noise, sample
 from headway.kernels.reference.speculation.advance import advance
-from headway.kernels.reference.speculation.commit_round import commit_round
+from headway.kernels.reference.speculation.begin_decode import begin_decode
 from headway.kernels.reference.speculation.force_acceptance import force_acceptance
-from headway.kernels.reference.speculation.keep_states import keep_states
 from headway.kernels.reference.speculation.open_drafts import open_drafts
-from headway.kernels.reference.speculation.open_round import open_round
 from headway.kernels.reference.speculation.prepare import prepare_next_forward_pass
+from headway.kernels.reference.speculation.prepare_verify_inputs import prepare_verify_inputs
 from headway.kernels.reference.speculation.rewind import rewind_kv_cache
-from headway.kernels.reference.speculation.start_rows import start_rows
+from headway.kernels.reference.speculation.store_pending_states import store_pending_states
 from headway.kernels.reference.speculation.verify import verify_speculative_tokens
-from headway.kernels.reference.transfer.deliver import deliver
+from headway.kernels.reference.speculation.verify_and_rewind import verify_and_rewind
+from headway.kernels.reference.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.reference.transfer.stamp import stamp
 from headway.kernels.reference.transfer.stream_read import stream_read
 
 __all__ = [
     "add_linear",
     "add_rms_norm",
-    "adjust_logits",
     "advance",
-    "commit_round",
+    "begin_decode",
+    "copy_results_to_host",
     "count_tokens",
-    "deliver",
     "embed_rms_norm",
     "fixed_linear",
     "force_acceptance",
     "gated_linear",
     "gumbel_noise",
-    "keep_states",
     "kv_append",
     "mamba_state_selective_copy",
     "open_drafts",
-    "open_round",
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
+    "prepare_verify_inputs",
+    "process_logits",
     "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",
@@ -64,8 +63,9 @@ __all__ = [
     "silu_mul",
     "skinny_linear",
     "stamp",
-    "start_rows",
+    "store_pending_states",
     "stream_read",
     "varlen_attention",
+    "verify_and_rewind",
     "verify_speculative_tokens",
 ]

@@ -53,7 +53,7 @@ def _force_kernel(
 
 
 def force_acceptance(
-    picked: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
+    sampled: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
     tokens: torch.Tensor,  # [rows, depth + 1] int64: a token, then the drafts
     is_valid: torch.Tensor,  # [rows, depth + 1] bool: of the same
     seeds: torch.Tensor,  # [rows] int64
@@ -63,17 +63,17 @@ def force_acceptance(
 ) -> None:
     """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
 
-    Accepted drafts are written to picked; elsewhere a pick that is the draft becomes the next id. Where no valid draft
+    Accepted drafts are written to sampled; elsewhere a pick that is the draft becomes the next id. Where no valid draft
     follows, picks stay.
     """
-    if not takes_triton(picked):
-        force_acceptance_twin(picked, tokens, is_valid, seeds, start_positions, thresholds, vocab_size)
+    if not takes_triton(sampled):
+        force_acceptance_twin(sampled, tokens, is_valid, seeds, start_positions, thresholds, vocab_size)
         return
-    check_dense(picked, tokens, is_valid, seeds, start_positions, thresholds)
-    num_rows, width = picked.shape
+    check_dense(sampled, tokens, is_valid, seeds, start_positions, thresholds)
+    num_rows, width = sampled.shape
     if num_rows > 0:
         _force_kernel[(blocks_of(num_rows, _ROWS),)](
-            picked,
+            sampled,
             tokens,
             is_valid,
             seeds,

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Adjustments:
+class LogitsProcessorState:
     """Rows of equal kind at fixed addresses. Where `is_used` is false the rest of the row is rubbish.
 
     A bad word stands at the right end of its line, after -1 in the places that it does not fill; a line
@@ -28,17 +28,17 @@ class Adjustments:
     def tensors(self) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def first(self, num_rows: int) -> Adjustments:
+    def first(self, num_rows: int) -> LogitsProcessorState:
         """The same memory, only the first rows."""
         return self.part(slice(num_rows))
 
-    def part(self, rows: slice) -> Adjustments:
+    def part(self, rows: slice) -> LogitsProcessorState:
         """The same memory, only these rows."""
-        return Adjustments(**{name: tensor[rows] for name, tensor in self.tensors().items()})
+        return LogitsProcessorState(**{name: tensor[rows] for name, tensor in self.tensors().items()})
 
     def at(
         self,
         index: torch.Tensor,  # [n] int64
-    ) -> Adjustments:
+    ) -> LogitsProcessorState:
         """A copy of these rows."""
-        return Adjustments(**{name: tensor[index] for name, tensor in self.tensors().items()})
+        return LogitsProcessorState(**{name: tensor[index] for name, tensor in self.tensors().items()})

@@ -38,7 +38,7 @@ class RoundWindow:
     is_valid: torch.Tensor  # [N, S + 1] bool: within the row's limit and depth cap
     start_positions: torch.Tensor  # [N] int64: L, 0 for padding rows
     end_positions: torch.Tensor  # [N] int64: what is valid ends before it, 0 for padding rows
-    next_positions: torch.Tensor  # [N] int64: of the token picked after the first, 1 for padding rows
+    next_positions: torch.Tensor  # [N] int64: of the token sampled after the first, 1 for padding rows
 
     @classmethod
     def empty(cls, num_rows: int, num_speculative_tokens: int, device: torch.device) -> RoundWindow:

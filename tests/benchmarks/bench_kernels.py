@@ -442,20 +442,27 @@ def round_lines(rows: int) -> Iterator[Line]:
     )
 
     def open_and_commit() -> None:
-        kernels.open_round(state, drafts, BLOCK_SIZE, out=window)
-        kernels.commit_round(state, window, picked, BLOCK_SIZE, out=out)
+        kernels.prepare_verify_inputs(state, drafts, BLOCK_SIZE, out=window)
+        kernels.verify_and_rewind(state, window, picked, BLOCK_SIZE, out=out)
 
     open_and_commit()
-    opened = reference.open_round(twin, drafts.cpu(), BLOCK_SIZE)
+    opened = reference.prepare_verify_inputs(twin, drafts.cpu(), BLOCK_SIZE)
     wrong = float(
-        (out.cpu() != reference.commit_round(twin, opened, picked.cpu(), BLOCK_SIZE)).double().mean()
+        (out.cpu() != reference.verify_and_rewind(twin, opened, picked.cpu(), BLOCK_SIZE)).double().mean()
     )
     pairs = ((getattr(state, f.name), getattr(twin, f.name)) for f in fields(state))
     wrong = max(wrong, *(float((own.cpu() != other).double().mean()) for own, other in pairs))
     size = 8 * rows * (12 + 9 * WINDOW)
-    yield Line("open_round, commit_round", case, microseconds([open_and_commit], 6), size, "read", wrong)
-    time = microseconds([lambda: kernels.open_round(state, drafts, BLOCK_SIZE, out=window)], 3)
-    yield Line("open_round", case, time, size / 2, "read", wrong)
+    yield Line(
+        "prepare_verify_inputs, verify_and_rewind",
+        case,
+        microseconds([open_and_commit], 6),
+        size,
+        "read",
+        wrong,
+    )
+    time = microseconds([lambda: kernels.prepare_verify_inputs(state, drafts, BLOCK_SIZE, out=window)], 3)
+    yield Line("prepare_verify_inputs", case, time, size / 2, "read", wrong)
 
 
 def logits_of(rows: int, *, is_peaked: bool) -> torch.Tensor:

@@ -26,7 +26,7 @@ POSITION = 5  # its position
 NUM_TRIALS = 100_000
 NUM_TOKENS = 5
 ALPHA = 1e-4
-COMMIT = sys.modules["headway.kernels.reference.speculation.commit_round"]
+COMMIT = sys.modules["headway.kernels.reference.speculation.verify_and_rewind"]
 
 
 class MarkovChain:

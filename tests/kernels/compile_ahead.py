@@ -509,7 +509,7 @@ CASES = [
                 BOOKKEEPING | {"DEPTH": depth, "ACTIVE_IS_POINTER": False},
             ),
             Case(
-                "open_round",
+                "prepare_verify_inputs",
                 "_open_kernel",
                 pointers("last_token length limit cap offset count last_id table granted prefill draft")
                 | pointers("token position slot start end next")
@@ -527,7 +527,7 @@ CASES = [
                 num_warps=1,
             ),
             Case(
-                "commit_round",
+                "verify_and_rewind",
                 "_commit_kernel",
                 pointers("token picked prefill last_token length offset count last_id table pending")
                 | pointers("pending_count emitted")
@@ -570,7 +570,7 @@ CASES = [
         for kind in ("*bf16", "*fp32")
         for case in (
             Case(
-                "adjust_logits",
+                "process_logits",
                 "_adjust_kernel",
                 pointers("logits", kind) | pointers("window_token") | ADJUSTMENTS,
                 {"TOKENS": 1024},
@@ -622,7 +622,7 @@ CASES = [
             ),
             *(
                 Case(
-                    "keep_states",
+                    "store_pending_states",
                     "_keep_kernel",
                     pointers("state pending block_hidden", kind) | pointers("prefill slot"),
                     {"BLOCK_SIZE": 16, "HAS_BLOCKS": has_blocks, "BLOCK": block, "OVERLAPS": True},
@@ -649,7 +649,7 @@ CASES = [
         )
     ),
     Case(
-        "adjust_logits",
+        "process_logits",
         "_mask_kernel",
         pointers("window_token position stop_token min_position bad_word recent_token") | ADJUSTMENTS,
         {"STOPS": 64, "WORDS": 256, "LENGTH": 16}
@@ -662,14 +662,14 @@ CASES = [
         for number in (1, 2)
     ),
     Case(
-        "deliver",
+        "copy_results_to_host",
         "_deliver_kernel",
         {"packed_ptr": VECTOR, "places_ptr": VECTOR, "count_ptr": VECTOR},
         {"TIME_INDEX": 3, "HAS_CLOCK": True, "BLOCK": 2048, "OVERLAPS": True},
         num_warps=8,
     ),
     Case(
-        "start_rows",
+        "begin_decode",
         "_start_kernel",
         pointers("index token new_length last_token length offset count last_id pending_count")
         | pointers("table granted pending"),

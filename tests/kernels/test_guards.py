@@ -84,7 +84,7 @@ def opening(draw: random.Random, depth: int, block_size: int) -> Call:
 
     def run(module: object, views: Views) -> object:
         out = RoundWindow(*(views[name] for name in opened))
-        return module.open_round(row_state(views), views["drafts"], block_size, out=out)  # type: ignore[attr-defined]
+        return module.prepare_verify_inputs(row_state(views), views["drafts"], block_size, out=out)  # type: ignore[attr-defined]
 
     written = ADVANCED | set(opened) | {"prefill_status"}
     return Call(columns(rows) | opened | {"drafts": drafts}, run, written, padding)
@@ -93,19 +93,19 @@ def opening(draw: random.Random, depth: int, block_size: int) -> Call:
 def committing(draw: random.Random, depth: int, block_size: int) -> Call:
     rows, padding = a_round(draw, depth, block_size)
     num_rows = len(rows.limits)
-    picked = torch.randint(0, 3, (num_rows, depth + 1))
-    drafts = torch.where(torch.rand(num_rows, depth) < 0.3, 7, picked[:, :-1])
-    window = reference.open_round(rows, drafts, block_size)
+    sampled = torch.randint(0, 3, (num_rows, depth + 1))
+    drafts = torch.where(torch.rand(num_rows, depth) < 0.3, 7, sampled[:, :-1])
+    window = reference.prepare_verify_inputs(rows, drafts, block_size)
     opened = {f.name: getattr(window, f.name) for f in fields(RoundWindow)}
     emitted = torch.full((num_rows, depth + 2), RUBBISH)
 
     def run(module: object, views: Views) -> object:
         out = RoundWindow(*(views[name] for name in opened))
-        given = row_state(views), out, views["picked"], block_size
-        return module.commit_round(*given, out=views["emitted"])  # type: ignore[attr-defined]
+        given = row_state(views), out, views["sampled"], block_size
+        return module.verify_and_rewind(*given, out=views["emitted"])  # type: ignore[attr-defined]
 
     written = ADVANCED | {"last_tokens", "pending_tokens", "pending_counts", "emitted"}
-    return Call(columns(rows) | opened | {"picked": picked, "emitted": emitted}, run, written, padding)
+    return Call(columns(rows) | opened | {"sampled": sampled, "emitted": emitted}, run, written, padding)
 
 
 def advancing(draw: random.Random, depth: int, block_size: int) -> Call:
@@ -138,7 +138,7 @@ def advancing(draw: random.Random, depth: int, block_size: int) -> Call:
 def rewinding(draw: random.Random, depth: int, block_size: int) -> Call:
     rows, _ = a_round(draw, depth, block_size)
     num_rows = len(rows.limits)
-    reference.open_round(rows, torch.zeros((num_rows, depth), dtype=torch.int64), block_size)
+    reference.prepare_verify_inputs(rows, torch.zeros((num_rows, depth), dtype=torch.int64), block_size)
     active = draw.randint(0, num_rows)
     stays = (torch.arange(num_rows) >= active) | (rows.prefill_status == 1)
     inputs = columns(rows) | {

@@ -67,7 +67,7 @@ def _gumbel(words: torch.Tensor) -> torch.Tensor:
 
 def sample(
     logits: torch.Tensor,  # [rows, window, vocab] float
-    positions: torch.Tensor,  # [rows] int64: absolute position of the token picked at window place 0
+    positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
     temperatures: torch.Tensor,  # [rows] float32, 0: greedy
     top_k: torch.Tensor,  # [rows] int64, 0: off
     top_p: torch.Tensor,  # [rows] float32, 1: off

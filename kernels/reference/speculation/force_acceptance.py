@@ -10,7 +10,7 @@ _FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111
 
 
 def force_acceptance(
-    picked: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
+    sampled: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
     tokens: torch.Tensor,  # [rows, depth + 1] int64: a token, then the drafts
     is_valid: torch.Tensor,  # [rows, depth + 1] bool: of the same
     seeds: torch.Tensor,  # [rows] int64
@@ -20,12 +20,12 @@ def force_acceptance(
 ) -> None:
     """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
 
-    Accepted drafts are written to picked; elsewhere a pick that is the draft becomes the next id. Where no valid draft
+    Accepted drafts are written to sampled; elsewhere a pick that is the draft becomes the next id. Where no valid draft
     follows, picks stay.
     """
-    drafts, own = tokens[:, 1:], picked[:, :-1]
+    drafts, own = tokens[:, 1:], sampled[:, :-1]
     depth = drafts.shape[1]
-    positions = start_positions[:, None] + torch.arange(1, depth + 1, device=picked.device)
+    positions = start_positions[:, None] + torch.arange(1, depth + 1, device=sampled.device)
     is_drawn = _random_words(seeds[:, None], positions) < thresholds[:depth]
     is_accepted = is_drawn.cumprod(dim=1) > 0
     rejecting = torch.where(own == drafts, (drafts + 1) % vocab_size, own)

@@ -34,12 +34,14 @@ def opened(starts: torch.Tensor, depth: int) -> tuple[torch.Tensor, RoundWindow]
     """Picks and a window of ids so few that they often agree of themselves; all of them valid."""
     generator = torch.Generator().manual_seed(0)
     shape = (len(starts), depth + 1)
-    picked, tokens = (torch.randint(VOCABULARY - 3, VOCABULARY, shape, generator=generator) for _ in range(2))
+    sampled, tokens = (
+        torch.randint(VOCABULARY - 3, VOCABULARY, shape, generator=generator) for _ in range(2)
+    )
     window = RoundWindow.empty(len(starts), depth, torch.device("cpu"))
     window.token_ids.copy_(tokens)
     window.is_valid.fill_(True)
     window.start_positions.copy_(starts)
-    return picked, window
+    return sampled, window
 
 
 def rows_of(window: RoundWindow, row: int) -> RoundWindow:
@@ -50,11 +52,11 @@ def rows_of(window: RoundWindow, row: int) -> RoundWindow:
 def forced(rates: tuple[float, ...], seeds: torch.Tensor, starts: torch.Tensor, depth: int) -> torch.Tensor:
     """[rows] int64: drafts that verification accepts."""
     synthetic = SyntheticAcceptance.of_rates(rates, VOCABULARY, torch.device("cpu"))
-    picked, window = opened(starts, depth)
-    result = picked.clone()
+    sampled, window = opened(starts, depth)
+    result = sampled.clone()
     synthetic.force(result, window, table(seeds))
     assert ((result >= 0) & (result < VOCABULARY)).all()
-    assert torch.equal(result[:, -1], picked[:, -1])
+    assert torch.equal(result[:, -1], sampled[:, -1])
     return (result[:, :-1] == window.token_ids[:, 1:]).cumprod(dim=1).sum(dim=1)
 
 
@@ -80,28 +82,28 @@ def test_rates_of_zero_and_one_are_certain(rates: tuple[float, ...], expected: i
 def test_a_row_is_the_same_alone_and_in_a_crowd() -> None:
     synthetic = SyntheticAcceptance.of_rates(RATES, VOCABULARY, torch.device("cpu"))
     seeds, starts = torch.arange(-50, 50) * 123_456_789_123, torch.arange(100)
-    picked, window = opened(starts, 3)
-    together = picked.clone()
+    sampled, window = opened(starts, 3)
+    together = sampled.clone()
     synthetic.force(together, window, table(seeds))
     for row in (0, 41, 99):
         only = slice(row, row + 1)
-        alone = picked[only].clone()
+        alone = sampled[only].clone()
         synthetic.force(alone, rows_of(window, row), table(seeds[only]))
         assert torch.equal(alone, together[only])
 
 
 def test_what_no_valid_draft_follows_is_left_alone() -> None:
-    """Rows that are padding or at their cap: a prompt's first token may be picked in the one, text goes on in the other."""
+    """Rows that are padding or at their cap: a prompt's first token may be sampled in the one, text goes on in the other."""
     synthetic = SyntheticAcceptance.of_rates((1.0, 1.0, 1.0), VOCABULARY, torch.device("cpu"))
     numbers = torch.arange(100)
-    picked, window = opened(numbers, 3)
+    sampled, window = opened(numbers, 3)
     window.is_valid.copy_(torch.arange(4) < (numbers % 5)[:, None])
-    result = picked.clone()
+    result = sampled.clone()
     synthetic.force(result, window, table(numbers))
     for row, num_valid in enumerate((numbers % 5).tolist()):
         num_drafts = max(num_valid - 1, 0)
         assert torch.equal(result[row, :num_drafts], window.token_ids[row, 1 : 1 + num_drafts])
-        assert torch.equal(result[row, num_drafts:], picked[row, num_drafts:])
+        assert torch.equal(result[row, num_drafts:], sampled[row, num_drafts:])
 
 
 def test_first_tokens_are_the_models_beside_rounds_too(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ def random_word(seed: int, position: int) -> int:
 
 
 def forced(
-    picked: list[int], tokens: list[int], num_valid: int, seed: int, start: int, thresholds: list[int]
+    sampled: list[int], tokens: list[int], num_valid: int, seed: int, start: int, thresholds: list[int]
 ) -> list[int]:
-    result, is_accepted = list(picked), True
+    result, is_accepted = list(sampled), True
     for place, draft in enumerate(tokens[1:num_valid]):
         is_accepted = is_accepted and random_word(seed, start + place + 1) < thresholds[place]
         if is_accepted:
             result[place] = draft
-        elif picked[place] == draft:
+        elif sampled[place] == draft:
             result[place] = (draft + 1) % VOCABULARY
     return result
 
@@ -36,13 +36,15 @@ def check(
     number of the tokens is valid, from none on."""
     generator = torch.Generator().manual_seed(num_rows)
     shape = (num_rows, depth + 1)
-    picked, tokens = (torch.randint(VOCABULARY - 3, VOCABULARY, shape, generator=generator) for _ in range(2))
+    sampled, tokens = (
+        torch.randint(VOCABULARY - 3, VOCABULARY, shape, generator=generator) for _ in range(2)
+    )
     seeds = torch.randint(-(1 << 62), 1 << 62, (num_rows,), generator=generator)
     starts = torch.randint(0, 1 << 20, (num_rows,), generator=generator)
     num_valid = torch.randint(0 if is_cut else depth + 1, depth + 2, (num_rows,), generator=generator)
-    columns = (t.tolist() for t in (picked, tokens, num_valid, seeds, starts))
+    columns = (t.tolist() for t in (sampled, tokens, num_valid, seeds, starts))
     expected = [forced(*row, thresholds) for row in zip(*columns, strict=True)]
-    result = picked.to(device)
+    result = sampled.to(device)
     limits = torch.tensor(thresholds, device=device)
     is_valid = torch.arange(depth + 1) < num_valid[:, None]
     force_acceptance(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.reference.transfer.deliver import deliver as deliver_twin
+from headway.kernels.reference.transfer.copy_results_to_host import (
+    copy_results_to_host as copy_results_to_host_twin,
+)
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import check_dense, jit_once_for, takes_triton, tl
 
@@ -49,7 +51,7 @@ def _deliver_kernel(
     tl.store(count_ptr, count + 1)
 
 
-def deliver(
+def copy_results_to_host(
     packed: torch.Tensor,  # [n] int64; the time at time_index is written
     places: torch.Tensor,  # [m, n + 1 or more] int64, one of them written
     count: torch.Tensor,  # [1] int64: calls so far; += 1
@@ -62,7 +64,7 @@ def deliver(
     """
     assert 0 <= time_index < len(packed) < places.shape[1], (time_index, len(packed), tuple(places.shape))
     if not takes_triton(packed):
-        deliver_twin(packed, places, count, time_index=time_index)
+        copy_results_to_host_twin(packed, places, count, time_index=time_index)
         return
     check_dense(packed, count)
     assert places.stride(1) == 1, places.stride()

@@ -1,4 +1,4 @@
-"""adjust_logits against a token-by-token statement of its rules, in plain Python."""
+"""process_logits against a token-by-token statement of its rules, in plain Python."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from headway.kernels import Adjustments, adjust_logits, count_tokens
-from headway.kernels.reference.sampling.adjust_logits import adjust_logits as adjust_logits_twin
+from headway.kernels import LogitsProcessorState, count_tokens, process_logits
+from headway.kernels.reference.sampling.process_logits import process_logits as process_logits_twin
 
 VOCAB, STOPS, WORDS, LENGTH = 13, 3, 4, 4
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-6, torch.bfloat16: 1e-5}
@@ -52,11 +52,11 @@ class Row:
         return values
 
 
-def adjustments(rows: list[Row | None], device: torch.device) -> Adjustments:
+def adjustments(rows: list[Row | None], device: torch.device) -> LogitsProcessorState:
     """A row of None is not used and holds rubbish."""
     num = len(rows)
     counts = torch.full((num, VOCAB), 77, dtype=torch.int32)
-    table = Adjustments(
+    table = LogitsProcessorState(
         is_used=torch.tensor([row is not None for row in rows], dtype=torch.bool),
         penalties=torch.full((num, 3), math.nan),
         token_counts=counts,
@@ -70,10 +70,10 @@ def adjustments(rows: list[Row | None], device: torch.device) -> Adjustments:
     for index, row in enumerate(rows):
         if row is not None:
             fill(table, index, row)
-    return Adjustments(**{name: tensor.to(device) for name, tensor in table.tensors().items()})
+    return LogitsProcessorState(**{name: tensor.to(device) for name, tensor in table.tensors().items()})
 
 
-def fill(table: Adjustments, index: int, row: Row) -> None:
+def fill(table: LogitsProcessorState, index: int, row: Row) -> None:
     table.penalties[index] = torch.tensor([row.repetition, row.frequency, row.presence])
     table.token_counts[index] = torch.tensor([row.output.count(token) for token in range(VOCAB)])
     table.is_in_prompt[index] = torch.tensor([token in row.prompt for token in range(VOCAB)])
@@ -105,7 +105,7 @@ def check(
     drafts = drafts.view(len(rows), num_drafts).to(torch.int64)
     first = num_drafts - window + 1
     given = logits.to(device)
-    result = adjust_logits(
+    result = process_logits(
         given, drafts.to(device), positions(rows, first).to(device), adjustments(rows, device)
     )
     assert torch.equal(given.cpu(), logits), "the logits were written to"
@@ -184,7 +184,7 @@ def test_rows_that_use_nothing_get_their_logits_bit_by_bit(device: torch.device)
     logits = torch.randn(3, 2, VOCAB, generator=torch.Generator().manual_seed(0)).to(device)
     table = adjustments([None, Row([1], [2], [3], 1.3), None], device)
     drafts = torch.tensor([[99], [3], [-4]], device=device)
-    result = adjust_logits(logits, drafts, torch.tensor([0, 2, 0], device=device), table)
+    result = process_logits(logits, drafts, torch.tensor([0, 2, 0], device=device), table)
     assert torch.equal(result[[0, 2]], logits[[0, 2]])
     assert not torch.equal(result[1], logits[1])
 
@@ -204,7 +204,7 @@ def test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin(
         return torch.randn(*shape, generator=generator)
 
     rows, vocab, stops, words, length, drafted = 5, 2500, 5, 3, 4, 3
-    table = Adjustments(
+    table = LogitsProcessorState(
         is_used=torch.tensor([True, False, True, True, False]),
         penalties=floats(rows, 3).abs() + 0.3,
         token_counts=ints(-3, 3, rows, vocab).clamp(min=0).to(torch.int32),
@@ -218,9 +218,9 @@ def test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin(
     logits = floats(rows, window, vocab).to(dtype)
     tokens = ints(0, 3, drafted, rows).T
     where = torch.full((rows,), 9)
-    expected = adjust_logits_twin(logits, tokens, where, table)
-    on_device = Adjustments(**{name: tensor.to(device) for name, tensor in table.tensors().items()})
-    result = adjust_logits(logits.to(device), tokens.T.to(device).T, where.to(device), on_device)
+    expected = process_logits_twin(logits, tokens, where, table)
+    on_device = LogitsProcessorState(**{name: tensor.to(device) for name, tensor in table.tensors().items()})
+    result = process_logits(logits.to(device), tokens.T.to(device).T, where.to(device), on_device)
     assert result.dtype == torch.float32
     assert torch.equal(result.cpu(), expected)
     assert torch.isinf(expected).any()
@@ -252,10 +252,10 @@ def test_a_cuda_graph_can_hold_both() -> None:
     logits = torch.randn(5, 3, VOCAB, device=device)
     drafts = torch.tensor([[0, 0] if r is None else r.drafts for r in rows], device=device)
     where, counts = positions(rows, 0).to(device), torch.zeros(5, dtype=torch.int64, device=device)
-    expected = adjust_logits(logits, drafts, where, table)
+    expected = process_logits(logits, drafts, where, table)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = adjust_logits(logits, drafts, where, table)
+        captured = process_logits(logits, drafts, where, table)
         count_tokens(drafts, counts, table)
     graph.replay()
     assert torch.equal(captured, expected)

@@ -1,9 +1,9 @@
-"""keep_states against loops over rows and places."""
+"""store_pending_states against loops over rows and places."""
 
 import pytest
 import torch
 
-from headway.kernels import keep_states
+from headway.kernels import store_pending_states
 
 BLOCK_SIZE, BLOCKS, MAX_WINDOW = 4, 5, 4
 # Slots of each row's window; a row of None is left alone.
@@ -37,6 +37,8 @@ def test_live_rows_and_ended_blocks_keep_states(
             expected_table[row, place] = states[row, place]
             if has_blocks and slot >= 0 and slot % BLOCK_SIZE == BLOCK_SIZE - 1:
                 expected_blocks[slot // BLOCK_SIZE] = states[row, place]
-    keep_states(states, status, slots, table[: len(rows)], blocks if has_blocks else None, BLOCK_SIZE)
+    store_pending_states(
+        states, status, slots, table[: len(rows)], blocks if has_blocks else None, BLOCK_SIZE
+    )
     assert torch.equal(table, expected_table)
     assert torch.equal(blocks[:-1], expected_blocks[:-1])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.reference.sampling.adjust_logits import adjust_logits as adjust_logits_twin
-from headway.kernels.reference.sampling.adjust_logits import count_tokens as count_tokens_twin
+from headway.kernels.reference.sampling.process_logits import count_tokens as count_tokens_twin
+from headway.kernels.reference.sampling.process_logits import process_logits as process_logits_twin
 from headway.kernels.runtime._triton import (
     blocks_of,
     check_dense,
@@ -14,7 +14,7 @@ from headway.kernels.runtime._triton import (
     takes_triton,
     tl,
 )
-from headway.kernels.types._processor_state import Adjustments
+from headway.kernels.types._processor_state import LogitsProcessorState
 
 _TOKENS, _WARPS = 1024, 4
 # The twin rounds a product before it is subtracted.
@@ -125,24 +125,24 @@ def _mask_kernel(
         tl.store(out_ptr + last, -float("inf"), mask=is_met & (last >= 0) & (last < vocab_size))
 
 
-def adjust_logits(
+def process_logits(
     logits: torch.Tensor,  # [rows, window, vocab] float
     window_tokens: torch.Tensor,  # [rows, n] int64, n >= window - 1: tokens after those that are counted
-    positions: torch.Tensor,  # [rows] int64: absolute position of the token picked at window place 0
-    adjustments: Adjustments,
+    positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
+    processors: LogitsProcessorState,
 ) -> torch.Tensor:
     """[rows, window, vocab] float32 or float64: penalties, then bias, then masks.
 
     Takes no memory but for its result. float64 logits, which only tests of exactness have, take the twin everywhere.
     """
     if not takes_triton(logits) or logits.dtype == torch.float64:
-        return adjust_logits_twin(logits, window_tokens, positions, adjustments)
-    check_dense(logits, positions, *adjustments.tensors().values())
+        return process_logits_twin(logits, window_tokens, positions, processors)
+    check_dense(logits, positions, *processors.tensors().values())
     rows, window, vocab_size = logits.shape
     num_tokens = window_tokens.shape[1]
     assert num_tokens >= window - 1, (num_tokens, window)
-    assert adjustments.token_counts.shape == (rows, vocab_size), (
-        adjustments.token_counts.shape,
+    assert processors.token_counts.shape == (rows, vocab_size), (
+        processors.token_counts.shape,
         rows,
         vocab_size,
     )
@@ -151,13 +151,13 @@ def adjust_logits(
         return out
     sizes = window, num_tokens, vocab_size, *window_tokens.stride()
     _adjust_kernel[(rows, blocks_of(vocab_size, _TOKENS))](
-        logits, out, window_tokens, adjustments.is_used, adjustments.penalties, adjustments.token_counts,
-        adjustments.is_in_prompt, adjustments.logit_bias, *sizes, TOKENS=_TOKENS, num_warps=_WARPS, **_ADJUST_OPTIONS,
+        logits, out, window_tokens, processors.is_used, processors.penalties, processors.token_counts,
+        processors.is_in_prompt, processors.logit_bias, *sizes, TOKENS=_TOKENS, num_warps=_WARPS, **_ADJUST_OPTIONS,
     )  # fmt: skip
-    (_, stops), (_, words, length) = adjustments.stop_token_ids.shape, adjustments.bad_words.shape
+    (_, stops), (_, words, length) = processors.stop_token_ids.shape, processors.bad_words.shape
     _mask_kernel[(rows, window)](
-        out, window_tokens, positions, adjustments.is_used, adjustments.stop_token_ids, adjustments.min_positions,
-        adjustments.bad_words, adjustments.recent_tokens, *sizes, STOPS=stops, WORDS=words, LENGTH=length,
+        out, window_tokens, positions, processors.is_used, processors.stop_token_ids, processors.min_positions,
+        processors.bad_words, processors.recent_tokens, *sizes, STOPS=stops, WORDS=words, LENGTH=length,
         STOPS_BLOCK=power_of_two(stops), WORDS_BLOCK=power_of_two(words), LENGTH_BLOCK=power_of_two(length),
         num_warps=_WARPS,
     )  # fmt: skip
@@ -167,8 +167,8 @@ def adjust_logits(
 def count_tokens(
     tokens: torch.Tensor,  # [rows, n] int64
     counts: torch.Tensor,  # [rows] int64, 0 .. n
-    adjustments: Adjustments,
+    processors: LogitsProcessorState,
 ) -> None:
     """The first counts[row] tokens of each row are output from now on. The twin runs on every device: it synchronises
     nothing on CUDA, so that a graph can capture it."""
-    count_tokens_twin(tokens, counts, adjustments)
+    count_tokens_twin(tokens, counts, processors)

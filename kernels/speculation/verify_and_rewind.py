@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.speculation._window import check_window
-from headway.kernels.reference.speculation.commit_round import commit_round as commit_round_twin
+from headway.kernels.reference.speculation.verify_and_rewind import (
+    verify_and_rewind as verify_and_rewind_twin,
+)
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.types._row_state import RoundWindow, RowState
@@ -80,21 +82,21 @@ def _commit_kernel(
     tl.store(last_id_ptr + row, previous, mask=falls_back)
 
 
-def commit_round(
-    rows: RowState,  # as `open_round` left it; all but limits, depth_caps, grants and prefill_status in place
+def verify_and_rewind(
+    rows: RowState,  # as `prepare_verify_inputs` left it; all but limits, depth_caps, grants and prefill_status in place
     window: RoundWindow,
-    picked: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
+    sampled: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
     block_size_tokens: int,
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the picked tokens stay (0 for padding), then all of them."""
-    if not takes_triton(picked):
-        return commit_round_twin(rows, window, picked, block_size_tokens, out=out)
-    num_rows, width = picked.shape
+    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them."""
+    if not takes_triton(sampled):
+        return verify_and_rewind_twin(rows, window, sampled, block_size_tokens, out=out)
+    num_rows, width = sampled.shape
     check_window(width - 1, block_size_tokens)
     emitted = (
-        torch.empty((num_rows, width + 1), dtype=torch.int64, device=picked.device) if out is None else out
+        torch.empty((num_rows, width + 1), dtype=torch.int64, device=sampled.device) if out is None else out
     )
     places = (
         rows.last_tokens,
@@ -103,15 +105,15 @@ def commit_round(
         rows.block_counts,
         rows.last_block_ids,
     )
-    check_dense(window.token_ids, window.is_valid, picked, rows.prefill_status, *places, rows.pending_counts)
+    check_dense(window.token_ids, window.is_valid, sampled, rows.prefill_status, *places, rows.pending_counts)
     check_dense(emitted)
     table, pending = rows.kv_block_ids, rows.pending_tokens
     assert table.stride(1) == pending.stride(1) == 1, (table.stride(), pending.stride())
     assert pending.shape[1] >= width, (tuple(pending.shape), width)
     if num_rows > 0:
-        overlaps, launch = overlap(picked.device)
+        overlaps, launch = overlap(sampled.device)
         _commit_kernel[(blocks_of(num_rows, _ROWS),)](
-            window.token_ids, window.is_valid, picked, rows.prefill_status, *places, table, pending,
+            window.token_ids, window.is_valid, sampled, rows.prefill_status, *places, table, pending,
             rows.pending_counts, emitted, num_rows, table.shape[1], table.stride(0), pending.stride(0),
             DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip

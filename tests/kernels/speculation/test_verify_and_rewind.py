@@ -1,45 +1,49 @@
-"""commit_round against the separate functions, and against a row-by-row statement of what it promises."""
+"""verify_and_rewind against the separate functions, and against a row-by-row statement of what it promises."""
 
 import pytest
 import torch
 from headway_testing.round_rows import copied, listed, random_rows
 
-from headway.kernels import RowState, commit_round, open_round
+from headway.kernels import RowState, prepare_verify_inputs, verify_and_rewind
 
 RUBBISH = -77
 
 
 def committed(
-    before: dict[str, object], state: dict[str, object], tokens: list[int], picked: list[int], block_size: int
+    before: dict[str, object],
+    state: dict[str, object],
+    tokens: list[int],
+    sampled: list[int],
+    block_size: int,
 ) -> int:
-    """Moves the dictionary of one row on; returns how many tokens stay. `before`: the row ahead of open_round."""
+    """Moves the dictionary of one row on; returns how many tokens stay. `before`: the row ahead of prepare_verify_inputs."""
     if state["prefill_status"] == 1:
         return 0
-    depth, accepted = len(picked) - 1, 0
-    while accepted < depth and tokens[accepted + 1] == picked[accepted]:
+    depth, accepted = len(sampled) - 1, 0
+    while accepted < depth and tokens[accepted + 1] == sampled[accepted]:
         accepted += 1
     length = before["kv_lengths"] + accepted + 1
     blocks = -(-length // block_size)
     table = [g if i < blocks else -1 for i, g in enumerate(state["granted_block_ids"])]
     state |= {
-        "last_tokens": picked[accepted],
+        "last_tokens": sampled[accepted],
         "kv_lengths": length,
         "last_block_offsets": (length - 1) % block_size,
         "block_counts": blocks,
         "last_block_ids": table[blocks - 1],
         "kv_block_ids": table,
     }
-    state["pending_tokens"] = picked + state["pending_tokens"][depth + 1 :]
+    state["pending_tokens"] = sampled + state["pending_tokens"][depth + 1 :]
     state["pending_counts"] = accepted + 1
     return accepted + 1
 
 
 def agreeing(rows: RowState, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts and picked tokens that agree more often than not."""
+    """Drafts and sampled tokens that agree more often than not."""
     shape, device = (len(rows.limits), depth + 1), rows.limits.device
-    picked = torch.randint(0, 3, shape, device=device)
+    sampled = torch.randint(0, 3, shape, device=device)
     slips = torch.rand((shape[0], depth), device=device) < 0.3
-    return torch.where(slips, 7, picked[:, :-1]), picked
+    return torch.where(slips, 7, sampled[:, :-1]), sampled
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 40, 70])
@@ -48,16 +52,16 @@ def test_every_row_keeps_what_the_target_agrees_with(
     num_rows: int, depth: int, block_size: int, device: torch.device
 ) -> None:
     rows = random_rows(num_rows, block_size, depth, num_rows + depth, device)
-    drafts, picked = agreeing(rows, depth)
+    drafts, sampled = agreeing(rows, depth)
     before = listed(rows)
-    window = open_round(rows, drafts, block_size)
+    window = prepare_verify_inputs(rows, drafts, block_size)
     expected = listed(rows)
-    emitted = commit_round(rows, window, picked, block_size)
+    emitted = verify_and_rewind(rows, window, sampled, block_size)
     assert emitted.dtype == torch.int64
     tokens = torch.where(window.is_valid, window.token_ids, -1).tolist()
     for row, state in enumerate(expected):
-        stays = committed(before[row], state, tokens[row], picked[row].tolist(), block_size)
-        assert emitted[row].tolist() == [stays, *picked[row].tolist()]
+        stays = committed(before[row], state, tokens[row], sampled[row].tolist(), block_size)
+        assert emitted[row].tolist() == [stays, *sampled[row].tolist()]
     assert listed(rows) == expected
 
 
@@ -73,9 +77,9 @@ def test_every_offset_in_a_block(agrees: bool, device: torch.device) -> None:
     rows.last_block_offsets.copy_((rows.kv_lengths - 1) % block_size)
     in_use = torch.arange(6, device=device) < rows.block_counts[:, None]
     rows.kv_block_ids.copy_(torch.where(in_use, rows.granted_block_ids, -1))
-    picked = torch.arange(4, device=device).repeat(block_size, 1)
-    window = open_round(rows, picked[:, :-1] + (not agrees), block_size)
-    stays = commit_round(rows, window, picked, block_size)[:, 0]
+    sampled = torch.arange(4, device=device).repeat(block_size, 1)
+    window = prepare_verify_inputs(rows, sampled[:, :-1] + (not agrees), block_size)
+    stays = verify_and_rewind(rows, window, sampled, block_size)[:, 0]
     assert stays.tolist() == [4 if agrees else 1] * block_size
     lengths = torch.arange(block_size) + block_size + stays.cpu()
     assert rows.kv_lengths.tolist() == lengths.tolist()
@@ -84,9 +88,9 @@ def test_every_offset_in_a_block(agrees: bool, device: torch.device) -> None:
 
 def test_a_given_buffer_is_filled_and_returned(device: torch.device) -> None:
     rows = random_rows(7, 16, 3, 3, device)
-    drafts, picked = agreeing(rows, 3)
-    window = open_round(rows, drafts, 16)
+    drafts, sampled = agreeing(rows, 3)
+    window = prepare_verify_inputs(rows, drafts, 16)
     again = copied(rows)
     out = torch.full((7, 5), RUBBISH, device=device)
-    assert commit_round(rows, window, picked, 16, out=out) is out
-    assert torch.equal(out, commit_round(again, window, picked, 16))
+    assert verify_and_rewind(rows, window, sampled, 16, out=out) is out
+    assert torch.equal(out, verify_and_rewind(again, window, sampled, 16))

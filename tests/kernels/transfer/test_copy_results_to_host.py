@@ -1,9 +1,9 @@
-"""deliver: rounds leave their results in turns, whole, with their number and the time; no place but theirs is touched."""
+"""copy_results_to_host: rounds leave their results in turns, whole, with their number and the time; no place but theirs is touched."""
 
 import pytest
 import torch
 
-from headway.kernels import deliver, stamp
+from headway.kernels import copy_results_to_host, stamp
 
 NUM_PLACES, WIDTH = 3, 2100
 SIZES = {"one": 1, "a row": 9, "a block": 2048, "beyond a block": 2049, "all": WIDTH}
@@ -20,7 +20,7 @@ def test_each_call_writes_the_next_place(device: torch.device, size: int) -> Non
     packed = [torch.randint(-(2**62), 2**62, (size,), device=device) for _ in range(NUM_PLACES + 1)]
     for number, values in enumerate(packed):
         before = places.clone()
-        deliver(values, places, count, time_index=size - 1)
+        copy_results_to_host(values, places, count, time_index=size - 1)
         if device.type == "cuda":
             torch.cuda.synchronize()
         before[number % NUM_PLACES, : size + 1] = torch.tensor([number, *values.tolist()])
@@ -34,7 +34,7 @@ def test_the_time_is_that_of_a_stamp(device: torch.device, is_interpreted: bool)
     for number in range(100 if device.type == "cuda" else 2):
         packed, around = (torch.zeros(n, dtype=torch.int64, device=device) for n in (5, 2))
         stamp(around[:1])
-        deliver(packed, places, count, time_index=2)
+        copy_results_to_host(packed, places, count, time_index=2)
         stamp(around[1:])
         before, after = around.tolist()
         time = int(packed[2])
@@ -46,7 +46,7 @@ def test_the_time_is_that_of_a_stamp(device: torch.device, is_interpreted: bool)
 def test_what_does_not_fit_is_refused(device: torch.device, size: int, time_index: int) -> None:
     packed, count = (torch.zeros(n, dtype=torch.int64, device=device) for n in (size, 1))
     with pytest.raises(AssertionError):
-        deliver(packed, memory(device), count, time_index=time_index)
+        copy_results_to_host(packed, memory(device), count, time_index=time_index)
 
 
 @pytest.mark.gpu
@@ -56,11 +56,11 @@ def test_all_warps_write_to_one_place() -> None:
     places, count = memory(device), torch.zeros(1, dtype=torch.int64, device=device)
     packed = torch.zeros(WIDTH, dtype=torch.int64, device=device)
     graph = torch.cuda.CUDAGraph()
-    deliver(packed, places, count, time_index=0)
+    copy_results_to_host(packed, places, count, time_index=0)
     with torch.cuda.graph(graph):
         for _ in range(NUM_PLACES):
             packed[1:] += 1
-            deliver(packed, places, count, time_index=0)
+            copy_results_to_host(packed, places, count, time_index=0)
     for turn in range(500):
         graph.replay()
         torch.cuda.synchronize()

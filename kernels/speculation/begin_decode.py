@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.reference.speculation.start_rows import start_rows as start_rows_twin
+from headway.kernels.reference.speculation.begin_decode import begin_decode as begin_decode_twin
 from headway.kernels.runtime._triton import check_dense, jit_once_for, takes_triton, tl
 from headway.kernels.types._row_state import RowState
 
@@ -58,7 +58,7 @@ def _start_kernel(
         tl.store(table_ptr + row * table_stride + place, block, mask=place < max_blocks)
 
 
-def start_rows(
+def begin_decode(
     rows: RowState,  # in place: all but limits, depth_caps, grants and prefill_status
     index: torch.Tensor,  # [n] int64: rows, each once
     tokens: torch.Tensor,  # [n] int64: what follows their prompts
@@ -67,7 +67,7 @@ def start_rows(
 ) -> None:
     """From the next round on these rows take part, the token being the first that is not in the cache."""
     if not takes_triton(tokens):
-        start_rows_twin(rows, index, tokens, lengths, block_size_tokens)
+        begin_decode_twin(rows, index, tokens, lengths, block_size_tokens)
         return
     vectors = (
         rows.last_tokens,

@@ -1,10 +1,10 @@
-"""open_round against a row-by-row statement of what it promises."""
+"""prepare_verify_inputs against a row-by-row statement of what it promises."""
 
 import pytest
 import torch
 from headway_testing.round_rows import copied, listed, random_rows
 
-from headway.kernels import RoundWindow, RowState, advance, open_round
+from headway.kernels import RoundWindow, RowState, advance, prepare_verify_inputs
 
 RUBBISH = -77
 
@@ -35,7 +35,7 @@ def test_every_row_opens_its_window_and_advances(
     rows = random_rows(num_rows, block_size, depth, num_rows + depth, device)
     drafts = torch.randint(0, 9, (num_rows, depth), device=device)
     before, expected = listed(rows), advanced(rows, depth, block_size)
-    window = open_round(rows, drafts, block_size)
+    window = prepare_verify_inputs(rows, drafts, block_size)
     assert listed(rows) == listed(expected)
     for row, state in enumerate(before):
         length, limit = state["kv_lengths"], state["limits"]
@@ -64,8 +64,8 @@ def test_given_buffers_are_filled_and_returned(device: torch.device) -> None:
     out = RoundWindow.empty(5, 3, device)
     for name in set(RoundWindow.__slots__) - {"is_valid"}:
         getattr(out, name).fill_(RUBBISH)
-    assert open_round(rows, drafts, 16, out=out) is out
-    fresh = open_round(again, drafts, 16)
+    assert prepare_verify_inputs(rows, drafts, 16, out=out) is out
+    fresh = prepare_verify_inputs(again, drafts, 16)
     for name in RoundWindow.__slots__:
         assert torch.equal(getattr(out, name), getattr(fresh, name)), name
 
@@ -75,7 +75,7 @@ def test_rows_of_a_wider_table(device: torch.device) -> None:
     rows = random_rows(9, 4, 3, 2, device)
     drafts = torch.ones((9, 3), dtype=torch.int64, device=device)
     expected = copied(rows)
-    open_round(expected, drafts, 4)
+    prepare_verify_inputs(expected, drafts, 4)
     backing = torch.full((2, 9, 11), RUBBISH, device=device)
     backing[0, :, :6], backing[1, :, :6] = rows.kv_block_ids, rows.granted_block_ids
     wide = type(rows)(
@@ -84,11 +84,13 @@ def test_rows_of_a_wider_table(device: torch.device) -> None:
         backing[1, :, :6],
         *(getattr(rows, name) for name in rows.__slots__[9:]),
     )
-    open_round(wide, drafts, 4)
+    prepare_verify_inputs(wide, drafts, 4)
     assert listed(wide) == listed(expected)
     assert bool((backing[:, :, 6:] == RUBBISH).all())
 
 
 def test_a_window_over_two_boundaries_is_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="4 speculative tokens would cross more than one boundary"):
-        open_round(random_rows(1, 4, 3, 0, device), torch.zeros((1, 4), dtype=torch.int64, device=device), 4)
+        prepare_verify_inputs(
+            random_rows(1, 4, 3, 0, device), torch.zeros((1, 4), dtype=torch.int64, device=device), 4
+        )

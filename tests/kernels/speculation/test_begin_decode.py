@@ -1,10 +1,10 @@
-"""start_rows against a row-by-row statement of what it promises."""
+"""begin_decode against a row-by-row statement of what it promises."""
 
 import pytest
 import torch
 from headway_testing.round_rows import listed, random_rows
 
-from headway.kernels import RowState, start_rows
+from headway.kernels import RowState, begin_decode
 
 
 def widened(rows: RowState, width: int) -> RowState:
@@ -43,5 +43,5 @@ def test_rows_start_behind_their_prompts(
             "pending_tokens": [token, *state["pending_tokens"][1:]],
             "pending_counts": 1,
         }
-    start_rows(rows, index.to(device), tokens.to(device), lengths.to(device), block_size)
+    begin_decode(rows, index.to(device), tokens.to(device), lengths.to(device), block_size)
     assert listed(rows) == expected

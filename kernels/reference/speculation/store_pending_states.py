@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def keep_states(
+def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
     prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
     slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache

@@ -7,7 +7,7 @@ import torch
 from headway.kernels.types._row_state import RowState
 
 
-def start_rows(
+def begin_decode(
     rows: RowState,  # in place: all but limits, depth_caps, grants and prefill_status
     index: torch.Tensor,  # [n] int64: rows, each once
     tokens: torch.Tensor,  # [n] int64: what follows their prompts

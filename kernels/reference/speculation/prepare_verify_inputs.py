@@ -8,7 +8,7 @@ from headway.kernels.reference.speculation.advance import advance
 from headway.kernels.types._row_state import RoundWindow, RowState
 
 
-def open_round(
+def prepare_verify_inputs(
     rows: RowState,  # lengths, blocks and prefill_status in place, as by `advance`
     drafts: torch.Tensor,  # [N, S] int64
     block_size_tokens: int,

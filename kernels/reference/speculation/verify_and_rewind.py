@@ -10,37 +10,37 @@ from headway.kernels.reference.speculation.verify import verify_speculative_toke
 from headway.kernels.types._row_state import RoundWindow, RowState
 
 
-def commit_round(
-    rows: RowState,  # as `open_round` left it; all but limits, depth_caps, grants and prefill_status in place
+def verify_and_rewind(
+    rows: RowState,  # as `prepare_verify_inputs` left it; all but limits, depth_caps, grants and prefill_status in place
     window: RoundWindow,
-    picked: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
+    sampled: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
     block_size_tokens: int,
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the picked tokens stay (0 for padding), then all of them.
+    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them.
 
-    With a drafts accepted the a + 1 picked tokens up to the bonus token stay: the row's last token becomes
-    picked[a], the S - a rejected ones leave the cache, and the picked tokens are pending, a + 1 of them.
+    With a drafts accepted the a + 1 sampled tokens up to the bonus token stay: the row's last token becomes
+    sampled[a], the S - a rejected ones leave the cache, and the sampled tokens are pending, a + 1 of them.
     """
-    num_rows, width = picked.shape
+    num_rows, width = sampled.shape
     depth = width - 1
     input_tokens = torch.where(window.is_valid, window.token_ids, -1).flatten()
-    output_tokens = picked.flatten()
+    output_tokens = sampled.flatten()
     last, is_accepted, _ = verify_speculative_tokens(input_tokens, output_tokens, num_rows, 0, depth)
     bonus, last_places, accepted_counts = torch.empty(
-        (3, num_rows), dtype=torch.int64, device=picked.device
+        (3, num_rows), dtype=torch.int64, device=sampled.device
     ).unbind()
     prepare_next_forward_pass(
         num_rows,
         output_tokens,
-        torch.arange(picked.numel(), device=picked.device),
+        torch.arange(sampled.numel(), device=sampled.device),
         last,
         is_accepted,
         input_tokens,
         bonus,
         last_places,
-        torch.empty((num_rows, depth), dtype=torch.int64, device=picked.device),
+        torch.empty((num_rows, depth), dtype=torch.int64, device=sampled.device),
         accepted_counts,
         depth,
     )
@@ -58,7 +58,7 @@ def commit_round(
     is_live = rows.prefill_status == 0
     rows.last_tokens.copy_(torch.where(is_live, bonus, rows.last_tokens))
     pending = rows.pending_tokens[:, :width]
-    pending.copy_(torch.where(is_live[:, None], picked, pending))
+    pending.copy_(torch.where(is_live[:, None], sampled, pending))
     rows.pending_counts.copy_(torch.where(is_live, accepted_counts + 1, rows.pending_counts))
-    emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], picked], dim=1)
+    emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], sampled], dim=1)
     return emitted if out is None else out.copy_(emitted)

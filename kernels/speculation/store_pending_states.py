@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.reference.speculation.keep_states import keep_states as keep_states_twin
+from headway.kernels.reference.speculation.store_pending_states import (
+    store_pending_states as store_pending_states_twin,
+)
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import (
     check_dense,
@@ -49,7 +51,7 @@ def _keep_kernel(
         tl.store(kept_ptr, state, mask=is_inside & ends_block)
 
 
-def keep_states(
+def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
     prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
     slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
@@ -59,7 +61,7 @@ def keep_states(
 ) -> None:
     """Of live rows all states wait with the row; those of tokens that end a block stay with it."""
     if not takes_triton(states):
-        keep_states_twin(
+        store_pending_states_twin(
             states, prefill_status, slot_mapping, pending_hidden, block_hidden, block_size_tokens
         )
         return

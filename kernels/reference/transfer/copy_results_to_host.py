@@ -7,7 +7,7 @@ import time
 import torch
 
 
-def deliver(
+def copy_results_to_host(
     packed: torch.Tensor,  # [n] int64; the time at time_index is written
     places: torch.Tensor,  # [m, n + 1 or more] int64, one of them written
     count: torch.Tensor,  # [1] int64: calls so far; += 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.speculation._window import check_window
-from headway.kernels.reference.speculation.open_round import open_round as open_round_twin
+from headway.kernels.reference.speculation.prepare_verify_inputs import (
+    prepare_verify_inputs as prepare_verify_inputs_twin,
+)
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
 from headway.kernels.types._row_state import RoundWindow, RowState
@@ -92,7 +94,7 @@ def _open_kernel(
     tl.store(count_ptr + row, last_column + 1, mask=takes_block)
 
 
-def open_round(
+def prepare_verify_inputs(
     rows: RowState,  # lengths, blocks and prefill_status in place, as by `advance`
     drafts: torch.Tensor,  # [N, S] int64
     block_size_tokens: int,
@@ -101,7 +103,7 @@ def open_round(
 ) -> RoundWindow:
     """The window [t_L, d_1 .. d_S] of each row; a draft beyond the row's limit or depth cap is not valid."""
     if not takes_triton(drafts):
-        return open_round_twin(rows, drafts, block_size_tokens, out=out)
+        return prepare_verify_inputs_twin(rows, drafts, block_size_tokens, out=out)
     num_rows, depth = drafts.shape
     check_window(depth, block_size_tokens)
     window = RoundWindow.empty(num_rows, depth, drafts.device) if out is None else out

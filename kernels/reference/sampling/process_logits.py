@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.types._processor_state import Adjustments
+from headway.kernels.types._processor_state import LogitsProcessorState
 
 
-def adjust_logits(
+def process_logits(
     logits: torch.Tensor,  # [rows, window, vocab] float
     window_tokens: torch.Tensor,  # [rows, n] int64, n >= window - 1: tokens after those that are counted
-    positions: torch.Tensor,  # [rows] int64: absolute position of the token picked at window place 0
-    adjustments: Adjustments,
+    positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
+    processors: LogitsProcessorState,
 ) -> torch.Tensor:
     """[rows, window, vocab] float32 or float64, `logits` left as they are where anything changes.
 
@@ -24,13 +24,13 @@ def adjust_logits(
     """
     values = logits.to(_wide_type(logits))
     if logits.is_cuda:
-        adjusted = _adjusted(values, window_tokens, positions, adjustments)
-        return torch.where(adjustments.is_used[:, None, None], adjusted, values)
-    index = adjustments.is_used.nonzero()[:, 0]
+        adjusted = _adjusted(values, window_tokens, positions, processors)
+        return torch.where(processors.is_used[:, None, None], adjusted, values)
+    index = processors.is_used.nonzero()[:, 0]
     if len(index) == len(values):
-        return _adjusted(values, window_tokens, positions, adjustments)
+        return _adjusted(values, window_tokens, positions, processors)
     if len(index) > 0:
-        some = _adjusted(values[index], window_tokens[index], positions[index], adjustments.at(index))
+        some = _adjusted(values[index], window_tokens[index], positions[index], processors.at(index))
         values = values.index_copy(0, index, some)
     return values
 
@@ -38,14 +38,14 @@ def adjust_logits(
 def count_tokens(
     tokens: torch.Tensor,  # [rows, n] int64
     counts: torch.Tensor,  # [rows] int64, 0 .. n
-    adjustments: Adjustments,
+    processors: LogitsProcessorState,
 ) -> None:
     """The first counts[row] tokens of each row are output from now on."""
-    kept = counts * adjustments.is_used
+    kept = counts * processors.is_used
     places = torch.arange(tokens.shape[1], device=tokens.device)
     is_kept = places < kept[:, None]
-    _count(adjustments.token_counts, tokens, is_kept.to(torch.int32))
-    recent = adjustments.recent_tokens
+    _count(processors.token_counts, tokens, is_kept.to(torch.int32))
+    recent = processors.recent_tokens
     places = torch.arange(recent.shape[1], device=tokens.device)
     recent.copy_(torch.cat([recent, tokens], 1).gather(1, places + kept[:, None]))
 
@@ -55,11 +55,14 @@ def _wide_type(logits: torch.Tensor) -> torch.dtype:
 
 
 def _adjusted(
-    values: torch.Tensor, window_tokens: torch.Tensor, positions: torch.Tensor, adjustments: Adjustments
+    values: torch.Tensor,
+    window_tokens: torch.Tensor,
+    positions: torch.Tensor,
+    processors: LogitsProcessorState,
 ) -> torch.Tensor:
     window = values.shape[1]
     penalised = torch.empty_like(values)
-    counts = adjustments.token_counts.clone()
+    counts = processors.token_counts.clone()
     first = window_tokens.shape[1] - window + 1
     ones = torch.ones_like(window_tokens, dtype=torch.int32)
     _count(counts, window_tokens[:, :first], ones[:, :first])
@@ -67,10 +70,10 @@ def _adjusted(
         if place > 0:
             token = slice(first + place - 1, first + place)
             _count(counts, window_tokens[:, token], ones[:, token])
-        penalised[:, place] = _penalised(values[:, place], counts, adjustments)
-    penalised += adjustments.logit_bias[:, None]
-    _mask_stops(penalised, positions, adjustments)
-    _mask_bad_words(penalised, window_tokens, adjustments)
+        penalised[:, place] = _penalised(values[:, place], counts, processors)
+    penalised += processors.logit_bias[:, None]
+    _mask_stops(penalised, positions, processors)
+    _mask_bad_words(penalised, window_tokens, processors)
     return penalised
 
 
@@ -79,26 +82,28 @@ def _count(counts: torch.Tensor, tokens: torch.Tensor, amounts: torch.Tensor) ->
     counts.scatter_add_(1, tokens.clamp(0, counts.shape[1] - 1), amounts)
 
 
-def _penalised(values: torch.Tensor, counts: torch.Tensor, adjustments: Adjustments) -> torch.Tensor:
+def _penalised(values: torch.Tensor, counts: torch.Tensor, processors: LogitsProcessorState) -> torch.Tensor:
     """values: [rows, vocab]."""
-    repetition, frequency, presence = adjustments.penalties[:, :, None].unbind(1)
+    repetition, frequency, presence = processors.penalties[:, :, None].unbind(1)
     is_in_output = counts > 0
     repeated = torch.where(values > 0, values / repetition, values * repetition)
-    values = torch.where(is_in_output | adjustments.is_in_prompt, repeated, values)
+    values = torch.where(is_in_output | processors.is_in_prompt, repeated, values)
     return values - counts * frequency - is_in_output * presence
 
 
-def _mask_stops(values: torch.Tensor, positions: torch.Tensor, adjustments: Adjustments) -> None:
+def _mask_stops(values: torch.Tensor, positions: torch.Tensor, processors: LogitsProcessorState) -> None:
     places = torch.arange(values.shape[1], device=values.device)
-    is_early = positions[:, None] + places < adjustments.min_positions[:, None]
-    stops = adjustments.stop_token_ids[:, None].expand(-1, values.shape[1], -1)
+    is_early = positions[:, None] + places < processors.min_positions[:, None]
+    stops = processors.stop_token_ids[:, None].expand(-1, values.shape[1], -1)
     _mask(values, stops, is_early[:, :, None] & (stops >= 0))
 
 
-def _mask_bad_words(values: torch.Tensor, window_tokens: torch.Tensor, adjustments: Adjustments) -> None:
+def _mask_bad_words(
+    values: torch.Tensor, window_tokens: torch.Tensor, processors: LogitsProcessorState
+) -> None:
     """A line of -1 3 5 asks for no token, then for a 3 right before the place, and masks 5."""
-    words, window = adjustments.bad_words, values.shape[1]
-    text = torch.cat([adjustments.recent_tokens, window_tokens], 1)
+    words, window = processors.bad_words, values.shape[1]
+    text = torch.cat([processors.recent_tokens, window_tokens], 1)
     before = text.unfold(1, words.shape[2] - 1, 1)[:, -window:]  # [rows, window, length - 1]
     asked = words[:, None, :, :-1]
     is_met = ((before[:, :, None] == asked) | (asked < 0)).all(-1)
