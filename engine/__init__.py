@@ -1,6 +1,5 @@
 """The only door to the engine: what the API process may know of it. Imports no torch."""
 
-from headway.engine.models.model_config import ModelConfig, read_model_config
 from headway.engine.models.model_files import (
     MAX_TOKENIZER_BYTES,
     is_folder,
@@ -8,6 +7,8 @@ from headway.engine.models.model_files import (
     read_json_object,
     read_text,
 )
+from headway.engine.models.registry import read_model_spec
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
 from headway.engine.protocol.errors import (
     INTERNAL_ERROR,
@@ -80,8 +81,8 @@ __all__ = [
     "Heartbeat",
     "LogFormat",
     "Mailbox",
-    "ModelConfig",
     "ModelError",
+    "ModelSpec",
     "Pause",
     "Phase",
     "QueueFullError",
@@ -100,6 +101,6 @@ __all__ = [
     "is_folder",
     "is_regular_file",
     "read_json_object",
-    "read_model_config",
+    "read_model_spec",
     "read_text",
 ]

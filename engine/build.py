@@ -11,11 +11,12 @@ import torch
 
 from headway.engine.defaults import max_extra_rows, max_running, num_threads, prefill_policy
 from headway.engine.execution.runner import Runner
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.decoder import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
-from headway.engine.layers.registry import CausalLM
 from headway.engine.loading.checkpoint import NAMED_DTYPES, load_model, make_dummy_model, parameter_counts
-from headway.engine.models.model_config import ModelConfig, read_model_config
+from headway.engine.models.registry import read_model_spec
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import (
     DraftLayers,
     DraftLmHead,
@@ -61,7 +62,7 @@ class Engine:
 class Outline:
     """What is known of a model before its weights are read. has_mtp: whether drafts are wanted."""
 
-    config: ModelConfig
+    spec: ModelSpec
     device: torch.device
     dtype: torch.dtype
     has_mtp: bool
@@ -80,14 +81,16 @@ def assemble(
     _warn_of_meaningless_text(config)
     max_model_len = _max_model_len(config, device)
     model = _load(config, device, max_model_len, progress)
-    draft_lm_head = _draft_lm_head(config, model)
-    if draft_lm_head in ("fp8", "int4"):  # many rows take float8, where few take 4 bits
-        model.quantize_draft_lm_head()
-    if draft_lm_head == "int4":
-        model.screen_draft_lm_head()
-    draft_layers = _draft_layers(config, model)
-    if draft_layers == "fp8":
-        model.round_draft_linears()
+    draft_lm_head, draft_layers = _draft_lm_head(config, model), _draft_layers(config, model)
+    if model.mtp is not None and draft_lm_head in (
+        "fp8",
+        "int4",
+    ):  # many rows take float8, where few take 4 bits
+        model.mtp.quantize_lm_head()
+    if model.mtp is not None and draft_lm_head == "int4":
+        model.mtp.screen_lm_head()
+    if model.mtp is not None and draft_layers == "fp8":
+        model.mtp.round_linears()
     prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
@@ -110,7 +113,7 @@ def assemble(
         config.num_rows,
         max_blocks=max_blocks,
         max_depth=depth,
-        hidden_size=model.config.hidden_size,
+        hidden_size=model.spec.hidden_size,
         dtype=model.dtype,
         device=device,
     )
@@ -120,7 +123,7 @@ def assemble(
         config,
         num_blocks=pool.num_blocks,
         max_model_len=max_model_len,
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.spec.vocab_size,
         has_mtp=model.has_mtp,
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),
@@ -159,14 +162,14 @@ def _device(config: EngineConfig) -> torch.device:
 
 def _max_model_len(config: EngineConfig, device: torch.device) -> int:
     """Raises ConfigError, before anything is loaded."""
-    shape = read_model_config(config.model_path)
+    shape = read_model_spec(config.model_path)
     max_model_len = served_model_len(config, shape)
     check_context(config, shape, max_model_len, device)
     _check_options(config, shape, device)
     return max_model_len
 
 
-def _check_options(config: EngineConfig, shape: ModelConfig, device: torch.device) -> None:
+def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device) -> None:
     """Judges by the outline what is judged once more when the model is there. Raises ConfigError.
 
     On a GPU the dtype auto is the weights' own, of which 16 bits allow all options.
@@ -204,7 +207,7 @@ def _load(
 def _draft_lm_head(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHead:
     """What is wanted, or instead of auto: few bits where that was measured to pay, 16-bit models on CUDA with an lm_head
     that takes a while to read, else full."""
-    hidden, vocab_size = model.config.hidden_size, model.config.vocab_size
+    hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
     is_16_bit = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
     is_possible = is_16_bit and vocab_size % 16 == 0 and has_float8_products(model.device)
     possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}
@@ -229,9 +232,9 @@ def _draft_layers(config: EngineConfig, model: CausalLM | Outline) -> DraftLayer
     """What is wanted, or instead of auto: float8 for 16-bit models on CUDA whose layers take longer to read than to
     launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
     rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
-    shape = model.config
-    heads = shape.num_attention_heads + 2 * shape.num_kv_heads
-    sizes = shape.hidden_size, heads * shape.head_dim, 2 * shape.intermediate_size
+    shape = model.spec
+    heads = shape.attention.num_heads + 2 * shape.attention.num_kv_heads
+    sizes = shape.hidden_size, heads * shape.attention.head_dim, 2 * shape.intermediate_size
     has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
     is_possible = model.has_mtp and has_shape and has_float8_products(model.device)
     if config.draft_layers == "fp8" and not is_possible:
@@ -243,7 +246,7 @@ def _draft_layers(config: EngineConfig, model: CausalLM | Outline) -> DraftLayer
         )
     if config.draft_layers != "auto":
         return config.draft_layers
-    return "fp8" if is_possible and model.config.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
+    return "fp8" if is_possible and model.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
 
 
 def _capability(device: torch.device) -> str:
@@ -289,16 +292,16 @@ def _check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> Non
 
 def _sharing(model: CausalLM | Outline) -> int:
     """Query heads that share keys."""
-    return model.config.num_attention_heads // model.config.num_kv_heads
+    return model.spec.attention.num_heads // model.spec.attention.num_kv_heads
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
     _check_adjustments(config, model)
-    return AdjustmentTable(config.num_rows, model.config.vocab_size, model.device)
+    return AdjustmentTable(config.num_rows, model.spec.vocab_size, model.device)
 
 
 def _check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
-    vocab_size, available = model.config.vocab_size, available_bytes(model.device)
+    vocab_size, available = model.spec.vocab_size, available_bytes(model.device)
     needed = table_bytes(config.num_rows, vocab_size)
     limit = MAX_ADJUSTMENTS_SHARE * available
     if needed > limit:
@@ -313,11 +316,11 @@ def _check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
 def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | None:
     if config.synthetic_acceptance is None:
         return None
-    return SyntheticAcceptance.of_rates(config.synthetic_acceptance, model.config.vocab_size, model.device)
+    return SyntheticAcceptance.of_rates(config.synthetic_acceptance, model.spec.vocab_size, model.device)
 
 
 def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVPool:
-    shape = model.config
+    shape = model.spec
     block_bytes = kv_block_bytes(
         shape,
         num_kv_layers=model.num_kv_layers,
@@ -334,8 +337,8 @@ def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVP
             available=available_bytes(model.device),
         ),
         block_size=config.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        num_kv_heads=shape.attention.num_kv_heads,
+        head_dim=shape.attention.head_dim,
         hidden_size=shape.hidden_size if model.has_mtp else None,
         dtype=model.dtype,
         device=model.device,
@@ -351,7 +354,7 @@ def _info(
     weights_bytes: int,
 ) -> EngineInfo:
     return EngineInfo(
-        architecture=model.config.architecture,
+        architecture=model.spec.architecture,
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
         num_parameters=num_parameters,
@@ -361,7 +364,7 @@ def _info(
         block_size=pool.block_size,
         max_model_len=max_model_len,
         max_running=config.num_rows,
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.spec.vocab_size,
         depth=config.depth,
         has_mtp=model.has_mtp,
         has_dummy_weights=config.load_format == "dummy",

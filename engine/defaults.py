@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.engine.execution.graphs import ROW_STEP
-from headway.engine.layers.registry import CausalLM
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.protocol.config import (
     CPU_MAX_EXTRA_ROWS,
     CPU_MAX_RUNNING,
@@ -44,7 +44,7 @@ def max_running(model: CausalLM, depth: int) -> int:
     that the KV cache leaves free, but at least the CPU's default."""
     if model.device.type == "cpu":
         return CPU_MAX_RUNNING
-    row_bytes = (depth + 1) * model.config.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
+    row_bytes = (depth + 1) * model.spec.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
     fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
     return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
 
@@ -111,7 +111,7 @@ def _tokens_in_time(multiprocessor_flop: float, model: CausalLM, num_parameters:
 def _fitting_chunk(wanted: int, model: CausalLM) -> int:
     """Returns a power of two. Activations may use half of the memory left beside the KV cache."""
     # The residual stream, its norm, attention's result, two sums on their way; gate, up and their product.
-    token_bytes = (5 * model.config.hidden_size + 3 * model.config.intermediate_size) * model.dtype.itemsize
+    token_bytes = (5 * model.spec.hidden_size + 3 * model.spec.intermediate_size) * model.dtype.itemsize
     fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // token_bytes
     return max(_power_of_two(min(wanted, fitting)), DEFAULT_CHUNK)
 

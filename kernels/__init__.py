@@ -42,6 +42,7 @@ from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._processor_state import LogitsProcessorState
 from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
@@ -49,6 +50,7 @@ from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
 __all__ = [
     "FEW_ROWS",
     "DraftWindow",
+    "HeadNorms",
     "LateNorm",
     "LogitsProcessorState",
     "RoundWindow",

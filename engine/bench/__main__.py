@@ -26,7 +26,7 @@ from headway.engine.bench.report import DecodeFigures, LoopFigures, PrefillFigur
 from headway.engine.bench.settings import Settings, read_settings
 from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.models.model_config import read_model_config
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.errors import ConfigError, HeadwayError
 
 LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4  # of a closed loop
@@ -59,7 +59,7 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         engine.runner.capture([depth], progress=lambda _: None)
     left_out: list[str] = []
     costs = costs_of(
-        read_model_config(settings.model),
+        read_model_spec(settings.model),
         engine.runner.model.dtype,
         has_mtp=engine.info.has_mtp,
         draft_lm_head=engine.info.draft_lm_head,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine.layers.decoder import Placement
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import Linear, most_screened_rows
-from headway.engine.layers.registry import MODELS
-from headway.engine.models.model_config import ModelConfig
+from headway.engine.layers.placement import Placement
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.kernels import stream_read
 
@@ -57,28 +57,29 @@ class Costs:
 
 
 def costs_of(
-    config: ModelConfig,
+    spec: ModelSpec,
     dtype: torch.dtype,
     *,
     has_mtp: bool,
     draft_lm_head: DraftLmHead = "full",
     draft_layers: DraftLayers = "full",
 ) -> Costs:
-    family, place = MODELS[config.architecture], Placement(torch.device("meta"), dtype)
-    trunk, whole = family(config, place, with_mtp=False).linears(), family(config, place, with_mtp=has_mtp)
-    rounded = whole.draft_linears() if draft_layers == "fp8" else ()
+    model = CausalLM(spec, Placement(torch.device("meta"), dtype), with_mtp=has_mtp)
+    head = () if model.mtp is None else model.mtp.linears()
+    trunk = model.linears()[: len(model.linears()) - len(head)]
+    rounded = model.mtp.norms_by_linear() if model.mtp is not None and draft_layers == "fp8" else ()
     saved_bytes = sum(linear.weight.numel() * (dtype.itemsize - 1) for linear in rounded)
-    output_weights = config.vocab_size * config.hidden_size
+    output_weights = spec.vocab_size * spec.hidden_size
     return Costs(
         trunk_bytes=_bytes(trunk),
         draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
         screened_output_bytes=output_weights // 2,
-        most_screened_rows=most_screened_rows(config.hidden_size) if draft_lm_head == "int4" else 0,
-        head_bytes=_bytes(whole.linears()) - _bytes(trunk) - saved_bytes,
-        kv_bytes=2 * config.num_kv_heads * config.head_dim * dtype.itemsize,
-        num_layers=config.num_layers,
+        most_screened_rows=most_screened_rows(spec.hidden_size) if draft_lm_head == "int4" else 0,
+        head_bytes=_bytes(head) - saved_bytes,
+        kv_bytes=2 * spec.attention.num_kv_heads * spec.attention.head_dim * dtype.itemsize,
+        num_layers=len(spec.layers),
         num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,
-        attention_size=config.num_attention_heads * config.head_dim,
+        attention_size=spec.attention.num_heads * spec.attention.head_dim,
     )
 
 

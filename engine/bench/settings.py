@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.loading.checkpoint import DtypeName
-from headway.engine.models.model_config import read_model_config
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
 
@@ -47,7 +47,7 @@ class Settings:
 
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
-        model = read_model_config(self.model)
+        model = read_model_spec(self.model)
         limit = model.max_position_embeddings
         num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
         wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
@@ -69,7 +69,7 @@ class Settings:
             draft_layers=self.draft_layers,
             deterministic=self.deterministic,
         )
-        depth = config.depth if model.num_mtp_layers > 0 else 0
+        depth = config.depth if model.mtp is not None else 0
         least = least_new_tokens(depth)
         if self.output_len < least:
             raise ConfigError(

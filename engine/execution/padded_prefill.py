@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
-from headway.engine.layers.registry import CausalLM
 from headway.engine.scheduling.plan import PrefillChunk, is_near
 from headway.engine.state.pool import KVPool
 from headway.engine.state.row_tensors import RowTensors
@@ -146,9 +146,10 @@ def fill_padded_drafts(
     hidden: torch.Tensor,  # [tokens, hidden], of the trunk
 ) -> None:
     """What the MTP layer keeps of the chunks' tokens."""
+    assert model.mtp is not None, "drafts need a head"
     assert pool.block_hidden is not None, "drafts need block_hidden"
     inputs = chunks.inputs
-    states = model.draft_hidden(hidden)
+    states = model.mtp.draft_hidden(hidden)
     own = slots.chunk_hidden.index_select(0, chunks.rows)
     before = torch.where((chunks.hits < 0)[:, None], own, pool.block_hidden[chunks.hits])
     previous = torch.where(chunks.is_first[:, None], before[chunks.chunk_of_token], states.roll(1, 0))
@@ -157,4 +158,4 @@ def fill_padded_drafts(
     slots.chunk_hidden.index_copy_(0, chunks.rows, states.index_select(0, lasts))
     pool.keep_hidden(inputs.slot_mapping, states)
     pair_slots = torch.where(inputs.positions == 0, -1, inputs.slot_mapping)
-    model.fill_draft_cache(replace(inputs, slot_mapping=pair_slots), previous, pool)
+    model.mtp.fill_cache(replace(inputs, slot_mapping=pair_slots), previous, pool)

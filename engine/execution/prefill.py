@@ -10,6 +10,7 @@ from itertools import accumulate, groupby
 
 import torch
 
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import (
     MAX_WINDOW_QUERIES,
     QUERIES_OF_A_SEGMENT,
@@ -17,7 +18,6 @@ from headway.engine.layers.inputs import (
     Segment,
     in_pieces,
 )
-from headway.engine.layers.registry import CausalLM
 from headway.engine.scheduling.plan import PrefillChunk, is_far
 from headway.engine.state.pool import KVPool
 from headway.engine.state.row_tensors import RowTensors
@@ -113,6 +113,7 @@ def fill_draft_cache(
     states: torch.Tensor,  # [tokens, hidden], of `draft_hidden`
 ) -> None:
     """The MTP layer sees every prompt token: slot i gets the pair (h_{i-1}, t_i); slot 0 does not exist."""
+    assert model.mtp is not None, "drafts need a head"
     assert pool.block_hidden is not None, "drafts need block_hidden"
     firsts = first_places(chunks)
     lasts = [first + len(chunk.token_ids) - 1 for first, chunk in zip(firsts, chunks, strict=True)]
@@ -127,4 +128,4 @@ def fill_draft_cache(
     pool.keep_hidden(inputs.slot_mapping, states)
     slot_mapping = torch.where(inputs.positions == 0, -1, inputs.slot_mapping)
     pairs = ForwardInputs(inputs.token_ids, inputs.positions, slot_mapping, inputs.segments)
-    model.fill_draft_cache(pairs, previous, pool)
+    model.mtp.fill_cache(pairs, previous, pool)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, beside, inputs_of
-from headway.engine.layers.registry import CausalLM
 from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens
 from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
@@ -119,8 +119,8 @@ def decode_round(
     if synthetic is not None and depth > 0:
         synthetic.force(picked, window, rows)
     emitted = verify_and_rewind(rows.state(), window, picked, size, out=emitted_of(packed, depth))
-    if model.has_mtp:
-        kept = model.draft_hidden(hidden)
+    if model.mtp is not None:
+        kept = model.mtp.draft_hidden(hidden)
         # (h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass.
         store_pending_states(
             kept.view(*window.token_ids.shape, -1),

@@ -31,9 +31,9 @@ from headway.engine.execution.padded_prefill import (
 from headway.engine.execution.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
 from headway.engine.execution.results import DeviceResults, RoundHandle
 from headway.engine.execution.round import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import cut_to_windows
 from headway.engine.layers.linear import MIN_ADDED_ROWS
-from headway.engine.layers.registry import CausalLM
 from headway.engine.protocol.errors import ConfigError, describe_fault
 from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, are_broken, pick_tokens, score_tokens
 from headway.engine.scheduling.plan import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
@@ -84,7 +84,7 @@ class Runner:
         self.slots = slots
         self.device = slots.kv_lengths.device
         self.adjustments = adjustments or AdjustmentTable(
-            len(slots.limits), model.config.vocab_size, self.device
+            len(slots.limits), model.spec.vocab_size, self.device
         )
         self._num_logprobs: dict[int, int] = {}  # by row, for those that want any
         self._drafter = drafter
@@ -183,7 +183,7 @@ class Runner:
         self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]
     ) -> None:
         depth = max(depths)
-        fills_drafts = self.model.has_mtp and depth > 0
+        fills_drafts = self.model.mtp is not None and depth > 0
         share_of_mixed = 0.0
         if self._mixed_graphs is not None and self._mixed_above_tokens is not None:
             share_of_mixed = 0.5
@@ -209,7 +209,7 @@ class Runner:
         faults = self._set_up(plan.setups)
         self._grant(plan.grants)
         results, prefills = DeviceResults(self.device, plan.depth, faults), None
-        fills_drafts = plan.fills_drafts and self.model.has_mtp
+        fills_drafts = plan.fills_drafts and self.model.mtp is not None
         if plan.is_mixed:
             self._mix(plan, results, fills_drafts=fills_drafts)
             return RoundHandle(results)
@@ -396,13 +396,14 @@ class Runner:
             chunks,
             self.slots,
             self.pool.block_size,
-            sharing=self.model.config.num_attention_heads // self.model.config.num_kv_heads,
+            sharing=self.model.spec.attention.num_heads // self.model.spec.attention.num_kv_heads,
         )
         if self._prefill_window is not None:
             inputs = cut_to_windows(inputs, self._prefill_window)
         hidden = self.model.forward(inputs, self.pool)
         if fills_drafts:
-            states = self.model.draft_hidden(hidden)
+            assert self.model.mtp is not None, "drafts need a head"
+            states = self.model.mtp.draft_hidden(hidden)
             fill_draft_cache(self.model, self.pool, self.slots, chunks, inputs, states)
         return hidden
 
@@ -412,7 +413,7 @@ class Runner:
     def _warm_up_prefill(self) -> None:
         """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the most
         that a step may take is tried. Raises ConfigError."""
-        most, drafts, config = self._max_prefill_tokens, self.model.has_mtp, self.model.config
+        most, drafts, config = self._max_prefill_tokens, self.model.mtp is not None, self.model.spec
         gate_up = 2 * config.intermediate_size, config.hidden_size
         dense = most_dense_rows(most, gate_up, self.model.dtype, self.device)
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
@@ -482,8 +483,8 @@ class Runner:
             tokens = results.first_tokens.clamp(min=0)
         self.adjustments.count(index, tokens)
         begin_decode(slots.state(), index, tokens, length, self.pool.block_size)
-        if self.model.has_mtp:
-            slots.pending_hidden[index, 0] = self.model.draft_hidden(hidden)
+        if self.model.mtp is not None:
+            slots.pending_hidden[index, 0] = self.model.mtp.draft_hidden(hidden)
 
     def _pick_first(
         self,

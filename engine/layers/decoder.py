@@ -1,7 +1,7 @@
-"""What the families are built of: rotary positions, one decoder block of the Qwen2 kind.
+"""One decoder layer, built from its LayerSpec, and the pass through a list of layers.
 
-Plain classes that hold tensors. Parameters are made uninitialised, fused where several projections read
-the same input; `tensors` shows them part by part under the checkpoint's names. Inference only.
+Plain classes that hold tensors. Parameters are allocated uninitialised, fused where several projections read the same
+input; `tensors` shows them part by part. Inference only.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import torch
 
 from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.layers.linear import Linear
-from headway.engine.models.model_config import ModelConfig
+from headway.engine.layers.norm import normed_sum
+from headway.engine.layers.placement import Placement
+from headway.engine.models.spec import LayerSpec, ModelSpec
 from headway.kernels import (
     FEW_ROWS,
+    HeadNorms,
     LateNorm,
     add_linear,
-    add_rms_norm,
     gated_linear,
     is_streamed,
     paged_attention,
     prefill_attention,
     qkv_rope_append,
-    rms_norm,
     rope_append,
+    silu_mul,
     skinny_linear,
     varlen_attention,
 )
@@ -35,53 +37,6 @@ from headway.kernels import (
 # 5.03 and 5.10 at batch 1, before large weights streamed; where those of q, k and v do, nine are eight. No number of
 # tokens may decide: a row's result is the same beside any of up to FEW_ROWS.
 MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
-POSITIONS_AT_ONCE = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where parameters live. The device "meta" gives shapes without memory."""
-
-    device: torch.device
-    dtype: torch.dtype
-
-    def empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, device=self.device, dtype=self.dtype)
-
-
-def rotary_table(config: ModelConfig, place: Placement) -> torch.Tensor:
-    """Cosines, then sines, of every position: [max_position_embeddings, head_dim] float32 or float64.
-
-    The angles are rounded to float32 whatever the dtype, as they were when the models were trained, and
-    computed on the CPU, so that they are the same on every device; some at a time, as a long table leaves
-    no memory for copies of it.
-    """
-    dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
-    num_positions = config.max_position_embeddings
-    table = torch.empty(num_positions, config.head_dim, device=place.device, dtype=dtype)
-    if table.is_meta:
-        return table
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    for start in range(0, num_positions, POSITIONS_AT_ONCE):
-        part = table[start : start + POSITIONS_AT_ONCE]
-        positions = torch.arange(start, start + len(part), dtype=torch.float32)
-        angles = torch.outer(positions, frequencies)
-        part.copy_(torch.cat([angles.cos(), angles.sin()], dim=-1))
-    return table
-
-
-def normed_sum(
-    delta: torch.Tensor | None,  # [tokens, hidden]
-    residual: torch.Tensor,  # [tokens, hidden], in place: += delta
-    weight: torch.Tensor,  # [hidden]
-    epsilon: float,
-    step: torch.Tensor | None = None,  # [1] float32
-) -> torch.Tensor:  # [tokens, hidden]
-    """The norm of the new residual; with a step in float8."""
-    if delta is None:
-        return rms_norm(residual, weight, epsilon, step=step)
-    return add_rms_norm(delta, residual, weight, epsilon, step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,42 +49,57 @@ class LayerCache:
 
 
 class DecoderLayer:
-    """Attention with grouped heads and biased q, k, v, then a gated feed-forward, both after their norms.
+    """Attention with grouped heads, then a gated feed-forward, both after their norms.
 
-    The residual stream is changed in place. Called, a layer returns its feed-forward's output, or None where it is
-    added already: the stream lags by one addition, which the next norm does on its way. In `feed_forward_inputs`, made
-    for few tokens, products do what stands around them; see `run_layers`.
+    The residual stream is changed in place. Called, a layer returns its feed-forward's output, or None where it is added
+    already: the stream lags by one addition, which the next norm does. In `feed_forward_inputs`, made for at most FEW_ROWS
+    tokens, products do what stands around them; see `run_layers`.
     """
 
-    def __init__(self, config: ModelConfig, place: Placement) -> None:
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self._heads = (config.num_attention_heads, config.num_kv_heads, config.num_kv_heads)
-        self._head_dim = config.head_dim
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, place: Placement) -> None:
+        attention, feed_forward = layer.mixer, layer.feed_forward
+        hidden, inner, head_dim = spec.hidden_size, feed_forward.intermediate_size, attention.head_dim
+        self.norm = spec.norm
+        self._heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
+        self._head_dim = head_dim
         self._inner = inner
-        self.epsilon = config.rms_norm_epsilon
-        self._scale = config.head_dim**-0.5
-        has_whole_tiles = all(size % 64 == 0 for size in (hidden, inner, config.head_dim))
+        self._scale = attention.scale
+        self._residual_scale = spec.residual_scale
+        self._qk_norm = attention.qk_norm
+        self._turns_whole_heads = attention.rope.rotary_dim == head_dim
+        has_whole_tiles = all(size % 64 == 0 for size in (hidden, inner, head_dim))
         self._gains_by_few_launches = has_whole_tiles and hidden <= MAX_HIDDEN_OF_FEW_LAUNCHES
-        qkv = sum(self._heads) * config.head_dim
+        qkv = sum(self._heads) * head_dim
         self.input_norm = place.empty(hidden)
-        self.qkv = Linear(place.empty(qkv, hidden), place.empty(qkv))
-        self.output = Linear(place.empty(hidden, config.num_attention_heads * config.head_dim))
+        self.qkv = Linear(place.empty(qkv, hidden), place.empty(qkv) if attention.has_qkv_bias else None)
+        self.output = Linear(
+            place.empty(hidden, attention.num_heads * head_dim),
+            place.empty(hidden) if attention.has_output_bias else None,
+        )
+        has_norms = attention.qk_norm is not None
+        self.query_norm = place.empty(head_dim) if has_norms else None
+        self.key_norm = place.empty(head_dim) if has_norms else None
         self.feed_forward_norm = place.empty(hidden)
-        self.gate_up = Linear(place.empty(2 * inner, hidden))
-        self.down = Linear(place.empty(hidden, inner))
+        has_bias = feed_forward.has_bias
+        self.gate_up = Linear(place.empty(2 * inner, hidden), place.empty(2 * inner) if has_bias else None)
+        self.down = Linear(place.empty(hidden, inner), place.empty(hidden) if has_bias else None)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Parameters under the checkpoint's names; parts of a fused parameter are views of it."""
-        qkv_sizes = dict(zip("qkv", (n * self._head_dim for n in self._heads), strict=True))
+        """Parameters by their path; parts of a fused parameter are views of it."""
+        sizes = (n * self._head_dim for n in self._heads)
+        qkv_sizes = dict(zip(("query", "key", "value"), sizes, strict=True))
+        norms = {"attention.query_norm": self.query_norm, "attention.key_norm": self.key_norm}
+        hidden = len(self.input_norm)
         own = {
-            "input_layernorm.weight": self.input_norm,
-            **_parts("self_attn.{}_proj", self.qkv, qkv_sizes),
-            "self_attn.o_proj.weight": self.output.weight,
-            "post_attention_layernorm.weight": self.feed_forward_norm,
-            **_parts("mlp.{}_proj", self.gate_up, {"gate": self._inner, "up": self._inner}),
-            "mlp.down_proj.weight": self.down.weight,
+            "input_norm": self.input_norm,
+            **_parts("attention.", self.qkv, qkv_sizes),
+            **_parts("attention.", self.output, {"output": hidden}),
+            **{path: weight for path, weight in norms.items() if weight is not None},
+            "feed_forward_norm": self.feed_forward_norm,
+            **_parts("feed_forward.", self.gate_up, {"gate": self._inner, "up": self._inner}),
+            **_parts("feed_forward.", self.down, {"down": hidden}),
         }
-        return {prefix + name: tensor for name, tensor in own.items()}
+        return {prefix + path: tensor for path, tensor in own.items()}
 
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.output, self.gate_up, self.down
@@ -140,7 +110,7 @@ class DecoderLayer:
         residual: torch.Tensor,  # [tokens, hidden], in place
         inputs: ForwardInputs,
         cache: LayerCache,
-        cos_sin: torch.Tensor,  # [max_position, head_dim]
+        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> torch.Tensor | None:
         """[tokens, hidden]: what is to be added to residual next, if anything."""
         query = self.append(x, inputs, cache, cos_sin)
@@ -151,9 +121,21 @@ class DecoderLayer:
         attended: torch.Tensor,  # [tokens, q_heads * head_dim]
         residual: torch.Tensor,  # [tokens, hidden], in place
     ) -> torch.Tensor | None:
-        delta = self.output.added_to(residual, attended)
-        x = normed_sum(delta, residual, self.feed_forward_norm, self.epsilon, self.gate_up.input_step)
-        return self.down.added_to(residual, self.gate_up.gated(x))
+        delta = self._added(self.output, residual, attended)
+        x = normed_sum(delta, residual, self.feed_forward_norm, self.norm, self.gate_up.input_step)
+        inner = self.gate_up.gated(x) if self.gate_up.bias is None else silu_mul(self.gate_up(x))
+        return self._added(self.down, residual, inner)
+
+    def _added(
+        self,
+        linear: Linear,
+        residual: torch.Tensor,  # [tokens, hidden], in place
+        x: torch.Tensor,  # [tokens, in]
+    ) -> torch.Tensor | None:
+        """Returns what is still to be added to the residual, [tokens, hidden], or None."""
+        if linear.bias is None and self._residual_scale == 1:
+            return linear.added_to(residual, x)
+        return linear(x).mul_(self._residual_scale)
 
     def takes_few(self, residual: torch.Tensor) -> bool:
         """Whether `feed_forward_inputs` is for these tokens: bfloat16 on a GPU, and products neither of a fixed order nor
@@ -161,12 +143,21 @@ class DecoderLayer:
         divided it."""
         is_bfloat16 = residual.is_cuda and residual.dtype == torch.bfloat16
         is_few = 0 < len(residual) <= FEW_ROWS
-        return is_bfloat16 and is_few and self._gains_by_few_launches and self._is_plain
+        return (
+            is_bfloat16 and is_few and self._gains_by_few_launches and self._is_plain and self._adds_plainly
+        )
+
+    @property
+    def _adds_plainly(self) -> bool:
+        """Whether what is added to the residual stream is a product alone, after a norm without an offset."""
+        has_bias = any(linear.bias is not None for linear in (self.output, self.gate_up, self.down))
+        return not has_bias and self._residual_scale == 1 and not self.norm.unit_offset
 
     @property
     def _is_plain(self) -> bool:
         """Whether `qkv` may be multiplied by a kernel of another kind."""
-        return not self.qkv.has_fixed_order and self.qkv.input_step is None
+        is_turned_whole = self._qk_norm is None and self._turns_whole_heads and self.qkv.bias is not None
+        return is_turned_whole and not self.qkv.has_fixed_order and self.qkv.input_step is None
 
     def feed_forward_inputs(
         self,
@@ -175,12 +166,14 @@ class DecoderLayer:
         residual: torch.Tensor,  # [tokens, hidden], in place
         inputs: ForwardInputs,
         cache: LayerCache,
-        cos_sin: torch.Tensor,  # [max_position, head_dim]
+        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> torch.Tensor:
         """[tokens, intermediate]: what `down` is to multiply."""
         query = self._append_in_one(x, norm, inputs, cache, cos_sin)
         attended = self._attend(query, inputs, cache)
-        x, norm = add_linear(attended, self.output.weight, residual, self.feed_forward_norm, self.epsilon)
+        x, norm = add_linear(
+            attended, self.output.weight, residual, self.feed_forward_norm, self.norm.epsilon
+        )
         return gated_linear(x, self.gate_up.weight, norm=norm)
 
     def append(
@@ -188,7 +181,7 @@ class DecoderLayer:
         x: torch.Tensor,  # [tokens, hidden], normed
         inputs: ForwardInputs,
         cache: LayerCache,
-        cos_sin: torch.Tensor,  # [max_position, head_dim]
+        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> torch.Tensor:
         """Writes the tokens' keys and values to the cache; returns their queries, [tokens, q_heads, head_dim]."""
         # First the device: on the CPU a packed layer has given up its weight.
@@ -197,9 +190,22 @@ class DecoderLayer:
         heads = self.qkv(x).view(x.shape[0], -1, self._head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)
         rope_append(
-            query, key, value, inputs.positions, cos_sin, cache.keys, cache.values, inputs.slot_mapping
+            query,
+            key,
+            value,
+            inputs.positions,
+            cos_sin,
+            cache.keys,
+            cache.values,
+            inputs.slot_mapping,
+            norms=self._head_norms(),
         )
         return query
+
+    def _head_norms(self) -> HeadNorms | None:
+        if self._qk_norm is None or self.query_norm is None or self.key_norm is None:
+            return None
+        return HeadNorms(self.query_norm, self.key_norm, self._qk_norm.epsilon, self._qk_norm.unit_offset)
 
     def _append_in_one(
         self,
@@ -207,7 +213,7 @@ class DecoderLayer:
         norm: LateNorm | None,  # of x; None: x is normed
         inputs: ForwardInputs,
         cache: LayerCache,
-        cos_sin: torch.Tensor,  # [max_position, head_dim]
+        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> torch.Tensor:
         """[tokens, q_heads, head_dim]: the queries; keys and values are written. One launch."""
         bias = self.qkv.bias
@@ -277,7 +283,7 @@ def run_layers(
     x: torch.Tensor,  # [tokens, hidden]: residual after the first layer's `input_norm`
     residual: torch.Tensor,  # [tokens, hidden], in place
     inputs: ForwardInputs,
-    cos_sin: torch.Tensor,  # [max_position, head_dim]
+    cos_sin: torch.Tensor,  # [max_position, rotary_dim]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Runs one layer after the other. Returns the residual and what is still to be added to it, if anything, both
     [tokens, hidden]."""
@@ -287,7 +293,7 @@ def run_layers(
     delta: torch.Tensor | None = None
     for layer, cache in zip(layers, caches, strict=True):
         if layer is not layers[0]:
-            x = normed_sum(delta, residual, layer.input_norm, layer.epsilon, layer.qkv.input_step)
+            x = normed_sum(delta, residual, layer.input_norm, layer.norm, layer.qkv.input_step)
         delta = layer(x, residual, inputs, cache, cos_sin)
     return residual, delta
 
@@ -308,7 +314,9 @@ def _run_few(
             skinny_linear(inner, layer.down.weight, residual=residual, out=residual)
         else:
             following = layers[index + 1]
-            x, norm = add_linear(inner, layer.down.weight, residual, following.input_norm, following.epsilon)
+            x, norm = add_linear(
+                inner, layer.down.weight, residual, following.input_norm, following.norm.epsilon
+            )
 
 
 def _windows(
@@ -320,12 +328,12 @@ def _windows(
     return heads[tokens].view(segment.rows, segment.window, *heads.shape[1:])
 
 
-def _parts(pattern: str, linear: Linear, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Rows of a fused linear under their own names: {} of the pattern is filled with the keys of `sizes`."""
+def _parts(prefix: str, linear: Linear, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Returns the rows of a fused linear layer under their own paths; sizes: the number of rows of each part."""
     tensors = {"weight": linear.weight} | ({} if linear.bias is None else {"bias": linear.bias})
     split = list(sizes.values())
     return {
-        f"{pattern.format(name)}.{kind}": part
+        f"{prefix}{name}.{kind}": part
         for kind, tensor in tensors.items()
         for name, part in zip(sizes, tensor.split_with_sizes(split), strict=True)
     }

@@ -16,11 +16,14 @@ from typing import Literal, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from headway.engine.layers.decoder import Placement, rotary_table
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import pack_all
-from headway.engine.layers.registry import MODELS, CausalLM
-from headway.engine.models.model_config import ModelConfig, read_model_config
+from headway.engine.layers.placement import Placement
+from headway.engine.layers.rotary import rotary_table
+from headway.engine.models.family import WeightNames
 from headway.engine.models.model_files import is_regular_file, read_json_object
+from headway.engine.models.registry import FAMILY_OF, read_model_spec
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import available_bytes, format_bytes
 
@@ -32,7 +35,7 @@ NAMED_DTYPES = {
 }  # fmt: skip
 DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
 MAX_NAMES_SHOWN = 8
-EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, LM_HEAD = "embedding", "lm_head"
 ROWS_AT_ONCE = 4096
 
 logger = logging.getLogger(__name__)
@@ -76,25 +79,24 @@ def load_model(
     None for all that it was made for.
     """
     folder = Path(path)
-    config = _shortened(read_model_config(folder), max_model_len)
-    family = MODELS[config.architecture]
+    spec = _shortened(read_model_spec(folder), max_model_len)
+    names = FAMILY_OF[spec.architecture].names(spec)
     with ExitStack() as stack:
         stored = _open_tensors(folder, stack)
-        heads = {name for name in stored if family.MTP_PREFIX and name.startswith(family.MTP_PREFIX)}
-        has_mtp = with_mtp and len(heads) > 0
-        _warn_of_a_missing_head(folder, config, heads)
+        heads = {name for name in stored if names.mtp_prefix and name.startswith(names.mtp_prefix)}
+        has_mtp = with_mtp and spec.mtp is not None and len(heads) > 0
+        _warn_of_a_missing_head(folder, spec, heads)
         target = _dtype(dtype, device, stored)
-        config = _with_true_ties(folder, config, stored, target)
-        on_meta = Placement(torch.device("meta"), target)
-        shapes = family(config, on_meta, with_mtp=has_mtp).tensors()
+        spec = _with_true_ties(folder, spec, names, stored, target)
+        shapes = _by_name(_on_meta(spec, target, with_mtp=has_mtp), names)
         ignored = set() if has_mtp else heads
-        if config.tie_word_embeddings:
-            ignored.add(LM_HEAD)
+        if spec.tied:
+            ignored.add(names.of(LM_HEAD))
         _check_names(folder, shapes, stored, ignored)
         _check_tensors(folder, shapes, stored)
-        _check_memory(folder, shapes.values(), rotary_table(config, on_meta), device)
-        model = family(config, Placement(device, target), with_mtp=has_mtp)
-        _copy(stored, model.tensors(), progress)
+        _check_memory(folder, spec, shapes.values(), target, device)
+        model = CausalLM(spec, Placement(device, target), with_mtp=has_mtp)
+        _copy(stored, _by_name(model, names), progress)
     pack_all(model.linears())
     return model
 
@@ -115,55 +117,62 @@ def make_dummy_model(
     dtype "auto" is float32 on the CPU and bfloat16 elsewhere. max_model_len: as for `load_model`.
     """
     folder = Path(path)
-    config = _shortened(read_model_config(folder), max_model_len)
-    family = MODELS[config.architecture]
-    has_mtp = with_mtp and family.MTP_PREFIX is not None and config.num_mtp_layers > 0
+    spec = _shortened(read_model_spec(folder), max_model_len)
+    has_mtp = with_mtp and spec.mtp is not None
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     target = default if dtype == "auto" else NAMED_DTYPES[dtype]
-    on_meta = Placement(torch.device("meta"), target)
-    shapes = family(config, on_meta, with_mtp=has_mtp).tensors()
-    _check_memory(folder, shapes.values(), rotary_table(config, on_meta), device)
-    model = family(config, Placement(device, target), with_mtp=has_mtp)
-    _draw(model.tensors(), torch.Generator(device).manual_seed(DUMMY_SEED), progress)
+    _check_memory(folder, spec, _on_meta(spec, target, with_mtp=has_mtp).tensors().values(), target, device)
+    model = CausalLM(spec, Placement(device, target), with_mtp=has_mtp)
+    _draw(model, torch.Generator(device).manual_seed(DUMMY_SEED), progress)
     pack_all(model.linears())
     return model
 
 
 def parameter_counts(model: CausalLM) -> tuple[int, int]:
-    """(number of parameters, their size in bytes)."""
-    on_meta = Placement(torch.device("meta"), model.dtype)
-    twin = MODELS[model.config.architecture](model.config, on_meta, with_mtp=model.has_mtp)
+    """Returns (number of parameters, their size in bytes)."""
+    twin = _on_meta(model.spec, model.dtype, with_mtp=model.mtp is not None)
     tensors = twin.tensors().values()
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 
 
-def _shortened(config: ModelConfig, max_model_len: int | None) -> ModelConfig:
-    return config if max_model_len is None else replace(config, max_position_embeddings=max_model_len)
+def _on_meta(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) -> CausalLM:
+    """Returns a model whose parameters have shapes and no memory."""
+    return CausalLM(spec, Placement(torch.device("meta"), dtype), with_mtp=with_mtp)
 
 
-def _warn_of_a_missing_head(folder: Path, config: ModelConfig, heads: set[str]) -> None:
-    if config.num_mtp_layers > 0 and not heads:
+def _by_name(model: CausalLM, names: WeightNames) -> dict[str, torch.Tensor]:
+    """Returns the model's parameters by their names in the checkpoint."""
+    return {names.of(path): tensor for path, tensor in model.tensors().items()}
+
+
+def _shortened(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
+    return spec if max_model_len is None else replace(spec, max_position_embeddings=max_model_len)
+
+
+def _warn_of_a_missing_head(folder: Path, spec: ModelSpec, heads: set[str]) -> None:
+    if spec.mtp is not None and not heads:
         logger.warning(
             "%s: config.json announces an MTP head (num_nextn_predict_layers is %d), the weights have none "
             "that %s could use; the model is served without speculation",
-            folder, config.num_mtp_layers, config.architecture,
+            folder, spec.mtp.num_layers, spec.architecture,
         )  # fmt: skip
 
 
 def _with_true_ties(
-    folder: Path, config: ModelConfig, stored: Mapping[str, Reader], dtype: torch.dtype
-) -> ModelConfig:
+    folder: Path, spec: ModelSpec, names: WeightNames, stored: Mapping[str, Reader], dtype: torch.dtype
+) -> ModelSpec:
     """Two tensors that differ are not tied, whatever config.json says: as transformers decides it."""
-    if not config.tie_word_embeddings or not {EMBEDDING, LM_HEAD} <= stored.keys():
-        return config
-    if _are_equal(stored[EMBEDDING].get_slice(EMBEDDING), stored[LM_HEAD].get_slice(LM_HEAD), dtype):
-        return config
+    embedding, lm_head = names.of(EMBEDDING), names.of(LM_HEAD)
+    if not spec.tied or not {embedding, lm_head} <= stored.keys():
+        return spec
+    if _are_equal(stored[embedding].get_slice(embedding), stored[lm_head].get_slice(lm_head), dtype):
+        return spec
     logger.warning(
         "%s: config.json has tie_word_embeddings true, but the weights hold an %s that differs from %s; it is "
         "used (as by transformers). Set tie_word_embeddings to false to silence this line",
-        folder, LM_HEAD, EMBEDDING,
+        folder, lm_head, embedding,
     )  # fmt: skip
-    return replace(config, tie_word_embeddings=False)
+    return replace(spec, tied=False)
 
 
 def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
@@ -279,9 +288,11 @@ def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Map
 
 
 def _check_memory(
-    folder: Path, tensors: Iterable[torch.Tensor], positions: torch.Tensor, device: torch.device
+    folder: Path, spec: ModelSpec, tensors: Iterable[torch.Tensor], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """positions: the rotary table, [positions, head_dim]; of all tensors only the sizes are looked at."""
+    """tensors: the parameters, of which only the sizes are read; the rotary table is needed, too."""
+    on_meta = Placement(torch.device("meta"), dtype)
+    positions = rotary_table(spec.attention.rope, spec.max_position_embeddings, on_meta)
     sizes = [(tensor.numel(), tensor.nbytes) for tensor in tensors]
     num_parameters, needed = sum(n for n, _ in sizes), sum(n for _, n in sizes)
     available = available_bytes(device)
@@ -309,13 +320,12 @@ def _copy(
         progress(done / total)
 
 
-def _draw(
-    parameters: Mapping[str, torch.Tensor], generator: torch.Generator, progress: Callable[[float], None]
-) -> None:
+def _draw(model: CausalLM, generator: torch.Generator, progress: Callable[[float], None]) -> None:
+    parameters = model.tensors()
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
-    for name, parameter in parameters.items():
-        if name.endswith("norm.weight"):
-            parameter.fill_(1.0)
+    for path, parameter in parameters.items():
+        if path.endswith("norm"):
+            parameter.fill_(0.0 if model.spec.norm.unit_offset else 1.0)
         else:
             parameter.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
         done += parameter.nbytes

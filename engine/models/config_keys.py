@@ -55,49 +55,40 @@ FOREIGN_KEYS = {
 }
 
 
-class Qwen2Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of transformers' Qwen2Config that a config.json may leave out, with their types and defaults.
+class DecoderKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that every config class of a dense decoder has, with their types; defaults of transformers' LlamaConfig."""
 
-    num_nextn_predict_layers: of the remote code of MiMo, which derives its class from Qwen2Config.
-    """
-
-    vocab_size: int = 151936
+    vocab_size: int = 32000
     hidden_size: int = 4096
-    intermediate_size: int = 22016
+    intermediate_size: int = 11008
     num_hidden_layers: int = 32
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = 32
+    num_key_value_heads: int | None = None
     head_dim: int | None = None
     hidden_act: str = "silu"
-    max_position_embeddings: int = 32768
+    max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, object] | None = None
-    use_sliding_window: bool = False
-    sliding_window: int | None = 4096
-    max_window_layers: int = 28
-    layer_types: list[str] | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     initializer_range: float = 0.02
-    attention_dropout: float | int = 0.0
+    attention_dropout: float | int | None = 0.0
     use_cache: bool = True
-    num_nextn_predict_layers: int | None = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigClass:
-    """model_type: what config.json calls the family beside the name of its architecture."""
+class WindowKeys(DecoderKeys, frozen=True, kw_only=True):
+    """The keys of families that can give some layers a sliding window."""
 
-    model_type: str
-    keys: type[Qwen2Keys]
+    attention_dropout: float | int = 0.0
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
 
 
-CONFIG_CLASSES = {
-    "Qwen2ForCausalLM": ConfigClass("qwen2", Qwen2Keys),
-    "MiMoForCausalLM": ConfigClass("mimo", Qwen2Keys),
-}
+ConfigClasses = Mapping[str, tuple[str, type[DecoderKeys]]]  # by architecture: model_type, and its keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +110,7 @@ class ResolvedConfig:
 
     file: Path
     architecture: str
-    keys: Qwen2Keys
+    keys: DecoderKeys
     num_key_value_heads: int
     head_dim: int
     rope: Rope
@@ -132,12 +123,12 @@ class ResolvedConfig:
         return ModelError(f"{self.file}: {what}")
 
 
-def resolve_config(content: Mapping[str, object], file: Path) -> ResolvedConfig:
-    """content: of a config.json; file: named in errors. Raises ModelError."""
+def resolve_config(content: Mapping[str, object], file: Path, classes: ConfigClasses) -> ResolvedConfig:
+    """content: the object that a config.json holds. file: the name that errors give it. Raises ModelError."""
     reader = _Reader(content, file)
-    architecture = reader.architecture()
+    architecture = reader.architecture(classes)
     reader.refuse_foreign_keys()
-    keys = reader.keys(CONFIG_CLASSES[architecture].keys)
+    keys = reader.keys(classes[architecture][1])
     heads = keys.num_attention_heads
     layer_types = reader.layer_types(keys)
     return ResolvedConfig(
@@ -147,7 +138,9 @@ def resolve_config(content: Mapping[str, object], file: Path) -> ResolvedConfig:
         num_key_value_heads=heads if keys.num_key_value_heads is None else keys.num_key_value_heads,
         head_dim=keys.hidden_size // heads if keys.head_dim is None else keys.head_dim,
         rope=reader.rope(keys, layer_types),
-        sliding_window=keys.sliding_window if keys.use_sliding_window else None,
+        sliding_window=keys.sliding_window
+        if isinstance(keys, WindowKeys) and keys.use_sliding_window
+        else None,
         layer_types=tuple(LEGACY_LAYER_TYPES.get(kind, kind) for kind in layer_types),
         dtype=reader.dtype(),
     )
@@ -160,15 +153,15 @@ class _Reader:
         self._content = content
         self._file = file
 
-    def architecture(self) -> str:
+    def architecture(self, classes: ConfigClasses) -> str:
         """transformers picks the family by model_type, vLLM by architectures: both must name the same."""
         names = self._content.get("architectures")
         name = names[0] if isinstance(names, list) and names else None
-        if not isinstance(name, str) or name not in CONFIG_CLASSES:
-            supported = " and ".join(CONFIG_CLASSES)
+        if not isinstance(name, str) or name not in classes:
+            supported = ", ".join(classes)
             said = "not named" if name is None else name if isinstance(name, str) else repr(name)
             raise self.error(f"the architecture is {said}; supported are {supported}")
-        model_type, wanted = self._content.get("model_type"), CONFIG_CLASSES[name].model_type
+        model_type, wanted = self._content.get("model_type"), classes[name][0]
         if model_type not in (None, wanted):
             raise self.error(f"model_type is {_shown(model_type)}; the architecture {name} is of {wanted!r}")
         return name
@@ -191,7 +184,7 @@ class _Reader:
                     f"the weights are quantized ({key}: {_shown(method)}); take the model's unquantized checkpoint"
                 )
 
-    def keys(self, kind: type[Qwen2Keys]) -> Qwen2Keys:
+    def keys(self, kind: type[DecoderKeys]) -> DecoderKeys:
         """Each key alone, so that the error can name it."""
         values: dict[str, object] = {}
         for field in msgspec.structs.fields(kind):
@@ -212,9 +205,11 @@ class _Reader:
                 raise self._wrong(field.name, value, wanted)
         return msgspec.convert(values, kind)
 
-    def layer_types(self, keys: Qwen2Keys) -> list[str]:
+    def layer_types(self, keys: DecoderKeys) -> list[str]:
         """As config.json spells them; the first `max_window_layers` see everything where it does not tell."""
         num_layers = keys.num_hidden_layers
+        if not isinstance(keys, WindowKeys):
+            return ["full_attention"] * num_layers
         if keys.layer_types is not None:
             if len(keys.layer_types) != num_layers:
                 raise self.error(
@@ -227,7 +222,7 @@ class _Reader:
             for i in range(num_layers)
         ]
 
-    def rope(self, keys: Qwen2Keys, layer_types: list[str]) -> Rope:
+    def rope(self, keys: DecoderKeys, layer_types: list[str]) -> Rope:
         """rope_scaling, where it says anything, takes the place of rope_parameters; theta inside goes before theta
         outside."""
         scaling = self._content.get("rope_scaling")
@@ -249,6 +244,18 @@ class _Reader:
         if not isinstance(rope_type, str):
             raise self.error(f"rope_type of {name} is {_shown(rope_type)}, it must be a string")
         others = {key: v for key, v in found.items() if key not in ("rope_theta", "rope_type", "type")}
+        partial = self._content.get("partial_rotary_factor")
+        if partial is not None:
+            others.setdefault("partial_rotary_factor", partial)
+        length = self._content.get("original_max_position_embeddings")
+        if (
+            rope_type != "default"
+            and length is not None
+            and length != others.get("original_max_position_embeddings")
+        ):
+            raise self.error(
+                f"original_max_position_embeddings is {_shown(length)} outside {name}; give it inside alone"
+            )
         return Rope(rope_type, float(theta), others)
 
     def dtype(self) -> str | None:

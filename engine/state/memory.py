@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from headway.engine.models.model_config import ModelConfig
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 
@@ -68,7 +68,7 @@ def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
     return result, torch.cuda.memory_reserved() - before
 
 
-def served_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def served_model_len(config: EngineConfig, model: ModelSpec) -> int:
     """--max-model-len, else all positions that the model was made for. Raises ConfigError."""
     trained = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > trained:
@@ -79,12 +79,12 @@ def served_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or trained
 
 
-def check_context(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> None:
+def check_context(config: EngineConfig, model: ModelSpec, max_model_len: int, device: torch.device) -> None:
     """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError."""
     is_narrow = config.dtype in ("float16", "bfloat16") or (config.dtype == "auto" and device.type == "cuda")
     block_bytes = kv_block_bytes(
         model,
-        num_kv_layers=model.num_layers,
+        num_kv_layers=len(model.layers),
         has_mtp=False,
         block_size=config.block_size,
         dtype=torch.float16 if is_narrow else torch.float32,
@@ -98,10 +98,10 @@ def check_context(config: EngineConfig, model: ModelConfig, max_model_len: int, 
 
 
 def kv_block_bytes(
-    model: ModelConfig, *, num_kv_layers: int, has_mtp: bool, block_size: int, dtype: torch.dtype
+    model: ModelSpec, *, num_kv_layers: int, has_mtp: bool, block_size: int, dtype: torch.dtype
 ) -> int:
     """Keys and values of all layers, and the hidden state kept beside the block for an MTP head."""
-    keys_and_values = 2 * num_kv_layers * block_size * model.num_kv_heads * model.head_dim
+    keys_and_values = 2 * num_kv_layers * block_size * model.attention.num_kv_heads * model.attention.head_dim
     return (keys_and_values + (model.hidden_size if has_mtp else 0)) * dtype.itemsize
 
 

@@ -134,12 +134,17 @@ def embed_rms_norm(
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
+    unit_offset: bool = False,
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([tokens, hidden]: the embedded tokens, likewise: their norm). Ids are not checked."""
     if not takes_triton(embedding):
-        return embed_rms_norm_twin(token_ids, embedding, weight, epsilon, step=step, out=out)
+        return embed_rms_norm_twin(
+            token_ids, embedding, weight, epsilon, unit_offset=unit_offset, step=step, out=out
+        )
     check_dense(token_ids)
     embedded = embedding.new_empty(len(token_ids), embedding.shape[1])
-    return embedded, _launch(embedding, embedded, weight, epsilon, out, step, ids=token_ids)
+    return embedded, _launch(
+        embedding, embedded, weight, epsilon, out, step, unit_offset=unit_offset, ids=token_ids
+    )

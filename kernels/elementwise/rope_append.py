@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys, and the keys and values to the paged cache, in one launch."""
+"""Norm and rotary position embedding of queries and keys, and the keys and values to the paged cache, in one launch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from headway.kernels.reference.elementwise.rope_append import rope_append as rop
 from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import check_dense, jit, power_of_two, takes_triton, tl
+from headway.kernels.types._head_norms import HeadNorms
 
 
 @jit
@@ -20,18 +21,28 @@ def _rope_append_kernel(
     key_cache_ptr: tl.tensor,
     value_cache_ptr: tl.tensor,
     slot_ptr: tl.tensor,
+    query_norm_ptr: tl.tensor,
+    key_norm_ptr: tl.tensor,
     half: tl.tensor,
+    head_dim: tl.tensor,
     q_heads: tl.tensor,
     kv_heads: tl.tensor,
     q_token_stride: tl.tensor,
     q_head_stride: tl.tensor,
     kv_token_stride: tl.tensor,
     kv_head_stride: tl.tensor,
+    EPSILON: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    REST: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Of a token one program turns the query heads, another the key heads, a third copies the values."""
+    """For each token one program turns the query heads, another the key heads, a third copies the values.
+
+    half: half the number of dimensions that turn. REST: a power of two from the number of those that do not; 0: all turn.
+    """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column, head = tl.arange(0, HALF)[None, :], tl.arange(0, HEADS)[:, None]
@@ -43,37 +54,105 @@ def _rope_append_kernel(
     cos = tl.load(turn_ptr, mask=is_inside, other=0.0)
     sin = tl.load(turn_ptr + half, mask=is_inside, other=0.0)
     if part == 0:
-        first_ptr = query_ptr + token * q_token_stride + head * q_head_stride + column
-        _turn(first_ptr, half, cos, sin, (head < q_heads) & is_inside)
+        head_ptr = query_ptr + token * q_token_stride + head * q_head_stride
+        _turn(
+            head_ptr, query_norm_ptr, half, head_dim, cos, sin, head < q_heads,
+            EPSILON, HAS_NORMS, UNIT_OFFSET, HALF, REST,
+        )  # fmt: skip
     else:
         slot = tl.load(slot_ptr + token)
-        is_here = (head < kv_heads) & is_inside
-        mask = is_here & (slot >= 0)
-        from_offset = token * kv_token_stride + head * kv_head_stride + column
-        to_offset = (slot * kv_heads + head) * 2 * half + column
+        has_head = head < kv_heads
+        mask = has_head & is_inside & (slot >= 0)
+        from_offset = token * kv_token_stride + head * kv_head_stride
+        to_offset = (slot * kv_heads + head) * head_dim
         if part == 1:
-            first, second = _turn(key_ptr + from_offset, half, cos, sin, is_here)
-            tl.store(key_cache_ptr + to_offset, first, mask=mask)
-            tl.store(key_cache_ptr + to_offset + half, second, mask=mask)
+            first, second, rest = _turn(
+                key_ptr + from_offset, key_norm_ptr, half, head_dim, cos, sin, has_head,
+                EPSILON, HAS_NORMS, UNIT_OFFSET, HALF, REST,
+            )  # fmt: skip
+            to_ptr = key_cache_ptr + to_offset
         else:
-            first = tl.load(value_ptr + from_offset, mask=mask)
-            second = tl.load(value_ptr + from_offset + half, mask=mask)
-            tl.store(value_cache_ptr + to_offset, first, mask=mask)
-            tl.store(value_cache_ptr + to_offset + half, second, mask=mask)
+            from_ptr = value_ptr + from_offset
+            first = tl.load(from_ptr + column, mask=mask)
+            second = tl.load(from_ptr + half + column, mask=mask)
+            rest = _rest_of(from_ptr, half, head_dim, has_head, first, REST)
+            to_ptr = value_cache_ptr + to_offset
+        tl.store(to_ptr + column, first, mask=mask)
+        tl.store(to_ptr + half + column, second, mask=mask)
+        if REST > 0:
+            after = 2 * half + tl.arange(0, REST)[None, :]
+            tl.store(to_ptr + after, rest, mask=has_head & (after < head_dim) & (slot >= 0))
 
 
 @jit
 def _turn(
-    first_ptr: tl.tensor, half: tl.tensor, cos: tl.tensor, sin: tl.tensor, mask: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    """In place; returns both halves as they are now."""
-    first = tl.load(first_ptr, mask=mask, other=0.0)
-    second = tl.load(first_ptr + half, mask=mask, other=0.0)
+    head_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    half: tl.tensor,
+    head_dim: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    has_head: tl.tensor,
+    EPSILON: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Norms and turns heads in place; returns both halves of what turns, and the rest, as they are then."""
+    column = tl.arange(0, HALF)[None, :]
+    is_inside = column < half
+    mask = has_head & is_inside
+    first = tl.load(head_ptr + column, mask=mask, other=0.0)
+    second = tl.load(head_ptr + half + column, mask=mask, other=0.0)
+    rest = _rest_of(head_ptr, half, head_dim, has_head, first, REST)
+    if HAS_NORMS:
+        squares = tl.sum(wide(first) * wide(first) + wide(second) * wide(second), 1)
+        if REST > 0:
+            squares += tl.sum(wide(rest) * wide(rest), 1)
+        factor = tl.rsqrt(squares / head_dim + EPSILON)[:, None]
+        first = _weighted(first, factor, norm_ptr + column, is_inside, UNIT_OFFSET)
+        second = _weighted(second, factor, norm_ptr + half + column, is_inside, UNIT_OFFSET)
+        if REST > 0:
+            after = 2 * half + tl.arange(0, REST)[None, :]
+            rest = _weighted(rest, factor, norm_ptr + after, after < head_dim, UNIT_OFFSET)
+            tl.store(head_ptr + after, rest, mask=has_head & (after < head_dim))
     turned_first = (wide(first) * cos - wide(second) * sin).to(first.dtype)
     turned_second = (wide(second) * cos + wide(first) * sin).to(first.dtype)
-    tl.store(first_ptr, turned_first, mask=mask)
-    tl.store(first_ptr + half, turned_second, mask=mask)
-    return turned_first, turned_second
+    tl.store(head_ptr + column, turned_first, mask=mask)
+    tl.store(head_ptr + half + column, turned_second, mask=mask)
+    return turned_first, turned_second, rest
+
+
+@jit
+def _rest_of(
+    head_ptr: tl.tensor,
+    half: tl.tensor,
+    head_dim: tl.tensor,
+    has_head: tl.tensor,
+    other: tl.tensor,
+    REST: tl.constexpr,
+) -> tl.tensor:
+    """The dimensions that do not turn, [HEADS, REST]; where all turn, `other`, which nobody reads."""
+    rest = other
+    if REST > 0:
+        after = 2 * half + tl.arange(0, REST)[None, :]
+        rest = tl.load(head_ptr + after, mask=has_head & (after < head_dim), other=0.0)
+    return rest
+
+
+@jit
+def _weighted(
+    value: tl.tensor, factor: tl.tensor, weight_ptr: tl.tensor, mask: tl.tensor, UNIT_OFFSET: tl.constexpr
+) -> tl.tensor:
+    """What `rms_norm` gives, in its order of rounding."""
+    weight = wide(tl.load(weight_ptr, mask=mask, other=0.0))
+    normed = wide(value) * factor
+    if UNIT_OFFSET:
+        normed *= 1 + weight
+    else:
+        normed = wide(normed.to(value.dtype)) * weight
+    return normed.to(value.dtype)
 
 
 def rope_append(
@@ -81,23 +160,35 @@ def rope_append(
     key: torch.Tensor,  # [tokens, kv_heads, head_dim], in place
     value: torch.Tensor,  # [tokens, kv_heads, head_dim]
     positions: torch.Tensor,  # [tokens] int64
-    cos_sin: torch.Tensor,  # [max_position, head_dim] float32 or float64: cosines, then sines
+    cos_sin: torch.Tensor,  # [max_position, rotary_dim] float32 or float64: cosines, then sines
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
+    *,
+    norms: HeadNorms | None = None,
 ) -> None:
-    """`rope`, then `kv_append`."""
+    """Computes `rms_norm` of each head, then `rope` of the first rotary_dim dimensions, then `kv_append`."""
     if not takes_triton(query):
-        return rope_append_twin(query, key, value, positions, cos_sin, key_cache, value_cache, slot_mapping)
+        rope_append_twin(
+            query, key, value, positions, cos_sin, key_cache, value_cache, slot_mapping, norms=norms
+        )
+        return
     check_dense(positions, cos_sin, key_cache, value_cache, slot_mapping)
     tokens, q_heads, head_dim = query.shape
-    kv_heads, half = key.shape[1], head_dim // 2
+    kv_heads, half = key.shape[1], cos_sin.shape[1] // 2
+    rest = head_dim - 2 * half
+    assert rest >= 0, f"{2 * half} dimensions turn, a head has {head_dim}"
     assert query.stride(2) == key.stride(2) == 1, (query.stride(), key.stride())
     assert key.stride() == value.stride(), (key.stride(), value.stride())
+    weights = (query, query) if norms is None else (norms.query, norms.key)
+    if norms is not None:
+        check_dense(*weights)
     if tokens > 0:
         overlaps, launch = overlap(query.device)
         _rope_append_kernel[(tokens, 3)](
-            query, key, value, positions, cos_sin, key_cache, value_cache, slot_mapping,
-            half, q_heads, kv_heads, *query.stride()[:2], *key.stride()[:2],
-            HEADS=power_of_two(max(q_heads, kv_heads)), HALF=power_of_two(half), OVERLAPS=overlaps, **launch,
+            query, key, value, positions, cos_sin, key_cache, value_cache, slot_mapping, *weights,
+            half, head_dim, q_heads, kv_heads, *query.stride()[:2], *key.stride()[:2],
+            EPSILON=0.0 if norms is None else norms.epsilon, HAS_NORMS=norms is not None,
+            UNIT_OFFSET=norms is not None and norms.unit_offset, HEADS=power_of_two(max(q_heads, kv_heads)),
+            HALF=power_of_two(half), REST=power_of_two(rest) if rest > 0 else 0, OVERLAPS=overlaps, **launch,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from headway.engine import EngineConfig, read_model_config
+from headway.engine import EngineConfig, read_model_spec
 from headway.server.cli.console import wait_with_progress
 from headway.server.config import CompleteConfig, ModelSource
 from headway.server.engine_client import EngineClient
@@ -28,7 +28,7 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
     The same checks as the API's; Ctrl-C ends the engine too. It takes memory for one request alone.
     """
     folder = model_folder(source)
-    tokenizer = load_tokenizer(folder, read_model_config(folder).vocab_size)
+    tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size)
     body = CompletionRequest(
         prompt=prompt,
         max_tokens=config.max_tokens,

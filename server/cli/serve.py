@@ -16,7 +16,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_config
+from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_spec
 from headway.server.access import RequestRecord
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
@@ -48,7 +48,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     allow_many_connections()
     with closing(listen(config)) as listener:
         folder = model_folder(source)
-        tokenizer = load_tokenizer(folder, read_model_config(folder).vocab_size)
+        tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size)
         template = load_chat_template(folder)
         engine = EngineClient(
             msgspec.structs.replace(engine_config, model_path=str(folder)),

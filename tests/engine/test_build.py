@@ -39,14 +39,17 @@ def model(**changes: object) -> SimpleNamespace:
         "sharing": 4,
     }
     values |= changes
-    heads = {"num_attention_heads": 8 * int(str(values["sharing"])), "num_kv_heads": 8, "head_dim": 128}
+    heads = SimpleNamespace(num_heads=8 * int(str(values["sharing"])), num_kv_heads=8, head_dim=128)
     shape = SimpleNamespace(
-        hidden_size=values["hidden"], intermediate_size=11_008, vocab_size=values["vocab_size"], **heads
+        hidden_size=values["hidden"],
+        intermediate_size=11_008,
+        vocab_size=values["vocab_size"],
+        attention=heads,
     )
     device = torch.device(str(values["device"]))
     linears = (Linear(torch.empty(0, 0)), Linear(torch.empty(0, 0)))
     return SimpleNamespace(
-        config=shape, dtype=values["dtype"], device=device, has_mtp=values["has_mtp"], linears=lambda: linears
+        spec=shape, dtype=values["dtype"], device=device, has_mtp=values["has_mtp"], linears=lambda: linears
     )
 
 

@@ -29,30 +29,39 @@ ALPHA = 1e-4
 COMMIT = sys.modules["headway.kernels.reference.speculation.verify_and_rewind"]
 
 
-class MarkovChain:
-    """A model whose next token depends on the last one only; the MTP head has a law of its own."""
+class MarkovHead:
+    """Its drafts depend on the last token only."""
 
-    has_mtp = True
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.target = torch.randn(VOCAB, VOCAB, generator=generator)
-        self.drafts = 0.5 * self.target + torch.randn(VOCAB, VOCAB, generator=generator)
-
-    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
-        return torch.nn.functional.one_hot(inputs.token_ids, VOCAB).float()
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden @ self.target
+    def __init__(self, law: torch.Tensor) -> None:
+        self.law = law  # [VOCAB, VOCAB]
 
     def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
     def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
-        return self.forward(inputs, pool)
+        return one_hot(inputs)
 
-    def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
-        return carry @ self.drafts
+    def logits(self, carry: torch.Tensor) -> torch.Tensor:
+        return carry @ self.law
+
+
+def one_hot(inputs: ForwardInputs) -> torch.Tensor:
+    return torch.nn.functional.one_hot(inputs.token_ids, VOCAB).float()
+
+
+class MarkovChain:
+    """A model whose next token depends on the last one only; the MTP head has a law of its own."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.target = torch.randn(VOCAB, VOCAB, generator=generator)
+        self.mtp = MarkovHead(0.5 * self.target + torch.randn(VOCAB, VOCAB, generator=generator))
+
+    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
+        return one_hot(inputs)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self.target
 
     def transitions(self, temperature: float, top_p: float) -> torch.Tensor:
         """[VOCAB, VOCAB] float64: the law of the next token by the last one."""
@@ -175,7 +184,7 @@ def test_the_drafters_law_is_unlike_the_targets() -> None:
     _, _, acceptance = run(1.0, 1.0)
     assert 0.2 < acceptance < 0.6
     model = MarkovChain()
-    distance = (model.drafts.softmax(-1) - model.target.softmax(-1)).abs().sum(-1) / 2
+    distance = (model.mtp.law.softmax(-1) - model.target.softmax(-1)).abs().sum(-1) / 2
     assert float(distance.mean()) > 0.2
 
 

@@ -11,11 +11,11 @@ from headway_testing.checkpoints import mimo_config, qwen2_config
 from headway_testing.local import LocalEngine
 from headway_testing.paged import PagedSequences
 
-from headway.engine.layers.decoder import Placement
-from headway.engine.layers.registry import MODELS, CausalLM
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.placement import Placement
 from headway.engine.loading import checkpoint
 from headway.engine.loading.checkpoint import make_dummy_model
-from headway.engine.models.model_config import read_model_config
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 
@@ -35,7 +35,7 @@ def dummy(path: Path, *, dtype: str = "float64", with_mtp: bool = True) -> Causa
 def test_every_weight_is_drawn_and_every_norm_is_one(tmp_path: Path) -> None:
     model = dummy(folder_of(tmp_path, mimo_config(hidden_size=96)))
     for name, tensor in model.tensors().items():
-        if name.endswith("norm.weight"):
+        if name.endswith("norm"):
             assert torch.equal(tensor, torch.ones_like(tensor)), name
         else:
             spread = 4 * 0.02 / (2 * tensor.numel()) ** 0.5  # four standard errors
@@ -46,9 +46,7 @@ def test_the_weights_are_the_same_at_each_start(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, mimo_config())
     first, second = dummy(folder).tensors(), dummy(folder).tensors()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
-    assert not torch.equal(
-        first["model.layers.0.mlp.up_proj.weight"], first["model.layers.1.mlp.up_proj.weight"]
-    )
+    assert not torch.equal(first["layers.0.feed_forward.up.weight"], first["layers.1.feed_forward.up.weight"])
 
 
 def test_activations_stay_small_in_bfloat16(tmp_path: Path) -> None:
@@ -92,12 +90,20 @@ def test_a_dummy_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: py
         dummy(folder)
 
 
-@pytest.mark.parametrize(("name", "step_bytes"), [("mimo-7b", 14.00e9), ("mimo-0.5b", 1.015e9)])
-def test_the_shapes_have_the_sizes_that_peers_were_measured_at(name: str, step_bytes: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "step_bytes", "num_mtp_layers"),
+    [
+        ("mimo-7b", 14.00e9, 1),
+        ("mimo-0.5b", 1.015e9, 1),
+        ("qwen3-8b", 15.136e9, 0),
+        ("llama-8b", 15.010e9, 0),
+    ],
+)
+def test_the_shapes_have_the_sizes_that_are_measured(
+    name: str, step_bytes: float, num_mtp_layers: int
+) -> None:
     """step_bytes: of the matrices that a step without drafts reads."""
-    config = read_model_config(SHAPES / name)
-    model = MODELS[config.architecture](
-        config, Placement(torch.device("meta"), torch.bfloat16), with_mtp=False
-    )
+    spec = read_model_spec(SHAPES / name)
+    model = CausalLM(spec, Placement(torch.device("meta"), torch.bfloat16), with_mtp=False)
     assert sum(linear.weight.nbytes for linear in model.linears()) == pytest.approx(step_bytes, rel=1e-3)
-    assert config.num_mtp_layers == 1
+    assert (0 if spec.mtp is None else spec.mtp.num_layers) == num_mtp_layers

@@ -15,7 +15,7 @@ from headway_testing.exactness import Case, assert_same_text, generate, generate
 from headway_testing.local import LocalEngine
 
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.layers.registry import CausalLM
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.draft import Drafter
@@ -179,14 +179,14 @@ def knowing(texts: dict[int, list[int]], *, shift: int) -> Drafter:
         for row, (seed, length) in enumerate(zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), strict=True)):
             known = texts.get(seed, [])[length + 1 : length + 1 + depth]
             drafts[row, : len(known)] = torch.tensor(known, dtype=torch.int64)
-        return (drafts + shift) % model.config.vocab_size
+        return (drafts + shift) % model.spec.vocab_size
 
     return draft
 
 
 def guessing(model: CausalLM, pool: KVPool, rows: RowTensors, depth: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(int(rows.kv_lengths.sum()))
-    return torch.randint(model.config.vocab_size, (len(rows.seeds), depth), generator=generator)
+    return torch.randint(model.spec.vocab_size, (len(rows.seeds), depth), generator=generator)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

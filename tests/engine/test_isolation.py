@@ -21,7 +21,7 @@ from headway.engine.build import Engine
 from headway.engine.execution.runner import Runner
 from headway.engine.loading.checkpoint import DtypeName
 from headway.engine.loop import EngineLoop
-from headway.engine.models.model_config import read_model_config
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.plan import Plan
@@ -46,9 +46,9 @@ class Watch:
             num_layers=model.num_kv_layers,
             num_blocks=num_blocks + GUARD_BLOCKS,
             block_size=BLOCK,
-            num_kv_heads=model.config.num_kv_heads,
-            head_dim=model.config.head_dim,
-            hidden_size=model.config.hidden_size,
+            num_kv_heads=model.spec.attention.num_kv_heads,
+            head_dim=model.spec.attention.head_dim,
+            hidden_size=model.spec.hidden_size,
             dtype=model.dtype,
             device=model.device,
         )
@@ -208,10 +208,10 @@ def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[i
 
 def sized(config: EngineConfig, *, num_blocks: int) -> EngineConfig:
     """With memory for that many blocks."""
-    model = read_model_config(config.model_path)
+    model = read_model_spec(config.model_path)
     block_bytes = kv_block_bytes(
         model,
-        num_kv_layers=model.num_layers + 1,
+        num_kv_layers=len(model.layers) + 1,
         has_mtp=True,
         block_size=BLOCK,
         dtype=getattr(torch, config.dtype),

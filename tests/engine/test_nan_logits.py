@@ -58,7 +58,7 @@ def engine_of(folder: Path, device: str, depth: int) -> LocalEngine:
         gc.collect()  # graphs of earlier tests must not be freed while others are captured
         engine.engine.runner.capture(range(depth + 1), progress=lambda _: None)
     with torch.no_grad():
-        engine.engine.runner.model.trunk.embedding[BROKEN] = torch.inf
+        engine.engine.runner.model.embedding[BROKEN] = torch.inf
     return engine
 
 
@@ -112,7 +112,7 @@ def test_a_model_that_is_broken_as_a_whole_is_found_at_its_start(tmp_path: Path,
     check_logits(engine.engine)  # one broken embedding is not the whole
     assert engine.generate([begin_at(9)], max_tokens=8) == walk(begin_at(9), 8)
     with torch.no_grad():
-        engine.engine.runner.model.trunk.final_norm[3] = torch.nan
+        engine.engine.runner.model.final_norm[3] = torch.nan
     with pytest.raises(
         ModelError, match="NaN or infinite logits for every prompt that was tried, in float32"
     ):

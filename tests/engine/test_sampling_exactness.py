@@ -17,7 +17,7 @@ from headway_testing.one_by_one import Answer, Ask, answer, assert_scores, promp
 from hypothesis import HealthCheck, assume, given, settings
 
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.layers.registry import CausalLM
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import RequestError

@@ -613,12 +613,27 @@ CASES = [
                 pointers("query key", kind) | {"position_ptr": "*i64", "table_ptr": "*fp32"},
                 {"HEADS": 32, "HALF": 64, "OVERLAPS": True},
             ),
-            Case(
-                "rope_append",
-                "_rope_append_kernel",
-                pointers("query key value key_cache value_cache", kind)
-                | {"position_ptr": "*i64", "slot_ptr": "*i64", "table_ptr": "*fp32"},
-                {"HEADS": 32, "HALF": 64, "OVERLAPS": True},
+            *(
+                Case(
+                    "rope_append",
+                    "_rope_append_kernel",
+                    pointers("query key value key_cache value_cache query_norm key_norm", kind)
+                    | {"position_ptr": "*i64", "slot_ptr": "*i64", "table_ptr": "*fp32"},
+                    {
+                        "EPSILON": 1e-6,
+                        "HAS_NORMS": has_norms,
+                        "UNIT_OFFSET": unit_offset,
+                        "HEADS": 32,
+                        "HALF": half,
+                        "REST": rest,
+                        "OVERLAPS": True,
+                    },
+                )
+                for has_norms, unit_offset, half, rest in (
+                    (False, False, 64, 0),
+                    (True, False, 64, 0),
+                    (True, True, 32, 64),
+                )
             ),
             *(
                 Case(

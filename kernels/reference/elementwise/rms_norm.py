@@ -54,9 +54,10 @@ def embed_rms_norm(
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
+    unit_offset: bool = False,
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([tokens, hidden]: the embedded tokens, likewise: their norm)."""
     embedded = torch.nn.functional.embedding(token_ids, embedding)
-    return embedded, rms_norm(embedded, weight, epsilon, step=step, out=out)
+    return embedded, rms_norm(embedded, weight, epsilon, unit_offset=unit_offset, step=step, out=out)

@@ -19,7 +19,7 @@ from headway.engine.bench.floor import costs_of, measured_ceilings
 from headway.engine.bench.measure import NUM_WARM_ROUNDS, Driver, least_new_tokens
 from headway.engine.bench.settings import read_settings
 from headway.engine.bench.shape import SHAPES
-from headway.engine.models.model_config import read_model_config
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 
 SMALL = ["--output-len", "24", "--prefill", "none", "--device", "cpu", "--threads", "1"]
@@ -35,7 +35,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "milliseconds"), [("mimo-7b", 3.09), ("mimo-0.5b", 0.224)])
 def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds: float) -> None:
     """Weights once, at the 4,530 GB/s that an H200 reads."""
-    costs = costs_of(read_model_config(SHAPES / name), torch.bfloat16, has_mtp=True)
+    costs = costs_of(read_model_spec(SHAPES / name), torch.bfloat16, has_mtp=True)
     seconds = costs.round_bytes(batch=64, depth=0, context=0) / 4530e9
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
 
@@ -45,7 +45,7 @@ def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds:
 def test_drafts_and_contexts_are_bytes_of_their_own(
     draft_lm_head: DraftLmHead, itemsize: float, draft_layers: DraftLayers, layer_itemsize: int
 ) -> None:
-    config = read_model_config(SHAPES / "mimo-7b")
+    config = read_model_spec(SHAPES / "mimo-7b")
     costs = costs_of(
         config, torch.bfloat16, has_mtp=True, draft_lm_head=draft_lm_head, draft_layers=draft_layers
     )
@@ -61,7 +61,7 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
 
 
 def test_a_prompt_costs_two_operations_a_weight_and_attention() -> None:
-    costs = costs_of(read_model_config(SHAPES / "mimo-7b"), torch.bfloat16, has_mtp=False)
+    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_mtp=False)
     weights = 36 * 4096 * (6144 + 4096 + 3 * 11008)
     attention = 36 * 2 * 4096 * 1000**2
     assert costs.prefill_flop(num_prompts=3, length=1000) == 3 * (2 * weights * 1000 + attention)
@@ -99,7 +99,7 @@ def test_every_cell_is_measured_and_counted(tmp_path: Path, capsys: pytest.Captu
         plain = cells[batch, 0, input_len]["tokens_per_second"]
         speedup = line["tokens_per_second"] / plain
         assert line["conversion"] == (pytest.approx(speedup / (depth + 1)) if depth > 0 else None)
-    costs = costs_of(read_model_config(folder), torch.float32, has_mtp=True)
+    costs = costs_of(read_model_spec(folder), torch.float32, has_mtp=True)
     line = cells[3, 2, 33]
     num_bytes = costs.round_bytes(batch=3, depth=2, context=line["context"])
     assert line["floor_milliseconds"] == pytest.approx(1e3 * num_bytes / report["ceilings"]["read_bytes"])
@@ -237,7 +237,10 @@ def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: P
             ["--prompts", "heldout", "--input-len", "128,300"],
             "--input-len is 300, no held-out prompt has more",
         ),
-        (["no-such-shape"], "MODEL is 'no-such-shape', it must be a folder or one of mimo-0.5b, mimo-7b"),
+        (
+            ["no-such-shape"],
+            "MODEL is 'no-such-shape', it must be a folder or one of llama-8b, mimo-0.5b, mimo-7b, qwen3-8b",
+        ),
         (
             ["--depth", "0,2", "--synthetic-acceptance", "0.9"],
             "--synthetic-acceptance is 0.9, it must be as long",

@@ -8,13 +8,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from headway.engine.bench.shape import made_up_tokenizer, main, shape_names
-from headway.engine.models.model_config import read_model_config
+from headway.engine.models.registry import read_model_spec
 
 
 def test_every_id_has_a_text_of_its_own_and_every_text_has_ids(tmp_path: Path) -> None:
     assert main(["mimo-0.5b", str(tmp_path / "shape")]) == 0
     tokenizer = Tokenizer.from_file(str(tmp_path / "shape/tokenizer.json"))
-    size = read_model_config(tmp_path / "shape").vocab_size
+    size = read_model_spec(tmp_path / "shape").vocab_size
     assert tokenizer.get_vocab_size() == size == 151_680
     words = {tokenizer.decode([token_id]) for token_id in range(256, size)}
     assert len(words) == size - 256

@@ -11,9 +11,12 @@ from headway_testing.checkpoints import random_mimo
 from headway_testing.paged import PagedSequences, load
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from headway.engine.layers.decoder import DecoderLayer, Placement, rotary_table
+from headway.engine.layers.decoder import DecoderLayer
 from headway.engine.layers.inputs import Chunks, ForwardInputs
-from headway.engine.models.model_config import read_model_config
+from headway.engine.layers.placement import Placement
+from headway.engine.layers.rotary import rotary_table
+from headway.engine.models.registry import read_model_spec
+from headway.engine.models.spec import DenseSpec
 
 EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
     "vocab_size": 4096,
@@ -50,7 +53,7 @@ def test_logits_of_a_row_are_bitwise_the_same_alone_and_among_others(
         steps = [(row, lengths[row], 1) for row in range(num_rows)]
         hidden = sequences.forward(steps, torch.stack([tokens[row, lengths[row]] for row in range(num_rows)]))
         carry = sequences.draft(steps, tokens[:num_rows, 0], hidden)
-        return torch.cat([model.logits(hidden)[0], model.draft_logits(carry)[0]])
+        return torch.cat([model.logits(hidden)[0], model.mtp.logits(carry)[0]])
 
     alone = logits_of_first(1)
     assert [
@@ -125,9 +128,10 @@ def test_few_launches_attend_prompts_as_many_do(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("hidden_size", [2048, 2112])
 def test_how_wide_a_model_is_decides_about_few_launches(hidden_size: int, tmp_path: Path) -> None:
     """And no number of tokens up to 32, or a row's result would depend on those beside it."""
-    config = read_model_config(random_mimo(tmp_path / "model", head_dim=64))
+    spec = read_model_spec(random_mimo(tmp_path / "model", head_dim=64))
     place = Placement(torch.device("meta"), torch.bfloat16)
-    layer = DecoderLayer(replace(config, hidden_size=hidden_size, intermediate_size=64), place)
+    layer_spec = replace(spec.layers[0], feed_forward=DenseSpec(64))
+    layer = DecoderLayer(replace(spec, hidden_size=hidden_size), layer_spec, place)
     with FakeTensorMode():
         streams = [torch.empty(n, hidden_size, dtype=place.dtype, device="cuda") for n in (1, 16, 32, 33)]
     is_narrow = hidden_size <= 2048
@@ -135,9 +139,12 @@ def test_how_wide_a_model_is_decides_about_few_launches(hidden_size: int, tmp_pa
 
 
 def test_rotary_angles_are_rounded_to_float32_in_every_dtype(tmp_path: Path) -> None:
-    config = read_model_config(random_mimo(tmp_path / "model"))
+    spec = read_model_spec(random_mimo(tmp_path / "model"))
     cpu = torch.device("cpu")
-    tables = [rotary_table(config, Placement(cpu, dtype)) for dtype in (torch.float64, torch.bfloat16)]
+    tables = [
+        rotary_table(spec.attention.rope, 256, Placement(cpu, dtype))
+        for dtype in (torch.float64, torch.bfloat16)
+    ]
     assert [t.dtype for t in tables] == [torch.float64, torch.float32]
     assert torch.equal(tables[0].float(), tables[1])
     exact = torch.tensor(200 / 10_000.0 ** (2 / 16), dtype=torch.float64)

@@ -11,16 +11,24 @@ import msgspec
 import pytest
 import torch
 import transformers
-from headway_testing.checkpoints import mimo_config, qwen2_config, random_tensors, write_folder
+from headway_testing.checkpoints import mimo_config
+from headway_testing.families import CLASSES, save, tiny_model
+from headway_testing.oracle import randomise
 from headway_testing.paged import PagedSequences, load
 from headway_testing.random_configs import random_config
-from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedConfig
 
-from headway.engine import ModelError, read_model_config
-from headway.engine.models.config_keys import FOREIGN_KEYS, Qwen2Keys, ResolvedConfig, resolve_config
+from headway.engine import ModelError, read_model_spec
+from headway.engine.layers.rotary import inverse_frequencies
+from headway.engine.models.config_keys import FOREIGN_KEYS, ResolvedConfig, WindowKeys, resolve_config
+from headway.engine.models.registry import FAMILY_OF
 
-NUM_CONFIGS, MIN_ACCEPTED = 1000, 400
-NUM_MODELS, NUM_TOKENS = 72, 24
+# Of each architecture.
+NUM_CONFIGS, MIN_ACCEPTED = 400, 120
+NUM_MODELS, NUM_TOKENS = 24, 24
+# Keys that transformers has under other attributes or not at all.
+SHARED_KEYS = ("attention_chunk_size", "layer_types", "sliding_window")
+OWN_KEYS = ("rope_parameters", "num_nextn_predict_layers")
 TOLERANCE = 2e-4  # of logits of about 10, in float32
 # What transformers' shared code reads of a configuration without a change to what a token gets.
 INERT_KEYS = {
@@ -39,35 +47,37 @@ def quiet_transformers() -> Iterator[None]:
     transformers.logging.set_verbosity(verbosity)
 
 
-def resolved_by_both(folder: Path, content: dict[str, object]) -> tuple[ResolvedConfig, Qwen2Config] | None:
+def resolved_by_both(
+    folder: Path, content: dict[str, object]
+) -> tuple[ResolvedConfig, PreTrainedConfig] | None:
     """None where it is refused. Fails where Headway reads what transformers refuses."""
     file = folder / "config.json"
     file.write_text(json.dumps(content))
     try:
-        read_model_config(folder)
+        read_model_spec(folder)
     except ModelError:
         return None
-    return resolve_config(content, file), Qwen2Config.from_pretrained(folder)
+    classes = {name: (family.model_type, family.keys) for name, family in FAMILY_OF.items()}
+    ours = resolve_config(content, file, classes)
+    return ours, CLASSES[ours.architecture][0].from_pretrained(folder)
 
 
 def values_of(ours: ResolvedConfig) -> dict[str, object]:
     """Under the names of transformers' attributes."""
-    own = msgspec.structs.asdict(ours.keys)
-    del own["rope_parameters"], own["num_nextn_predict_layers"]
-    return own | {
+    own = {k: v for k, v in msgspec.structs.asdict(ours.keys).items() if k not in OWN_KEYS}
+    own |= {
         "num_key_value_heads": ours.num_key_value_heads,
         "head_dim": ours.head_dim,
         "rope_type": ours.rope.rope_type,
         "rope_theta": ours.rope.theta,
-        "sliding_window": ours.sliding_window,
-        "layer_types": list(ours.layer_types),
     }
+    if isinstance(ours.keys, WindowKeys):
+        own |= {"sliding_window": ours.sliding_window, "layer_types": list(ours.layer_types)}
+    return own
 
 
-def attributes_of(theirs: Qwen2Config) -> dict[str, object]:
-    names = [field.name for field in msgspec.structs.fields(Qwen2Keys)]
+def attributes_of(theirs: PreTrainedConfig, names: set[str]) -> dict[str, object]:
     own = {name: getattr(theirs, name, None) for name in names}
-    del own["rope_parameters"], own["num_nextn_predict_layers"]
     head_dim = own["head_dim"]
     return own | {
         "head_dim": theirs.hidden_size // theirs.num_attention_heads if head_dim is None else head_dim,
@@ -76,69 +86,84 @@ def attributes_of(theirs: Qwen2Config) -> dict[str, object]:
     }
 
 
-def test_what_is_accepted_of_random_configs_means_the_same_to_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", FAMILY_OF)
+def test_what_is_accepted_of_random_configs_means_the_same_to_transformers(
+    architecture: str, tmp_path: Path
+) -> None:
     num_accepted = 0
     for seed in range(NUM_CONFIGS):
-        content = random_config(seed, slips=True)
+        content = random_config(seed, architecture, slips=True)
         both = resolved_by_both(tmp_path, content)
         if both is not None:
             ours, theirs = both
-            assert values_of(ours) == attributes_of(theirs), content
+            values = values_of(ours)
+            assert values == attributes_of(theirs, values.keys()), content
             num_accepted += 1
     assert num_accepted >= MIN_ACCEPTED
 
 
-@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "MiMoForCausalLM"])
+@pytest.mark.parametrize("architecture", FAMILY_OF)
 def test_what_is_left_out_has_the_default_of_the_config_class(architecture: str, tmp_path: Path) -> None:
     both = resolved_by_both(tmp_path, {"architectures": [architecture]})
     assert both is not None
-    assert values_of(both[0]) == attributes_of(both[1])
+    values = values_of(both[0])
+    assert values == attributes_of(both[1], values.keys())
 
 
-def test_every_key_of_the_config_class_is_known() -> None:
+@pytest.mark.parametrize("architecture", FAMILY_OF)
+def test_every_key_of_the_config_class_is_known(architecture: str) -> None:
     """A release that adds one fails here."""
     shared = {field.name for field in fields(PreTrainedConfig)}
-    theirs = {field.name for field in fields(Qwen2Config)} - shared
-    ours = {field.name for field in msgspec.structs.fields(Qwen2Keys)}
-    assert ours - theirs == {"head_dim", "num_nextn_predict_layers"}
+    theirs = {field.name for field in fields(CLASSES[architecture][0])} - shared
+    ours = {field.name for field in msgspec.structs.fields(FAMILY_OF[architecture].keys)}
+    assert ours - theirs <= {"head_dim", *OWN_KEYS, *SHARED_KEYS}
     assert theirs - ours == set()
 
 
-def test_every_key_that_transformers_reads_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", FAMILY_OF)
+def test_every_key_that_transformers_reads_is_known(architecture: str, tmp_path: Path) -> None:
     """Its shared code looks at keys that the config class does not have, such as is_causal."""
     seen: set[str] = set()
+    config_class, model_class = CLASSES[architecture]
 
-    class Watched(Qwen2Config):
+    class Watched(config_class):
         def __getattribute__(self, key: str) -> object:
             seen.add(key)
             return super().__getattribute__(key)
 
-    folder = write_folder(tmp_path, qwen2_config(), random_tensors(qwen2_config(), with_mtp=False))
+    folder = save(tiny_model(architecture), architecture, tmp_path)
     config = Watched.from_pretrained(folder)
     seen.clear()
-    model = Qwen2ForCausalLM.from_pretrained(folder, config=config)
+    model = model_class.from_pretrained(folder, config=config)
     with torch.no_grad():
         model(torch.tensor([[1, 2, 3]]), use_cache=True)
-    keys = {k for k in seen if not k.startswith("_") and not callable(getattr(Qwen2Config, k, None))}
-    known = {field.name for field in msgspec.structs.fields(Qwen2Keys)}
+    keys = {k for k in seen if not k.startswith("_") and not callable(getattr(config_class, k, None))}
+    known = {field.name for field in msgspec.structs.fields(FAMILY_OF[architecture].keys)}
     known |= FOREIGN_KEYS.keys() | INERT_KEYS | {"is_causal", "quantization_config"}
     assert keys - known == set()
     assert {"is_causal", "text_config", "hidden_size"} <= keys
 
 
 @pytest.mark.parametrize("seed", range(NUM_MODELS))
-def test_an_accepted_config_gives_the_logits_of_transformers(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", FAMILY_OF)
+def test_an_accepted_config_gives_the_logits_of_transformers(
+    architecture: str, seed: int, tmp_path: Path
+) -> None:
     """Windows of 4 tokens, turned positions and tied heads change logits by far more than the tolerance."""
-    contents = (random_config(1000 * seed + i, slips=False) for i in range(1000))
+    contents = (random_config(1000 * seed + i, architecture, slips=False) for i in range(1000))
     both = next(both for content in contents if (both := resolved_by_both(tmp_path, content)) is not None)
     ours, theirs = both
-    sizes = values_of(ours) | {"tie_word_embeddings": theirs.tie_word_embeddings}
-    content = json.loads((tmp_path / "config.json").read_text())
-    write_folder(tmp_path, content, random_tensors(sizes, with_mtp=False, seed=seed))
+    content = (tmp_path / "config.json").read_text()
+    expected = CLASSES[architecture][1](theirs).float().eval()
+    randomise(expected, torch.Generator().manual_seed(seed))
+    expected.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(content)
     model = load(tmp_path, dtype="float32")
+    frequencies, factor = inverse_frequencies(model.spec.attention.rope)
+    assert torch.equal(frequencies, expected.model.rotary_emb.inv_freq)
+    assert factor == expected.model.rotary_emb.attention_scaling
     sequences = PagedSequences(model, 1, NUM_TOKENS)
     tokens = torch.arange(NUM_TOKENS) * 7 % ours.keys.vocab_size
-    expected = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.no_grad():
         logits = model.logits(sequences.forward([(0, 0, NUM_TOKENS)], tokens))
         difference = (logits - expected(tokens[None], use_cache=False).logits[0]).abs().max().item()
@@ -173,5 +198,5 @@ def test_what_would_be_computed_differently_is_refused_by_name(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(mimo_config(**changes)))
     with pytest.raises(ModelError) as caught:
-        read_model_config(tmp_path)
+        read_model_spec(tmp_path)
     assert [part for part in parts if part not in str(caught.value)] == []

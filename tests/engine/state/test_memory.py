@@ -11,7 +11,7 @@ import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
 
-from headway.engine.models.model_config import read_model_config
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.state.memory import available_bytes, format_bytes, kv_block_bytes, num_kv_blocks
@@ -96,7 +96,7 @@ def test_a_block_holds_keys_values_and_a_state_for_the_head(
     has_mtp: bool, wanted: int, tmp_path: Path
 ) -> None:
     """2 x 4 layers x 16 tokens x 2 heads x 16 x 2 bytes; 48 x 2 bytes."""
-    model = read_model_config(random_mimo(tmp_path))
+    model = read_model_spec(random_mimo(tmp_path))
     size = kv_block_bytes(model, num_kv_layers=4, has_mtp=has_mtp, block_size=16, dtype=torch.bfloat16)
     assert size == wanted
 

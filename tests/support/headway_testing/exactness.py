@@ -12,8 +12,8 @@ from functools import cache
 
 import torch
 
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, Segment
-from headway.engine.layers.registry import CausalLM
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
@@ -90,13 +90,13 @@ def logits_of(model_path: str, token_ids: Sequence[int]) -> torch.Tensor:
 def logits_after(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     """[vocab]: one forward pass over all tokens, no rounds, no reuse."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    config = model.config
+    spec = model.spec
     pool = KVPool(
         num_layers=model.num_kv_layers,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_dim,
         hidden_size=None,
         dtype=torch.float64,
         device=torch.device("cpu"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headway.engine.layers.registry import CausalLM
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.kernels.reference.sampling.sample import gumbel_noise

@@ -57,7 +57,7 @@ class Oracle:
         self.head = HeadOracle(self.config).eval()
         generator = torch.Generator().manual_seed(seed)
         for module in (self.model, self.head):
-            _randomise(module, generator)
+            randomise(module, generator)
             module.to(dtype)
             if dtype == torch.float64:
                 _widen_norms(module)
@@ -150,7 +150,8 @@ def _bfloat16_trunk(folder: str) -> Qwen2ForCausalLM:
     return model
 
 
-def _randomise(module: nn.Module, generator: torch.Generator) -> None:
+def randomise(module: nn.Module, generator: torch.Generator) -> None:
+    """Draws weights large enough for every part to matter; norms and biases far from one and zero."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, Segment
-from headway.engine.layers.registry import CausalLM
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.state.pool import KVPool
 
@@ -27,16 +27,16 @@ class PagedSequences:
     """
 
     def __init__(self, model: CausalLM, num_rows: int, max_tokens: int, *, block_size: int = 16) -> None:
-        config, per_row = model.config, -(-max_tokens // block_size)
+        spec, per_row = model.spec, -(-max_tokens // block_size)
         self.model = model
         self.block_size = block_size
         self.pool = KVPool(
             num_layers=model.num_kv_layers,
             num_blocks=num_rows * per_row,
             block_size=block_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            hidden_size=config.hidden_size if model.has_mtp else None,
+            num_kv_heads=spec.attention.num_kv_heads,
+            head_dim=spec.attention.head_dim,
+            hidden_size=spec.hidden_size if model.mtp is not None else None,
             dtype=model.dtype,
             device=model.device,
         )
@@ -53,10 +53,10 @@ class PagedSequences:
         self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
         """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens, hidden]."""
-        return self.model.draft(self.inputs(spans, tokens), hidden, self.pool)
+        return self.model.mtp.draft(self.inputs(spans, tokens), hidden, self.pool)
 
     def fill(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor) -> None:
-        self.model.fill_draft_cache(self.inputs(spans, tokens), hidden, self.pool)
+        self.model.mtp.fill_cache(self.inputs(spans, tokens), hidden, self.pool)
 
     def inputs(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> ForwardInputs:
         positions = torch.cat([torch.arange(first, first + count) for _, first, count in spans])

@@ -8,6 +8,10 @@ WINDOWS = ("full_attention", "attention", "sliding_attention", "linear_attention
 # Values that some key of some file was seen with, or that a hand might write.
 SLIPS = (None, True, False, 0, 1, -1, 3, 4096.0, 1e12, 0.5, "silu", "64", "", [], [1, "x"], ["full_attention"], {},
          {"rope_type": "default"}, float("nan"), float("inf"), 10**30)  # fmt: skip
+MODEL_TYPES = {
+    "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama",
+    "MiMoForCausalLM": "mimo",
+}  # fmt: skip
 SLIPPING = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_parameters",
@@ -17,13 +21,13 @@ SLIPPING = (
 )  # fmt: skip
 
 
-def random_config(seed: int, *, slips: bool) -> dict[str, object]:
+def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, object]:
     """A tiny model's. slips: one key in three configurations has a value that may be none of its own."""
     rng = random.Random(seed)
     num_layers, heads = rng.randint(1, 3), rng.choice([1, 2, 4, 6])
     config: dict[str, object] = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": [architecture],
+        "model_type": MODEL_TYPES[architecture],
         "vocab_size": rng.randint(40, 90),
         "hidden_size": rng.choice([16, 24, 48]),
         "intermediate_size": rng.choice([8, 20, 32]),
@@ -56,6 +60,8 @@ def random_config(seed: int, *, slips: bool) -> dict[str, object]:
         "use_mrope": False,
     }
     config |= {key: value for key, value in optional.items() if rng.random() < 0.35}
+    if architecture == "LlamaForCausalLM" and rng.random() < 0.9:  # it has no windows: most would be refused
+        config = {key: v for key, v in config.items() if key not in ("sliding_window", "layer_types")}
     if rng.random() < 0.1:  # the default of num_key_value_heads is 32, not the number of heads
         config |= {"num_attention_heads": rng.choice([32, 64, 8]), "hidden_size": 128, "head_dim": 4}
         del config["num_key_value_heads"]
@@ -81,10 +87,29 @@ def _rope(rng: random.Random, num_layers: int) -> object:
         {"rope_type": "default", "partial_rotary_factor": 0.5},
         {"type": "linear", "factor": 2.0},
         {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 4,
+            "truncate": False,
+        },
+        {"rope_type": "yarn", "factor": 4, "mscale": 0.7, "mscale_all_dim": 1.0, "attention_factor": None},
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 2},
+        {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0},
+        {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": None},
         {"rope_theta": None},
         {"full_attention": {"rope_theta": _theta(rng)}},
         {"full_attention": {"rope_theta": _theta(rng)}, "rope_type": "default", "rope_theta": _theta(rng)},
         {"sliding_attention": None, "rope_theta": _theta(rng)},
     )
-    return rng.choice(kinds[: rng.choice([6, 7, 7, len(kinds)])])
+    return rng.choice(kinds[: rng.choice([6, 7, 15, len(kinds)])])

@@ -1,4 +1,4 @@
-"""Qwen2 on the paged cache against transformers' Qwen2ForCausalLM."""
+"""The decoder on the paged cache against transformers' Qwen2ForCausalLM."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def test_sequences_side_by_side_do_not_mix(pair: Pair, tokens: torch.Tensor) -> 
 
 def test_a_folder_without_a_head_reports_none(pair: Pair) -> None:
     model = pair("grouped", with_head=False).model
-    assert (model.has_mtp, model.num_kv_layers) == (False, 3)
+    assert (model.mtp is not None, model.num_kv_layers) == (False, 3)

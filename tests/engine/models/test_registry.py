@@ -8,31 +8,36 @@ from pathlib import Path
 import pytest
 from headway_testing.checkpoints import mimo_config, qwen2_config
 
-from headway.engine import ModelConfig, ModelError, read_model_config
-from headway.engine.layers.registry import MODELS
-from headway.engine.models.model_config import SUPPORTED_ARCHITECTURES
+from headway.engine import ModelError, ModelSpec, read_model_spec
+from headway.engine.models.registry import FAMILY_OF
+from headway.engine.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    MtpSpec,
+    NormSpec,
+    RopeSpec,
+)
 
 
-def read(folder: Path, content: object) -> ModelConfig:
+def read(folder: Path, content: object) -> ModelSpec:
     (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return read_model_config(folder)
+    return read_model_spec(folder)
 
 
 def test_all_numbers_are_read(tmp_path: Path) -> None:
-    assert read(tmp_path, mimo_config(rope_theta=640_000, rms_norm_eps=1e-5)) == ModelConfig(
+    layer = LayerSpec(
+        AttentionSpec(6, 2, 16, RopeSpec(640_000.0, 16), scale=0.25, has_qkv_bias=True), DenseSpec(72)
+    )
+    assert read(tmp_path, mimo_config(rope_theta=640_000, rms_norm_eps=1e-5)) == ModelSpec(
         architecture="MiMoForCausalLM",
         vocab_size=151,
         hidden_size=48,
-        intermediate_size=72,
-        num_layers=3,
-        num_attention_heads=6,
-        num_kv_heads=2,
-        head_dim=16,
+        layers=(layer,) * 3,
+        norm=NormSpec(1e-5),
         max_position_embeddings=256,
-        rms_norm_epsilon=1e-5,
-        rope_theta=640_000.0,
-        tie_word_embeddings=False,
-        num_mtp_layers=1,
+        tied=False,
+        mtp=MtpSpec(1, layer, first="hidden", reads="pre_norm", carries="post_norm"),
     )
 
 
@@ -41,14 +46,15 @@ def test_what_is_not_said_follows_from_what_is(tmp_path: Path) -> None:
     for key in ("head_dim", "tie_word_embeddings", "num_nextn_predict_layers"):
         del config[key]
     parsed = read(tmp_path, config)
-    assert (parsed.head_dim, parsed.num_kv_heads, parsed.num_mtp_layers) == (12, 4, 0)
-    assert parsed.tie_word_embeddings is False
+    attention = parsed.attention
+    assert (attention.head_dim, attention.num_kv_heads, parsed.mtp) == (12, 4, None)
+    assert parsed.tied is False
 
 
 def test_rope_theta_is_also_found_in_rope_parameters(tmp_path: Path) -> None:
     config = qwen2_config(rope_parameters={"rope_type": "default", "rope_theta": 5_000.0})
     del config["rope_theta"]
-    assert read(tmp_path, config).rope_theta == 5_000.0
+    assert read(tmp_path, config).attention.rope.theta == 5_000.0
 
 
 @pytest.mark.parametrize(
@@ -66,14 +72,14 @@ def test_rope_theta_is_also_found_in_rope_parameters(tmp_path: Path) -> None:
 def test_of_two_spellings_of_rope_theta_transformers_choice_counts(
     changes: dict[str, object], expected: float, tmp_path: Path
 ) -> None:
-    assert read(tmp_path, qwen2_config(**changes)).rope_theta == expected
+    assert read(tmp_path, qwen2_config(**changes)).attention.rope.theta == expected
 
 
 def test_keys_that_are_left_out_have_the_config_classs_defaults(tmp_path: Path) -> None:
     config = qwen2_config()
     del config["rope_theta"], config["rms_norm_eps"]
     parsed = read(tmp_path, config)
-    assert (parsed.rope_theta, parsed.rms_norm_epsilon) == (10_000.0, 1e-6)
+    assert (parsed.attention.rope.theta, parsed.norm.epsilon) == (10_000.0, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -98,21 +104,35 @@ def test_keys_that_are_left_out_have_the_config_classs_defaults(tmp_path: Path) 
     ],
 )
 def test_settings_without_effect_are_accepted(changes: dict[str, object], tmp_path: Path) -> None:
-    assert read(tmp_path, qwen2_config(**changes)).num_layers == 3
+    assert len(read(tmp_path, qwen2_config(**changes)).layers) == 3
 
 
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, ["LlamaForCausalLM", *SUPPORTED_ARCHITECTURES]),
-        ({"architectures": None}, ["not named", *SUPPORTED_ARCHITECTURES]),
+        ({"architectures": ["GemmaForCausalLM"]}, ["GemmaForCausalLM", *FAMILY_OF]),
+        ({"architectures": None}, ["not named", *FAMILY_OF]),
         ({"hidden_size": None}, ["hidden_size", "missing"]),
         ({"vocab_size": "many"}, ["vocab_size", "'many'", "positive integer"]),
         ({"num_hidden_layers": True}, ["num_hidden_layers", "True"]),
         ({"rms_norm_eps": None}, ["rms_norm_eps", "missing"]),
         ({"rope_theta": None}, ["rope_theta", "missing"]),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["'yarn'", "'default'"]),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, ["'llama3'", "'default'"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "'default'", "'yarn'"]),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, ["'longrope'", "'default'"]),
+        ({"rope_scaling": {"type": "linear"}}, ["factor", "'linear'", "missing"]),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, ["factor", "0.5", "from 1"]),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2, "partial_rotary_factor": 0.5}},
+            ["partial_rotary_factor", "0.5"],
+        ),
+        ({"rope_scaling": {"type": "yarn"}}, ["factor", "'yarn'", "missing"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}, ["truncate is 1"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "rope_theta": 1}}, ["rope_theta is 1", "YaRN"]),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, ["low_freq_factor", "missing"]),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+            ["high_freq_factor is 1", "low_freq_factor 4"],
+        ),
         (
             {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2},
             ["sliding window of 64", "from 2"],
@@ -145,10 +165,6 @@ def test_a_file_that_is_no_json_object_is_named(content: str, part: str, tmp_pat
 
 def test_a_missing_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"folder .*nowhere does not exist"):
-        read_model_config(tmp_path / "nowhere")
+        read_model_spec(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"has no config\.json"):
-        read_model_config(tmp_path)
-
-
-def test_every_architecture_that_is_named_as_supported_has_a_model() -> None:
-    assert tuple(MODELS) == SUPPORTED_ARCHITECTURES
+        read_model_spec(tmp_path)

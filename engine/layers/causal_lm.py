@@ -1,0 +1,70 @@
+"""A decoder of any family, built from its ModelSpec. What an MTP head adds is in mtp_head.py."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.layers.decoder import DecoderLayer, LayerCache, run_layers
+from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.linear import Linear
+from headway.engine.layers.mtp_head import MtpHead
+from headway.engine.layers.norm import embed_normed, normed
+from headway.engine.layers.placement import Placement
+from headway.engine.layers.rotary import rotary_table
+from headway.engine.models.spec import ModelSpec
+from headway.engine.state.pool import KVPool
+
+
+class CausalLM:
+    """A decoder, with its MTP head or without. A row's result depends on no other row; inputs are left as they are.
+
+    Keys and values go to the pool's layers 0 .. len(spec.layers) - 1, those of the MTP head to the layers after them.
+    Immutable once it is loaded, but for the weight formats that its Linear layers and its head are told to take.
+    """
+
+    def __init__(self, spec: ModelSpec, place: Placement, *, with_mtp: bool) -> None:
+        self.spec = spec
+        self.device, self.dtype = place.device, place.dtype
+        self.cos_sin = rotary_table(spec.attention.rope, spec.max_position_embeddings, place)
+        self.embedding = place.empty(spec.vocab_size, spec.hidden_size)
+        self.layers = [DecoderLayer(spec, layer, place) for layer in spec.layers]
+        self.final_norm = place.empty(spec.hidden_size)
+        self.lm_head = Linear(self.embedding if spec.tied else place.empty(spec.vocab_size, spec.hidden_size))
+        self.mtp: MtpHead | None = None
+        if with_mtp:
+            self.mtp = MtpHead(spec, place, self.embedding, self.lm_head, self.final_norm, self.cos_sin)
+
+    @property
+    def has_mtp(self) -> bool:
+        return self.mtp is not None
+
+    @property
+    def num_kv_layers(self) -> int:
+        return len(self.layers) + (0 if self.mtp is None else 1)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in parts, which
+        are views. When weights are packed or change their format, this can be called no more."""
+        named = {"embedding": self.embedding, "final_norm": self.final_norm}
+        for index, layer in enumerate(self.layers):
+            named |= layer.tensors(f"layers.{index}.")
+        if not self.spec.tied:
+            named["lm_head"] = self.lm_head.weight
+        return named if self.mtp is None else named | self.mtp.tensors("mtp.0.")
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Every linear layer once."""
+        own = (*(linear for layer in self.layers for linear in layer.linears()), self.lm_head)
+        return own if self.mtp is None else own + self.mtp.linears()
+
+    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
+        """Returns the residual stream before the final norm, [tokens, hidden]."""
+        first = self.layers[0]
+        residual, x = embed_normed(inputs.token_ids, self.embedding, first.input_norm, first.norm)
+        caches = [LayerCache(*pool.layer(index)) for index in range(len(self.layers))]
+        residual, delta = run_layers(self.layers, caches, x, residual, inputs, self.cos_sin)
+        return residual if delta is None else residual.add_(delta)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [n, hidden] of `forward`. Returns [n, vocab]."""
+        return self.lm_head(normed(hidden, self.final_norm, self.spec.norm))

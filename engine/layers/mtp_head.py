@@ -1,0 +1,132 @@
+"""A multi-token prediction head: a projection of a hidden state and a token, one decoder layer, and a norm.
+
+Which of the two comes first, which hidden state is read and which is carried on, its MtpSpec says. Slot i of its KV cache
+holds the pair (h_{i-1}, t_i), which predicts t_{i+1}; slot 0 does not exist.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.layers.decoder import DecoderLayer, LayerCache, run_layers
+from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.linear import Linear, QuantizedLinear, ScreenedLinear, largest_normed
+from headway.engine.layers.norm import embed_normed, normed, normed_sum
+from headway.engine.layers.placement import Placement
+from headway.engine.models.spec import ModelSpec
+from headway.engine.state.pool import KVPool
+
+
+class MtpHead:
+    """The MTP layer of a model, with the model's own embedding and output layer.
+
+    Its keys and values are the pool's layer after those of the decoder. Mutable: `quantize_lm_head`, `screen_lm_head` and
+    `round_linears` change the format of the weights that drafts read, once, after loading.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        place: Placement,
+        embedding: torch.Tensor,  # [vocab, hidden], the model's
+        lm_head: Linear,  # the model's
+        target_norm: torch.Tensor,  # [hidden], the model's final norm
+        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
+    ) -> None:
+        assert spec.mtp is not None, "the family announces no MTP head"
+        hidden = spec.hidden_size
+        self.spec, self._norm, self._pool_layer = spec.mtp, spec.norm, len(spec.layers)
+        self._embedding, self._lm_head, self._target_norm, self._cos_sin = (
+            embedding, lm_head, target_norm, cos_sin,
+        )  # fmt: skip
+        self._draft_lm_head: Linear | QuantizedLinear | ScreenedLinear = lm_head
+        self.hidden_norm = place.empty(hidden)
+        self.token_norm = place.empty(hidden)
+        self.input = Linear(place.empty(hidden, 2 * hidden))
+        self.block = DecoderLayer(spec, spec.mtp.layer, place)
+        self.final_norm = place.empty(hidden)
+
+    def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
+        """See CausalLM."""
+        return {
+            f"{prefix}hidden_norm": self.hidden_norm,
+            f"{prefix}token_norm": self.token_norm,
+            f"{prefix}input": self.input.weight,
+            f"{prefix}final_norm": self.final_norm,
+            **self.block.tensors(prefix),
+        }
+
+    def linears(self) -> tuple[Linear, ...]:
+        """The linear layers that are not the model's."""
+        return self.input, *self.block.linears()
+
+    def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [n, hidden] of the model's `forward`. Returns [n, hidden]: what the head reads of it."""
+        return hidden if self.spec.reads == "pre_norm" else normed(hidden, self._target_norm, self._norm)
+
+    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
+        """One pass of the MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
+
+        hidden: [tokens, hidden], of `draft_hidden` or the carry of an earlier pass. Returns the carry, [tokens, hidden].
+        Nothing attends to position 0, which has no pair.
+        """
+        residual = self._pair(hidden, inputs.token_ids)
+        block = self.block
+        x = normed(residual, block.input_norm, block.norm, block.qkv.input_step)
+        residual, delta = run_layers([block], [self._cache(pool)], x, residual, inputs, self._cos_sin)
+        if self.spec.carries == "pre_norm":
+            return residual if delta is None else residual.add_(delta)
+        return normed_sum(delta, residual, self.final_norm, self._norm)
+
+    def logits(self, carry: torch.Tensor) -> torch.Tensor:
+        """carry: [n, hidden] of `draft`. Returns [n, vocab], for the token at position i + 1."""
+        if self.spec.carries == "pre_norm":
+            carry = normed(carry, self.final_norm, self._norm)
+        return self._draft_lm_head(carry)
+
+    def fill_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
+        """Writes the keys and values that `draft` writes, without computing its result."""
+        residual = self._pair(hidden, inputs.token_ids)
+        block = self.block
+        x = normed(residual, block.input_norm, block.norm, block.qkv.input_step)
+        block.append(x, inputs, self._cache(pool), self._cos_sin)
+
+    def quantize_lm_head(self) -> None:
+        """From now on `logits` reads a copy of the lm_head in float8_e4m3fn."""
+        self._draft_lm_head = QuantizedLinear(self._lm_head, largest_input=largest_normed(self.final_norm))
+
+    def screen_lm_head(self) -> None:
+        """From now on `logits` of at most `most_screened_rows` rows are exact where they could be greatest, else about
+        right."""
+        assert not isinstance(self._draft_lm_head, ScreenedLinear), "it was screened before"
+        self._draft_lm_head = ScreenedLinear(self._lm_head, self._draft_lm_head)
+
+    def norms_by_linear(self) -> dict[Linear, tuple[torch.Tensor, ...]]:
+        """Each linear layer whose input is the output of norms, with the weights of these norms, [hidden] each."""
+        return {
+            self.input: (self.hidden_norm, self.token_norm),
+            self.block.qkv: (self.block.input_norm,),
+            self.block.gate_up: (self.block.feed_forward_norm,),
+        }
+
+    def round_linears(self) -> None:
+        """From now on the layers of `norms_by_linear` multiply float8_e4m3fn by float8_e4m3fn; their weights are given up."""
+        for linear, norms in self.norms_by_linear().items():
+            linear.round_to_float8(largest_input=max(map(largest_normed, norms)))
+
+    def _cache(self, pool: KVPool) -> LayerCache:
+        return LayerCache(*pool.layer(self._pool_layer), first_position=1)
+
+    def _pair(
+        self,
+        hidden: torch.Tensor,  # [tokens, hidden]: h_{i-1}, or the carry of slot i - 1
+        token_ids: torch.Tensor,  # [tokens] int64: t_i
+    ) -> torch.Tensor:  # [tokens, hidden]
+        step = self.input.input_step
+        dtype = hidden.dtype if step is None else torch.float8_e4m3fn
+        both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
+        halves = both.chunk(2, dim=1)
+        normed_hidden, normed_token = halves if self.spec.first == "hidden" else halves[::-1]
+        normed(hidden, self.hidden_norm, self._norm, step, out=normed_hidden)
+        embed_normed(token_ids, self._embedding, self.token_norm, self._norm, step, out=normed_token)
+        return self.input(both)

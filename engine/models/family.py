@@ -1,0 +1,155 @@
+"""What a family of models states about itself, and what families of dense decoders have in common."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headway.engine.models.config_keys import DecoderKeys, ResolvedConfig
+from headway.engine.models.rope_keys import rope_spec
+from headway.engine.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, NormSpec
+
+SUPPORTED_ACTIVATIONS = ("silu", "swish")  # two names of one function
+MIN_POSITIONS = 2
+_INDEX = re.compile(r"\d+")
+
+ATTENTION_NAMES = {
+    "attention.query.weight": "self_attn.q_proj.weight",
+    "attention.key.weight": "self_attn.k_proj.weight",
+    "attention.value.weight": "self_attn.v_proj.weight",
+    "attention.query.bias": "self_attn.q_proj.bias",
+    "attention.key.bias": "self_attn.k_proj.bias",
+    "attention.value.bias": "self_attn.v_proj.bias",
+    "attention.output.weight": "self_attn.o_proj.weight",
+    "attention.output.bias": "self_attn.o_proj.bias",
+    "attention.query_norm": "self_attn.q_norm.weight",
+    "attention.key_norm": "self_attn.k_norm.weight",
+}
+FEED_FORWARD_NAMES = {
+    f"feed_forward.{part}.{kind}": f"mlp.{part}_proj.{kind}"
+    for part in ("gate", "up", "down")
+    for kind in ("weight", "bias")
+}
+LAYER_NAMES = {
+    "input_norm": "input_layernorm.weight",
+    "feed_forward_norm": "post_attention_layernorm.weight",
+    **ATTENTION_NAMES,
+    **FEED_FORWARD_NAMES,
+}
+DECODER_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+    **{f"layers.{{}}.{path}": f"model.layers.{{}}.{name}" for path, name in LAYER_NAMES.items()},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """The checkpoint's name of each parameter. {} stands for the index of a layer, in a path and in its name.
+
+    Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their own: the
+    model shows them as views. mtp_prefix: what the names of all tensors of an MTP head begin with, if there is one.
+    """
+
+    patterns: Mapping[str, str]
+    mtp_prefix: str | None = None
+
+    def of(self, path: str) -> str:
+        """`layers.3.attention.query.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+        pattern = self.patterns[_INDEX.sub("{}", path, count=1)]
+        return pattern.format(*_INDEX.findall(path)[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """architectures: the names that config.json's `architectures` gives. keys: the class of its keys and defaults."""
+
+    architectures: tuple[str, ...]
+    model_type: str
+    keys: type[DecoderKeys]
+    read: Callable[[ResolvedConfig], ModelSpec]  # raises ModelError for what is not computed
+    names: Callable[[ModelSpec], WeightNames]
+
+
+def decoder_names(spec: ModelSpec) -> WeightNames:
+    """The names that transformers gives to a dense decoder's tensors. Ships no MTP head."""
+    return WeightNames(DECODER_NAMES)
+
+
+def decoder_spec(resolved: ResolvedConfig, layer: LayerSpec) -> ModelSpec:
+    """A decoder of equal layers. Raises ModelError for what no family of dense decoders computes."""
+    keys = resolved.keys
+    _check_layers(resolved)
+    if keys.hidden_act not in SUPPORTED_ACTIVATIONS:
+        raise resolved.error(f"hidden_act is {keys.hidden_act!r}; supported is 'silu'")
+    if keys.max_position_embeddings < MIN_POSITIONS:
+        raise resolved.error(
+            f"max_position_embeddings is {keys.max_position_embeddings}; it must be {MIN_POSITIONS} or more, "
+            "for a token of the prompt and one that is generated"
+        )
+    pad = keys.pad_token_id
+    if pad is not None and not -keys.vocab_size <= pad < keys.vocab_size:
+        raise resolved.error(
+            f"pad_token_id is {pad}; it must be below the vocab_size {keys.vocab_size}, or null"
+        )
+    return ModelSpec(
+        architecture=resolved.architecture,
+        vocab_size=keys.vocab_size,
+        hidden_size=keys.hidden_size,
+        layers=(layer,) * keys.num_hidden_layers,
+        norm=norm_spec(resolved),
+        max_position_embeddings=keys.max_position_embeddings,
+        tied=keys.tie_word_embeddings,
+    )
+
+
+def norm_spec(resolved: ResolvedConfig) -> NormSpec:
+    epsilon = resolved.keys.rms_norm_eps
+    if not 0 <= epsilon < math.inf:
+        raise resolved.error(f"rms_norm_eps is {epsilon}; it must be 0 or more")
+    return NormSpec(epsilon)
+
+
+def attention_spec(
+    resolved: ResolvedConfig,
+    *,
+    has_qkv_bias: bool,
+    has_output_bias: bool = False,
+    qk_norm: NormSpec | None = None,
+) -> AttentionSpec:
+    heads, kv_heads, head_dim = (
+        resolved.keys.num_attention_heads, resolved.num_key_value_heads, resolved.head_dim,
+    )  # fmt: skip
+    if heads % kv_heads != 0:
+        default = type(resolved.keys)().num_key_value_heads
+        raise resolved.error(
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}, which is {default} "
+            "where it is left out; give a divisor, or null for the number of attention heads"
+        )
+    if head_dim < 2 or head_dim % 2 != 0:
+        raise resolved.error(f"head_dim is {head_dim}; rotary positions need an even one")
+    return AttentionSpec(
+        heads, kv_heads, head_dim, rope_spec(resolved), head_dim**-0.5, has_qkv_bias, has_output_bias, qk_norm
+    )
+
+
+def dense_spec(resolved: ResolvedConfig, *, has_bias: bool = False) -> DenseSpec:
+    return DenseSpec(resolved.keys.intermediate_size, has_bias)
+
+
+def _check_layers(resolved: ResolvedConfig) -> None:
+    """layer_types alone decides: a window that no layer has is none."""
+    others = [i for i, kind in enumerate(resolved.layer_types) if kind != "full_attention"]
+    if not others:
+        return
+    kind = resolved.layer_types[others[0]]
+    what = f"are of type {kind!r}"
+    if kind == "sliding_attention":
+        what = f"attend to a sliding window of {resolved.sliding_window} tokens"
+    raise resolved.error(
+        f"{len(others)} layers, from {others[0]} on, {what}, "
+        "which is not supported; supported is full attention in every layer"
+    )

@@ -1,0 +1,29 @@
+"""The families that are served, and the reading of a model folder's config.json as one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.engine.models.config_keys import resolve_config
+from headway.engine.models.families import llama, mimo, qwen2, qwen3
+from headway.engine.models.family import Family
+from headway.engine.models.model_files import is_folder, read_json_object
+from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.errors import ModelError
+
+FAMILIES: tuple[Family, ...] = (qwen2.FAMILY, qwen3.FAMILY, llama.FAMILY, mimo.FAMILY)
+FAMILY_OF: dict[str, Family] = {name: family for family in FAMILIES for name in family.architectures}
+
+
+def read_model_spec(path: str | Path) -> ModelSpec:
+    """Reads `config.json` of a model folder. Raises ModelError for what is wrong and for what is not computed."""
+    folder = Path(path)
+    file = folder / "config.json"
+    content = read_json_object(file)
+    if content is None and not is_folder(folder):
+        raise ModelError(f"the model folder {folder} does not exist; give a folder in Hugging Face layout")
+    if content is None:
+        raise ModelError(f"{folder} has no config.json; give a folder in Hugging Face layout")
+    classes = {name: (family.model_type, family.keys) for name, family in FAMILY_OF.items()}
+    resolved = resolve_config(content, file, classes)
+    return FAMILY_OF[resolved.architecture].read(resolved)

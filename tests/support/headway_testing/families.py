@@ -1,0 +1,104 @@
+"""A tiny model of each family, saved by transformers with random weights, norms and biases, and its logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from headway_testing.oracle import randomise
+from headway_testing.paged import PagedSequences, load
+
+CLASSES = {
+    "Qwen2ForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
+    "Qwen3ForCausalLM": (Qwen3Config, Qwen3ForCausalLM),
+    "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
+    # transformers has no class for MiMo; without its MTP head it is a Qwen2.
+    "MiMoForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
+}
+TINY = {
+    "vocab_size": 151,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+# rope_type and what it needs, as config.json gives it.
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 1e4},
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn with its own factor": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 0.7,
+        "beta_fast": 8,
+        "beta_slow": 2,
+        "truncate": False,
+    },
+}
+TOLERANCE = 1e-4
+# Spans of 75 tokens: one prefill, chunks, single tokens after a prompt, windows after a prompt.
+CUTS = ([75], [32, 32, 11], [1, 15, 16, 43], [70, 1, 1, 1, 1, 1], [60, 4, 4, 4, 3])
+
+
+def tiny_model(architecture: str, *, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """transformers' model with random weights in float32."""
+    config_class, model_class = CLASSES[architecture]
+    config = config_class(**{**TINY, "attn_implementation": "sdpa", **changes})
+    model = model_class(config).eval()
+    randomise(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def save(model: PreTrainedModel, architecture: str, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    if architecture == "MiMoForCausalLM":
+        content = json.loads((folder / "config.json").read_text())
+        content |= {"architectures": [architecture], "model_type": "mimo"}
+        (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def assert_logits_of_transformers(theirs: PreTrainedModel, folder: Path) -> None:
+    """Over every cut of one sequence into chunks, single tokens and windows."""
+    model = load(folder, dtype="float32")
+    tokens = torch.randint(0, 151, (75,), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        wanted = theirs(tokens[None], use_cache=False).logits[0]
+    for widths in CUTS:
+        sequences, first, parts = PagedSequences(model, 1, len(tokens)), 0, []
+        for width in widths:
+            parts.append(sequences.forward([(0, first, width)], tokens[first : first + width]))
+            first += width
+        difference = (model.logits(torch.cat(parts)) - wanted).abs().max().item()
+        assert difference < TOLERANCE, (widths, difference)
