@@ -1,1 +1,1 @@
-"""The model families. A family is one file and one line in registry.py."""
+"""The models: their specs, their families, and the reading of config.json."""
