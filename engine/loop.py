@@ -9,7 +9,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from headway.engine.protocol.errors import RequestError, describe_fault
@@ -42,11 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
-    """A launched step. wait: until the device is done. first: what its prefills gave, None where `result` gives that too."""
+    """A launched step. wait: until the device is done."""
 
     def is_ready(self) -> bool: ...
     def wait(self) -> None: ...
-    def first(self) -> StepResult | None: ...
     def result(self) -> StepResult: ...
 
 
@@ -147,11 +145,7 @@ class EngineLoop:
             self._is_paused = isinstance(message, Pause)
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
-        """First tokens go out before the round behind them is read. What was launched behind the step begins when it ends."""
-        first = handle.first()
-        if first is not None:
-            self._take_in(replace(plan, decode_request_ids=()), first)
-            plan = replace(plan, prefill=())
+        """The step that was launched after this one begins when this one ends."""
         was_done = handle.is_ready()
         handle.wait()
         end = self._clock()

@@ -41,8 +41,6 @@ def check_logits(engine: Engine) -> None:
         scheduler.add(Request(i, [token_id], SamplingParams(temperature=0.0), max_tokens=1))
     while scheduler.has_work and (plan := scheduler.plan()) is not None:
         handle = engine.runner.launch(plan)
-        first = handle.first()
-        assert first is None, "nothing decodes"
         scheduler.update(plan, handle.result())
     faults = scheduler.drain_faults()
     if len(faults) == num_probes:

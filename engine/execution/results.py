@@ -35,14 +35,10 @@ class DeviceResults:
     prompt_logprobs: list[tuple[int, torch.Tensor] | None] | None = None  # by chunk: top tokens, scores
 
 
-class RoundHandle:
-    """The result of a launched step, perhaps still on its way. Mutable: forgets the event once that was waited for.
+class StepHandle:
+    """The result of a launched step, perhaps still on its way. Mutable: forgets the event once that was waited for."""
 
-    prefills: that of the step's prefills, where a round was launched behind them.
-    """
-
-    def __init__(self, results: DeviceResults, prefills: RoundHandle | None = None) -> None:
-        self._prefills = prefills
+    def __init__(self, results: DeviceResults) -> None:
         self._faults = results.faults
         self._depth = results.depth
         self._is_replayed = results.is_replayed
@@ -66,12 +62,8 @@ class RoundHandle:
             self._event.synchronize()
             self._event = None
 
-    def first(self) -> StepResult | None:
-        """What the prefills gave, there before the round is done; None: `result` has all there is."""
-        return None if self._prefills is None else self._prefills.result()
-
     def result(self) -> StepResult:
-        """All that `first` does not give."""
+        """Waits, then returns what the device answered."""
         self.wait()
         packed = [] if self._round is None else self._round.read()
         lines = lines_of(packed, self._depth)

@@ -29,7 +29,7 @@ from headway.engine.execution.padded_prefill import (
     padded_prefill,
 )
 from headway.engine.execution.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
-from headway.engine.execution.results import DeviceResults, RoundHandle
+from headway.engine.execution.results import DeviceResults, StepHandle
 from headway.engine.execution.round import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import cut_to_windows
@@ -200,25 +200,22 @@ class Runner:
         graphs.capture(depths, lambda done: progress(share_of_mixed + (1 - share_of_mixed) * done))
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> RoundHandle:
-        """Starts all the work of one step, in the order of the plan's fields; of a mixed one the round first."""
+    def launch(self, plan: Plan) -> StepHandle:
+        """Starts all the work of one step, in the order of the plan's fields."""
         if plan.wiped_block_ids:
             self.pool.wipe(self._to_device(plan.wiped_block_ids))
         self._release(plan.released_rows)
         self._move(plan.moves)
         faults = self._set_up(plan.setups)
         self._grant(plan.grants)
-        results, prefills = DeviceResults(self.device, plan.depth, faults), None
+        results = DeviceResults(self.device, plan.depth, faults)
         fills_drafts = plan.fills_drafts and self.model.mtp is not None
         if plan.is_mixed:
             self._mix(plan, results, fills_drafts=fills_drafts)
-            return RoundHandle(results)
-        self._prefill(plan.prefill, results, fills_drafts=fills_drafts)
-        if results.first_tokens is not None and plan.decode_request_ids and self.device.type == "cuda":
-            # They do not wait for the round.
-            prefills, results = RoundHandle(results), DeviceResults(self.device, plan.depth)
-        self._decode(len(plan.decode_request_ids), plan.depth, results)
-        return RoundHandle(results, prefills)
+        else:
+            self._prefill(plan.prefill, results, fills_drafts=fills_drafts)
+            self._decode(len(plan.decode_request_ids), plan.depth, results)
+        return StepHandle(results)
 
     def _decode(self, num_rows: int, depth: int, results: DeviceResults) -> None:
         if num_rows == 0:

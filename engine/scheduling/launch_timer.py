@@ -70,7 +70,7 @@ class LaunchTimer:
 
     def expect(self, plan: Plan | None, begin: float) -> None:
         """It is on the device since then. None: nothing is, or nobody knows since when; a step is due at once."""
-        known = () if plan is None or _is_read_in_parts(plan) else self._known.get(_kind_of(plan), ())
+        known = () if plan is None else self._known.get(_kind_of(plan), ())
         seconds = min(known, default=0.0)
         ahead = _SPARE_SECONDS + _SPARE_LAUNCHES * self._launch_seconds
         self._due = begin + seconds - ahead if seconds >= _LEAST_STEP_SECONDS else None
@@ -85,9 +85,3 @@ def _kind_of(plan: Plan) -> Kind:
     start = max((chunk.start for chunk in plan.prefill), default=0)
     num_rows = len(plan.decode_request_ids)
     return -(-num_rows // _ROWS), plan.depth, -(-num_tokens // _TOKENS), start // _KEYS
-
-
-def _is_read_in_parts(plan: Plan) -> bool:
-    """First tokens are there before its round is done, and somebody waits for them."""
-    is_parted = bool(plan.decode_request_ids) and not plan.is_mixed
-    return is_parted and any(chunk.is_last for chunk in plan.prefill)

@@ -1,8 +1,7 @@
 """What crosses between scheduler and runner in one step: an immutable plan out, a result back.
 
-A step is: row moves, row set-ups, grants, prefill chunks, then one decode round over the rows
-[0, num_rows) in which `decode_request_ids` names the live ones; in a mixed step the chunks come with or after the
-round. Only ids and numbers, no tensors.
+A step is: row moves, row set-ups, grants, then one forward pass of prefill chunks, of a decode round over the rows
+[0, num_rows) in which `decode_request_ids` names the live ones, or of both (a mixed batch). Only ids and numbers, no tensors.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class PrefillChunk:
 
     hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
     a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
-    is_last: a token is sampled after this chunk and the row takes part in rounds from this step on, or from the
-    next one on where the step is mixed.
+    is_last: a token is sampled after this chunk, and the row takes part in rounds from the next step on.
     scored_token_ids: the prompt's tokens start + 1, start + 2, ...; the log-probabilities of as many come
     back, with num_top tokens beside each.
     """
@@ -95,14 +93,13 @@ def is_near(chunks: Iterable[PrefillChunk]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Applied in the order of the fields; where is_mixed, the round before its prefill or with it.
+    """One step. Applied in the order of the fields; chunks and round share one forward pass where both are given.
 
     released_rows: rows whose request ended or was preempted; they become padding.
     wiped_block_ids: blocks that hold NaN and that nobody uses; zeroed before all else, since 0 * NaN is NaN.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
-    Its length is the number of active rows R; unless is_mixed, rows of this step's last chunks are already in it.
+    Its length is the number of active rows R; rows of this step's chunks are never in it.
     depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
-    is_mixed: the chunks may share the round's forward pass, since the rows they prefill are not in the round.
     """
 
     step: int
@@ -115,7 +112,11 @@ class Plan:
     decode_request_ids: tuple[int | None, ...] = ()
     wiped_block_ids: tuple[int, ...] = ()
     fills_drafts: bool = True
-    is_mixed: bool = False
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether prompt tokens share the round's forward pass."""
+        return bool(self.prefill) and bool(self.decode_request_ids)
 
 
 @dataclass(frozen=True, slots=True)

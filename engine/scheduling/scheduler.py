@@ -1,4 +1,4 @@
-"""Plans steps: row growth, admission, prefill chunks, then one decode round for all rows.
+"""Plans steps: row growth and admission, then prefill chunks, one decode round for all rows, or both in one forward pass.
 
 Step n + 1 is planned before the result of step n is read, so what a row may have done meanwhile is bounded
 from above. Knows ids and numbers; no tensors, no text. The clock tells how long a request queued, no more.
@@ -40,9 +40,6 @@ from headway.engine.scheduling.rows import RowTable
 from headway.engine.scheduling.scheduler_state import SchedulerState
 from headway.engine.scheduling.updates import fault_event
 
-# On a CPU a first token waits for a round of at most this many rows, which does not take long.
-SHORT_ROUND_ROWS = 4
-
 
 class Scheduler:
     """Mutable: owns the requests, the blocks and the rows; called by the loop only.
@@ -72,7 +69,7 @@ class Scheduler:
             config.prefill_chunk or DEFAULT_CHUNK, mixed_above_tokens=config.mixed_above_tokens
         )
         self._has_mtp = has_mtp
-        self._has_held_round = False
+        self._is_turn_of_round = False
         self._step = 0
         self._num_taken_in = 0
         depth = config.depth if has_mtp else 0
@@ -197,8 +194,10 @@ class Scheduler:
         setups = tuple(row_setup(r, history, state.depth_cap(r)) for r, history in admitted)
         served = [(r, first) for r, first in grown if r.row is not None]  # others were preempted later on
         grants = tuple(block_grant(r, first) for r, first in [*served, *((r, 0) for r, _ in admitted)])
-        chunks = self._take_chunks()
-        depth, decode_request_ids, is_mixed = self._join_round(chunks)
+        chunks, decoding = self._next_pass()
+        for chunk in chunks:
+            self._note_chunk(chunk)
+        depth, decode_request_ids = self._join_round(decoding)
         self._step += 1
         state.stats.num_steps += 1
         broken, state.broken_block_ids = state.broken_block_ids, []
@@ -209,10 +208,9 @@ class Scheduler:
             moves,
             setups,
             grants,
-            chunks,
+            tuple(chunks),
             decode_request_ids,
             fills_drafts=state.depth > 0,
-            is_mixed=is_mixed,
             wiped_block_ids=tuple(broken),
         )
 
@@ -233,51 +231,57 @@ class Scheduler:
         num_tokens = len(decoding) * (state.depth + 1)
         return Load(num_tokens, is_deep and is_plain, 0 if first is None else first.num_computed)
 
-    def _take_chunks(self) -> tuple[PrefillChunk, ...]:
+    def _next_pass(self) -> tuple[list[PrefillChunk], list[Request]]:
+        """Returns the chunks and the decoding rows of the step's forward pass.
+
+        Where both may not share a pass they take turns. A row's first round is a later step than the one that ends its
+        prompt.
+        """
+        decoding = [request for request in self.state.running if self.state.can_decode(request)]
+        chunks = self._next_chunks()
+        mixes = bool(decoding) and self._prefill.mixes(chunks, self._load(decoding))
+        if chunks and decoding and not mixes:
+            if self._is_turn_of_round:
+                chunks = []
+            else:
+                decoding = []
+        self._is_turn_of_round = bool(chunks) and not mixes
+        return chunks, decoding
+
+    def _next_chunks(self) -> list[PrefillChunk]:
         chunks: list[PrefillChunk] = []
         prefilling = self.state.prefilling()
         budget = self._budget() if prefilling else 0
         for request in prefilling:
             if budget > 0:
                 num_before = len(chunks)
-                self.state.contain(self._take_chunk, request, budget, chunks)
+                self.state.contain(self._add_chunk, request, budget, chunks)
                 budget -= sum(len(chunk.token_ids) for chunk in chunks[num_before:])
-        return tuple(chunks)
+        return chunks
 
-    def _take_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> None:
+    def _add_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> None:
         follows_hit = self._has_mtp and 0 < request.num_computed == request.num_cached
         last_hit = request.num_computed // self.state.block_size - 1
-        chunk = next_chunk(request, budget, request.block_ids[last_hit] if follows_hit else None)
-        chunks.append(chunk)
+        chunks.append(next_chunk(request, budget, request.block_ids[last_hit] if follows_hit else None))
+
+    def _note_chunk(self, chunk: PrefillChunk) -> None:
+        """The chunk is part of the step."""
+        request = self.state.requests[chunk.request_id]
         request.num_computed += len(chunk.token_ids)
         request.num_chunks_in_flight += 1
         if chunk.is_last:
             request.status = Status.RUNNING
 
-    def _join_round(self, chunks: tuple[PrefillChunk, ...]) -> tuple[int, tuple[int | None, ...], bool]:
-        """Returns (depth, request ids by row up to the last row that takes part, whether the round is mixed with the chunks
-        and their rows take no part). No row drafts deeper than it may."""
+    def _join_round(self, decoding: list[Request]) -> tuple[int, tuple[int | None, ...]]:
+        """Returns (depth, request ids by row up to the last row that takes part). No row drafts deeper than it may."""
         state = self.state
-        decoding = [request for request in state.running if state.can_decode(request)]
-        prefilled = {chunk.request_id for chunk in chunks}
-        others = [request for request in decoding if request.request_id not in prefilled]
-        is_mixed = bool(others) and self._prefill.mixes(chunks, self._load(others))
-        if self._gives_first_tokens_first(chunks, others):
-            return state.depth, (), False
-        by_row = {row_of(request): request for request in (others if is_mixed else decoding)}
-        if not by_row:
-            return state.depth, (), is_mixed
-        depth = max(map(state.depth_cap, by_row.values()))
-        for request in by_row.values():
+        if not decoding:
+            return state.depth, ()
+        by_row = {row_of(request): request for request in decoding}
+        depth = max(map(state.depth_cap, decoding))
+        for request in decoding:
             request.num_rounds_in_flight += 1
         state.stats.count_round(depth)
-        rows = range(max(by_row) + 1)
-        return depth, tuple(by_row[row].request_id if row in by_row else None for row in rows), is_mixed
-
-    def _gives_first_tokens_first(self, chunks: tuple[PrefillChunk, ...], others: list[Request]) -> bool:
-        """Returns whether the round of the others waits for the next step, because a prompt ends in this one and a CPU's
-        results come all at once. Not twice in a row."""
-        is_separate = self._config.device == "cpu" and self._prefill.mixed_above_tokens is None
-        has_first = is_separate and len(others) > SHORT_ROUND_ROWS and any(chunk.is_last for chunk in chunks)
-        self._has_held_round = has_first and not self._has_held_round
-        return self._has_held_round
+        return depth, tuple(
+            by_row[row].request_id if row in by_row else None for row in range(max(by_row) + 1)
+        )

@@ -50,9 +50,6 @@ class RecordedHandle:
     def wait(self) -> None:
         self.handle.wait()
 
-    def first(self) -> StepResult | None:
-        return None
-
     def result(self) -> StepResult:
         failed = self.recorder.faulty.intersection(self.plan.decode_request_ids)
         self.recorder.faulty -= failed

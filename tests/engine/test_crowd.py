@@ -16,7 +16,7 @@ from headway_testing.crowd import run_crowd
 from headway_testing.local import LocalEngine
 
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.execution.results import RoundHandle
+from headway.engine.execution.results import StepHandle
 from headway.engine.execution.runner import Runner
 from headway.engine.loading.checkpoint import DtypeName
 from headway.engine.loop import EngineLoop
@@ -36,7 +36,7 @@ class Noting:
         self._plan: Plan | None = None
         self.num_launched = self.num_mixed = 0
 
-    def launch(self, plan: Plan) -> RoundHandle:
+    def launch(self, plan: Plan) -> StepHandle:
         self._plan = plan
         self.num_launched += 1
         self.num_mixed += plan.is_mixed

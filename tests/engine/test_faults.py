@@ -23,6 +23,7 @@ from headway.engine.protocol.messages import Submit
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.limits import Limits
+from headway.engine.scheduling.plan import Plan, StepResult
 from headway.engine.scheduling.prefix import PrefixCache
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.result_reader import ResultReader
@@ -188,7 +189,7 @@ def test_an_event_of_a_fault_comes_after_the_count_of_it(
 
 
 def test_a_request_can_be_aborted_while_its_fault_is_on_the_way(model_path: str) -> None:
-    """The device reports a fault of a request that is gone by then."""
+    """The device reports a fault of a request that is gone by then, and the round that follows treats its row as padding."""
     engine = LocalEngine(EngineConfig(model_path=model_path, dtype="float64", prefix_caching=False))
     scheduler, runner = engine.engine.scheduler, engine.engine.runner
     request = Request(0, [1, 2, 3], SamplingParams(seed=1 << 80), max_tokens=5)
@@ -196,14 +197,18 @@ def test_a_request_can_be_aborted_while_its_fault_is_on_the_way(model_path: str)
     scheduler.state.requests[0] = request  # past the limits
     scheduler.state.waiting.append(request)
     scheduler.add(request_ok)
-    plan = scheduler.plan()
-    assert plan is not None
-    result = runner.launch(plan).result()
-    assert [request_id for request_id, _ in result.faults] == [0]
-    assert [len(tokens) > 0 for tokens in result.emitted] == [False, True]
+    steps: list[tuple[Plan, StepResult]] = []
+    for _ in range(2):
+        plan = scheduler.plan()
+        assert plan is not None
+        steps.append((plan, runner.launch(plan).result()))
+    (_, prompts), (plan_of_round, round_) = steps
+    assert [request_id for request_id, _ in prompts.faults] == [0]
+    assert plan_of_round.decode_request_ids == (0, 1)
+    assert [len(tokens) > 0 for tokens in round_.emitted] == [False, True]
     scheduler.abort(0)
-    events = scheduler.update(plan, result)
-    assert [event.request_id for event in events] == [1]
+    for plan, result in steps:
+        assert [event.request_id for event in scheduler.update(plan, result)] == [1]
     assert scheduler.drain_faults() == []
 
 

@@ -29,7 +29,7 @@ from headway.engine.bench.shape import SHAPES
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.execution import graphs
 from headway.engine.execution.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
-from headway.engine.execution.results import RoundHandle
+from headway.engine.execution.results import StepHandle
 from headway.engine.execution.round import Outcome
 from headway.engine.execution.runner import Runner
 from headway.engine.loop import EngineLoop
@@ -203,7 +203,7 @@ class NeverWaiting:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def launch(self, plan: Plan) -> RoundHandle:
+    def launch(self, plan: Plan) -> StepHandle:
         try:
             torch.cuda.set_sync_debug_mode("error")
             return self._runner.launch(plan)

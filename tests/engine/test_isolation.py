@@ -98,11 +98,10 @@ class Watch:
         slots = self.runner.slots
         sources = {move.target: move.source for move in plan.moves}
         lengths, limits = slots.kv_lengths.tolist(), slots.limits.tolist()
-        prefilled = {chunk.row for chunk in plan.prefill}
         live = {}
         for row, request_id in enumerate(plan.decode_request_ids):
             source = sources.get(row, row)
-            if request_id is not None and row not in prefilled and lengths[source] < limits[source]:
+            if request_id is not None and lengths[source] < limits[source]:
                 live[row] = lengths[source]
         return live
 
@@ -114,14 +113,13 @@ class Watch:
         return bits(torch.cat([*parts, pool.block_hidden[:-1]], 1))
 
     def blocks_of(self, plan: Plan, live: dict[int, int]) -> set[int]:
-        """Blocks that the step may write: of chunks their span, of rows what lies behind the pending pairs."""
+        """Returns the blocks that the step may write: those of the chunks' tokens and, of each row of the round, those from
+        its oldest pending pair on."""
         table = self.runner.slots.granted_block_ids
         mine: set[int] = set()
         for chunk in plan.prefill:
             end = chunk.start + len(chunk.token_ids)
             mine |= set(table[chunk.row, chunk.start // BLOCK : -(-end // BLOCK)].tolist())
-            if chunk.is_last:
-                mine |= set(table[chunk.row, end // BLOCK :].tolist())
         for row, length in live.items():
             mine |= set(table[row, max(0, length - plan.depth - 1) // BLOCK :].tolist())
         return mine - {-1}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from headway_testing.checkpoints import constructed_mimo, random_cycle
-from headway_testing.local import LocalEngine
+from headway_testing.local import LateRunner, LocalEngine
 
 from headway.engine import loop
 from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.protocol.config import EngineConfig
-from headway.engine.protocol.messages import Abort, Pause, Resume
+from headway.engine.protocol.messages import Abort, FromEngine, Pause, Resume, RoundOutput
 from headway.engine.protocol.sampling_params import FinishReason
-from headway.engine.protocol.stats import StageSeconds
 from headway.engine.scheduling.plan import Plan, StepResult
 
 SUCCESSORS = random_cycle(128).tolist()
@@ -119,46 +118,14 @@ def test_a_refusal_names_the_field(engine: LocalEngine) -> None:
     assert (event.error_code, event.error_param) == ("invalid_value", "prompt")
 
 
-class PartedRunner:
-    """As on a GPU: what the prefills of a step gave is there before its round, whose result is read after it."""
-
-    def __init__(self, runner: Launcher) -> None:
-        self._runner = runner
-
-    def launch(self, plan: Plan) -> Handle:
-        return Parted(plan, self._runner.launch(plan).result())
-
-
-class Parted:
-    def __init__(self, plan: Plan, result: StepResult) -> None:
-        self._has_parts = bool(plan.prefill) and bool(plan.decode_request_ids)
-        self._result = result
-
-    def is_ready(self) -> bool:
-        return False
-
-    def wait(self) -> None: ...
-
-    def first(self) -> StepResult | None:
-        if not self._has_parts:
-            return None
-        return replace(self._result, emitted=(), emitted_logprobs=(), seconds=StageSeconds())
-
-    def result(self) -> StepResult:
-        if not self._has_parts:
-            return self._result
-        return replace(self._result, first_token_ids=(), first_logprobs=(), prompt_logprobs=(), faults=())
-
-
 @pytest.mark.parametrize("reads_late", [True], ids=["one-step-in-flight"])
 @pytest.mark.parametrize("max_tokens", [1, 2, 30])
-def test_first_tokens_do_not_wait_for_the_round_behind_them(engine: LocalEngine, max_tokens: int) -> None:
-    engine.loop = EngineLoop(engine.engine.scheduler, PartedRunner(engine.engine.runner), engine.post)
+def test_a_first_token_has_an_event_of_its_own(engine: LocalEngine, max_tokens: int) -> None:
     ids = [engine.submit([start], max_tokens=max_tokens) for start in (3, 5, 7)]
     outputs = engine.run()
     for request_id, start in zip(ids, (3, 5, 7), strict=True):
         output = outputs[request_id]
-        assert output.events[0].token_ids == expected(start, 1), "an event of its own"
+        assert output.events[0].token_ids == expected(start, 1)
         assert output.token_ids == expected(start, max_tokens)
         assert output.finish_reason is FinishReason.LENGTH
     assert engine.engine.scheduler.snapshot().num_kv_blocks_used == 0
@@ -166,7 +133,6 @@ def test_first_tokens_do_not_wait_for_the_round_behind_them(engine: LocalEngine,
 
 @pytest.mark.parametrize("reads_late", [True], ids=["one-step-in-flight"])
 def test_a_first_token_may_end_a_request_whose_round_runs(engine: LocalEngine) -> None:
-    engine.loop = EngineLoop(engine.engine.scheduler, PartedRunner(engine.engine.runner), engine.post)
     stopped = engine.submit([3], max_tokens=30, stop_token_ids=expected(3, 1))
     other = engine.submit([5], max_tokens=30)
     outputs = engine.run()
@@ -176,4 +142,58 @@ def test_a_first_token_may_end_a_request_whose_round_runs(engine: LocalEngine) -
     assert outputs[other].token_ids == expected(5, 30)
     stats = engine.engine.scheduler.snapshot()
     assert stats.num_kv_blocks_used == 0
-    assert stats.num_generation_tokens == 31, "what its round gave counts for nobody"
+    assert stats.num_generation_tokens == 31, "the tokens of its round are not counted"
+
+
+@dataclass
+class NotedHandle:
+    """A launched step that notes when its result is read."""
+
+    handle: Handle
+    kind: str
+    notes: list[str]
+
+    def is_ready(self) -> bool:
+        return self.handle.is_ready()
+
+    def wait(self) -> None:
+        self.handle.wait()
+
+    def result(self) -> StepResult:
+        self.notes.append(f"read {self.kind}")
+        return self.handle.result()
+
+
+@dataclass
+class NotingRunner:
+    """A runner that notes which steps are launched and read, and in which order."""
+
+    runner: Launcher
+    notes: list[str]
+
+    def launch(self, plan: Plan) -> NotedHandle:
+        kind = "round" if plan.decode_request_ids else "prompts"
+        self.notes.append(f"launch {kind}")
+        return NotedHandle(self.runner.launch(plan), kind, self.notes)
+
+
+@pytest.mark.parametrize("reads_late", [True], ids=["one-step-in-flight"])
+def test_first_tokens_are_sent_before_the_following_round_is_read(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    runner = LateRunner(NotingRunner(engine.engine.runner, notes))
+    engine.loop = EngineLoop(engine.engine.scheduler, runner, engine.post)
+    send = engine.post.send
+
+    def noted(message: FromEngine) -> None:
+        if isinstance(message, RoundOutput):
+            notes.append(f"send {[len(event.token_ids) for event in message.events]}")
+        send(message)
+
+    monkeypatch.setattr(engine.post, "send", noted)
+    for start in (3, 5):
+        engine.submit([start], max_tokens=4)
+    engine.run()
+    assert notes[:4] == ["launch prompts", "launch round", "read prompts", "send [1, 1]"]
+    assert notes[4:7] == ["launch round", "read round", "send [3, 3]"]

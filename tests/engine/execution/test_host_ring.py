@@ -9,7 +9,7 @@ from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LocalEngine
 
 from headway.engine.execution.host_ring import HostRing, Place
-from headway.engine.execution.results import DeviceResults, RoundHandle
+from headway.engine.execution.results import DeviceResults, StepHandle
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.stats import StageSeconds
 
@@ -87,15 +87,15 @@ def test_each_stage_takes_what_lies_between_two_times() -> None:
     times, lines = [5_000_000_000, 6_000_000_000, 8_000_000_000, 11_000_000_000], [2, 40, 41, 1, 50, 51]
     place = Place(7, len(times + lines), torch.tensor([7, *times, *lines, -1]))
     results = DeviceResults(torch.device("cpu"), depth=1, round=place)
-    result = RoundHandle(results).result()
+    result = StepHandle(results).result()
     assert result.seconds == StageSeconds(draft=1.0, target=2.0, bookkeeping=3.0, prefill=0.0)
     assert result.emitted == ((40, 41), (50,))
     results.prefill_stamps = torch.tensor([1_000_000_000, 5_000_000_000])
-    assert RoundHandle(results).result().seconds.prefill == 4.0
+    assert StepHandle(results).result().seconds.prefill == 4.0
 
 
 def test_a_step_without_a_round_takes_no_time() -> None:
-    result = RoundHandle(DeviceResults(torch.device("cpu"), depth=3)).result()
+    result = StepHandle(DeviceResults(torch.device("cpu"), depth=3)).result()
     assert result.seconds == StageSeconds(draft=0.0, target=0.0, bookkeeping=0.0, prefill=0.0)
     assert result.emitted == ()
 

@@ -102,15 +102,16 @@ def test_the_rows_beyond_the_first_of_each_group_are_bounded() -> None:
     device.drain()
 
 
-def test_on_a_cpu_a_first_token_does_not_wait_for_the_round_of_others() -> None:
-    device = ScheduledDevice(max_running=16, num_blocks=2000, device="cpu")
-    device.runner.may_hold_rounds = True
+def test_a_first_token_does_not_wait_for_the_round_of_others() -> None:
+    device = ScheduledDevice(max_running=16, num_blocks=2000)
     running = [device.add(4, max_tokens=60) for _ in range(5)]
-    device.step()
+    device.step_until_round()
     device.add(4)
-    plan = device.launch()
+    plan, events = device.step()
     assert (len(plan.prefill), plan.decode_request_ids) == (1, ())
+    assert [(event.request_id, len(event.token_ids)) for event in events] == [(5, 1)]
     device.add(4)
-    assert device.launch().decode_request_ids != ()  # not twice in a row
+    plan, _ = device.step()
+    assert (plan.prefill, len(plan.decode_request_ids)) == ((), 6), "they take turns"
     device.drain()
     assert all(request.output_token_ids == oracle(request) for request in running)

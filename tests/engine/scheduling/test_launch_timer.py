@@ -66,9 +66,6 @@ class Running:
     def wait(self) -> None:
         self.device.now = max(self.device.now, self.end)
 
-    def first(self) -> StepResult | None:
-        return None
-
     def result(self) -> StepResult:
         self.wait()
         self.device.now += self.device.unpack_seconds
@@ -159,11 +156,10 @@ def test_steps_of_another_kind_are_expected_to_take_what_these_take(path: Path) 
         rig.submit(request_id, at=rig.device.now, max_tokens=1, length=30)
         rig.steps(6)
     ahead = rig.device.ahead_seconds()
-    behind = [place for place, (*_, plan) in enumerate(rig.device.launches[:-1]) if plan.prefill]
-    assert behind[-2:] == [behind[-1] - 1, behind[-1]], "a chunk of 16 tokens, then the last one"
-    assert ahead[behind[-2]] <= AHEAD_SECONDS
-    assert ahead[behind[-1]] == pytest.approx(3 * STEP_SECONDS), "a first token is waited for"
-    assert ahead[behind[-1] + 1] <= AHEAD_SECONDS
+    chunks = [place for place, (*_, plan) in enumerate(rig.device.launches[:-1]) if plan.prefill]
+    first, last = chunks[-2:]
+    assert last == first + 2, "a chunk of 16 tokens, a round, then the last chunk"
+    assert 0 < min(ahead[first : last + 2]) <= max(ahead[first : last + 2]) <= AHEAD_SECONDS
     assert rig.device.idle_seconds == 0
 
 
@@ -238,13 +234,13 @@ def test_a_shutdown_is_taken_while_a_launch_waits(path: Path) -> None:
     assert len(rig.device.launches) == num_launches
 
 
-def plan_of(*chunks: tuple[int, int], rows: int = 0, is_mixed: bool = False, is_last: bool = True) -> Plan:
+def plan_of(*chunks: tuple[int, int], rows: int = 0) -> Plan:
     """chunks: (start, length)."""
     prefill = tuple(
-        PrefillChunk(0, 0, start, (1,) * length, hidden_block_id=None, is_last=is_last)
+        PrefillChunk(0, 0, start, (1,) * length, hidden_block_id=None, is_last=True)
         for start, length in chunks
     )
-    return Plan(step=0, depth=3, prefill=prefill, decode_request_ids=tuple(range(rows)), is_mixed=is_mixed)
+    return Plan(step=0, depth=3, prefill=prefill, decode_request_ids=tuple(range(rows)))
 
 
 def result_of(seconds: float) -> StepResult:
@@ -254,109 +250,93 @@ def result_of(seconds: float) -> StepResult:
     )
 
 
-class TestPace:
+class TestLaunchTimer:
     def test_the_shortest_of_a_kind_counts_and_is_forgotten(self) -> None:
-        pace = LaunchTimer(lambda: 7.0)
+        timer = LaunchTimer(lambda: 7.0)
         plan = plan_of(rows=32)
         for seconds in (0.01, 0.02, 0.03):
-            pace.learn_step(plan, result_of(seconds))
-        pace.expect(plan, 7.0)
-        assert pace.seconds_until_due() == pytest.approx(0.009)
-        pace.expect(plan, 6.995)
-        assert pace.seconds_until_due() == pytest.approx(0.004)
+            timer.learn_step(plan, result_of(seconds))
+        timer.expect(plan, 7.0)
+        assert timer.seconds_until_due() == pytest.approx(0.009)
+        timer.expect(plan, 6.995)
+        assert timer.seconds_until_due() == pytest.approx(0.004)
         for _ in range(14):
-            pace.learn_step(plan, result_of(0.03))
-        pace.expect(plan, 7.0)
-        assert pace.seconds_until_due() == pytest.approx(0.019), "16 are known"
+            timer.learn_step(plan, result_of(0.03))
+        timer.expect(plan, 7.0)
+        assert timer.seconds_until_due() == pytest.approx(0.019), "16 are known"
         for _ in range(2):
-            pace.learn_step(plan, result_of(0.03))
-        pace.expect(plan, 7.0)
-        assert pace.seconds_until_due() == pytest.approx(0.029)
+            timer.learn_step(plan, result_of(0.03))
+        timer.expect(plan, 7.0)
+        assert timer.seconds_until_due() == pytest.approx(0.029)
 
     @pytest.mark.parametrize(
         "other",
         [
-            plan_of((0, 512), rows=48, is_mixed=True),
-            plan_of((0, 384), rows=32, is_mixed=True),
-            plan_of((2048, 512), rows=32, is_mixed=True),
-            plan_of((512, 256), (2048, 256), rows=32, is_mixed=True),
-            plan_of((512, 512), (512, 512), rows=32, is_mixed=True),
-            replace(plan_of((0, 512), rows=32, is_mixed=True), depth=1),
+            plan_of((0, 512), rows=48),
+            plan_of((0, 384), rows=32),
+            plan_of((2048, 512), rows=32),
+            plan_of((512, 256), (2048, 256), rows=32),
+            plan_of((512, 512), (512, 512), rows=32),
+            replace(plan_of((0, 512), rows=32), depth=1),
         ],
         ids=["rows", "tokens", "keys", "keys-of-one", "prompts", "depth"],
     )
     def test_what_is_of_another_kind_is_not_known(self, other: Plan) -> None:
-        pace = LaunchTimer(lambda: 0.0)
-        plan = plan_of((512, 512), rows=32, is_mixed=True)
-        pace.learn_step(plan, result_of(0.02))
-        pace.expect(plan_of((1024, 300), (0, 200), rows=31, is_mixed=True), 0.0)
-        assert pace.seconds_until_due() == pytest.approx(0.019)
-        pace.expect(other, 0.0)
-        assert pace.seconds_until_due() == 0
+        timer = LaunchTimer(lambda: 0.0)
+        plan = plan_of((512, 512), rows=32)
+        timer.learn_step(plan, result_of(0.02))
+        timer.expect(plan_of((1024, 300), (0, 200), rows=31), 0.0)
+        assert timer.seconds_until_due() == pytest.approx(0.019)
+        timer.expect(other, 0.0)
+        assert timer.seconds_until_due() == 0
 
     def test_a_slow_launch_counts_less_with_each_that_follows(self) -> None:
         now = [0.0]
-        pace = LaunchTimer(lambda: now[0])
+        timer = LaunchTimer(lambda: now[0])
         plan = plan_of(rows=32)
-        pace.learn_step(plan, result_of(0.02))
+        timer.learn_step(plan, result_of(0.02))
         now[0] = 0.005
-        pace.learn_launch(0.0)
+        timer.learn_launch(0.0)
         spare = []
         for _ in range(3):
-            pace.expect(plan, now[0])
-            spare.append(pace.seconds_until_due())
-            pace.learn_launch(now[0])
+            timer.expect(plan, now[0])
+            spare.append(timer.seconds_until_due())
+            timer.learn_launch(now[0])
         assert spare == pytest.approx([0.009, 0.019 - 0.009, 0.019 - 0.0081])
 
     def test_a_launch_takes_from_when_it_was_due(self) -> None:
         now = [0.0]
-        pace = LaunchTimer(lambda: now[0])
+        timer = LaunchTimer(lambda: now[0])
         plan = plan_of(rows=32)
-        pace.learn_step(plan, result_of(0.02))
-        pace.expect(plan, 0.0)  # due at 0.019
+        timer.learn_step(plan, result_of(0.02))
+        timer.expect(plan, 0.0)  # due at 0.019
         now[0] = 0.021
-        pace.learn_launch(0.001)
-        pace.expect(plan, now[0])
-        assert pace.seconds_until_due() == pytest.approx(0.019 - 2 * 0.002)
-
-    @pytest.mark.parametrize(
-        ("plan", "spare"),
-        [
-            (plan_of((0, 64), rows=4), 0),
-            (plan_of((0, 64), rows=4, is_last=False), 0.019),
-            (plan_of((0, 64), rows=4, is_mixed=True), 0.019),
-            (plan_of((0, 64)), 0.019),
-        ],
-        ids=["first tokens before the round", "none", "with it", "no round"],
-    )
-    def test_first_tokens_that_come_before_their_round_are_waited_for(self, plan: Plan, spare: float) -> None:
-        pace = LaunchTimer(lambda: 0.0)
-        pace.learn_step(plan, result_of(0.02))
-        pace.expect(plan, 0.0)
-        assert pace.seconds_until_due() == pytest.approx(spare)
+        timer.learn_launch(0.001)
+        timer.expect(plan, now[0])
+        assert timer.seconds_until_due() == pytest.approx(0.019 - 2 * 0.002)
 
     def test_it_knows_a_limited_number_of_kinds(self) -> None:
-        pace = LaunchTimer(lambda: 0.0)
+        timer = LaunchTimer(lambda: 0.0)
         for start in range(0, 2048 * 1024, 2048):
-            pace.learn_step(plan_of((start, 8)), result_of(0.02))
+            timer.learn_step(plan_of((start, 8)), result_of(0.02))
         for _ in range(2):
-            pace.learn_step(plan_of((0, 8)), result_of(0.02))
-        assert len(pace._known) == 1024
-        pace.learn_step(plan_of((0, 512)), result_of(0.02))
-        assert len(pace._known) == 1
+            timer.learn_step(plan_of((0, 8)), result_of(0.02))
+        assert len(timer._known) == 1024
+        timer.learn_step(plan_of((0, 512)), result_of(0.02))
+        assert len(timer._known) == 1
 
 
 def test_a_step_of_many_times_its_usual_length_is_told_of_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
-    pace = LaunchTimer(lambda: now)
+    timer = LaunchTimer(lambda: now)
     plan = Plan(1, 3, decode_request_ids=(0,))
     for seconds in [0.02] * 8 + [0.15, 0.3, 0.3]:
-        pace.learn_step(plan, StepResult(seconds=StageSeconds(target=seconds)))
+        timer.learn_step(plan, StepResult(seconds=StageSeconds(target=seconds)))
     assert [record.getMessage()[:46] for record in caplog.records] == [
         "a step took 0.30 s, 15 times as long as the sh"
     ]
     now = 61.0
-    pace.learn_step(plan, StepResult(seconds=StageSeconds(target=0.3)))
+    timer.learn_step(plan, StepResult(seconds=StageSeconds(target=0.3)))
     assert len(caplog.records) == 2

@@ -87,7 +87,7 @@ def test_a_long_prompt_is_cut_to_the_budget_and_short_ones_share_a_step() -> Non
     for length in (70, 10, 12, 9):
         device.add(length)
     steps = [
-        [(c.request_id, c.start, len(c.token_ids), c.is_last) for c in device.step()[0].prefill]
+        [(c.request_id, c.start, len(c.token_ids), c.is_last) for c in device.step_until_prompts()[0].prefill]
         for _ in range(4)
     ]
     assert steps == [
@@ -105,23 +105,23 @@ def test_a_request_takes_no_row_or_blocks_before_a_step_has_room_for_its_tokens(
     device.step()
     device.step()
     assert (late.status, late.row, late.block_ids) == (Status.WAITING, None, [])
-    device.step()
+    device.step_until_prompts()
     assert late.status is Status.RUNNING
 
 
 def let_rows_decode(device: ScheduledDevice, num_rows: int) -> None:
-    """Their prompts are computed, and their texts end late."""
+    """Adds requests whose texts end late, computes their prompts and runs their first round."""
     for _ in range(num_rows):
         device.add(5, max_tokens=100)
-    device.step()
+    device.step_until_round()
 
 
-def test_chunks_are_longer_while_nobody_decodes() -> None:
+def test_chunks_are_longer_while_no_row_decodes() -> None:
     device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16, 16))
     device.add(90, max_tokens=20)
     assert [len(device.step()[0].prefill[0].token_ids) for _ in range(2)] == [48, 42]
     device.add(60)
-    assert len(device.step()[0].prefill[0].token_ids) == 16
+    assert len(device.step_until_prompts()[0].prefill[0].token_ids) == 16
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_chunks_are_longer_while_nobody_decodes() -> None:
         (1, [(48, False), (48, False), (48, False), (16, False)]),
         (2, [(32, True), (32, True), (16, True), (16, True), (16, True), (48, False)]),
     ],
-    ids=["few rows", "behind many keys"],
+    ids=["small-round", "large-round"],
 )
-def test_chunks_are_as_short_as_a_round_takes_in_only_where_it_does(
+def test_chunks_are_short_only_where_they_share_the_pass_of_a_round(
     num_rows: int, expected: list[tuple[int, bool]]
 ) -> None:
     prefill = PrefillPolicy(64, 48, 32, 16, mixed_above_tokens=4, late_keys=64, max_mixed_keys=96)
     device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, prefill=prefill)
     let_rows_decode(device, num_rows)
     device.add(160, max_tokens=9)
-    plans = [device.step()[0] for _ in expected]
+    plans = [device.step_until_prompts()[0] for _ in expected]
     assert [(len(plan.prefill[0].token_ids), plan.is_mixed) for plan in plans] == expected
 
 
@@ -158,7 +158,7 @@ def test_the_first_prompt_decides_how_many_tokens_a_step_takes() -> None:
 
 
 def test_held_rounds_wait_until_all_prompts_are_computed() -> None:
-    """In chunks of the longer kind, since nobody decodes meanwhile."""
+    """The chunks are of the longer kind, since no row decodes meanwhile."""
     device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16, 16), depth=1)
     device.scheduler.hold_rounds()
     device.runner.may_hold_rounds = True
@@ -182,15 +182,40 @@ def test_a_chunk_carries_its_own_tokens() -> None:
     assert [token for chunk in chunks for token in chunk.token_ids] == request.prompt_token_ids
 
 
-def test_rows_go_on_decoding_while_a_long_prompt_is_prefilled() -> None:
+@pytest.mark.parametrize("num_unread", [0, 1])
+def test_rounds_and_the_chunks_of_a_long_prompt_take_turns(num_unread: int) -> None:
+    """It takes 7 chunks of 16 tokens; the last has room for the prompt of the third request. num_unread: steps that
+    are launched and not yet read while the next one is planned."""
     device = ScheduledDevice(prefill_chunk=16, depth=1)
-    device.add(4, max_tokens=60)
+    requests = [device.add(4, max_tokens=60)]
     device.step()
-    device.add(100)
-    device.add(4, max_tokens=60)
-    plans = [device.step()[0] for _ in range(7)]
-    assert [plan.decode_request_ids for plan in plans] == [(0,)] * 6 + [(0, 1, 2)]
-    assert all(plan.prefill for plan in plans)
+    requests += [device.add(100), device.add(4, max_tokens=60)]
+    plans: list[Plan | None] = []
+    for place in range(15):
+        plans.append(device.launch())
+        if place >= num_unread:
+            device.read()
+    steps = [(len(plan.prefill), plan.decode_request_ids) for plan in plans if plan is not None]
+    assert steps == [(0, (0,)), (1, ())] * 6 + [(0, (0,)), (2, ()), (0, (0, 1, 2))]
+    device.drain()
+    assert [r.output_token_ids for r in requests] == [oracle(r) for r in requests]
+
+
+def test_neither_rounds_nor_prompts_starve_while_prompts_keep_coming() -> None:
+    """A prompt comes before each step and fills it, so that there are always chunks to compute and rows to decode."""
+    device = ScheduledDevice(prefill_chunk=16, depth=1, num_blocks=256, max_running=64)
+    requests = [device.add(16, max_tokens=60)]
+    device.step()
+    plans: list[Plan] = []
+    for _ in range(20):
+        requests.append(device.add(16, max_tokens=60))
+        plans.append(device.step()[0])
+    assert [bool(plan.decode_request_ids) for plan in plans] == [True, False] * 10
+    assert [bool(plan.prefill) for plan in plans] == [False, True] * 10
+    assert len(requests[0].output_token_ids) == 21, "its prompt gave 1, each of 10 rounds 2"
+    assert [bool(r.output_token_ids) for r in requests] == [True] * 11 + [False] * 10
+    device.drain()
+    assert [r.output_token_ids for r in requests] == [oracle(r) for r in requests]
 
 
 def test_a_prefilling_row_among_live_ones_is_padding() -> None:
@@ -201,16 +226,24 @@ def test_a_prefilling_row_among_live_ones_is_padding() -> None:
     device.step()
     device.scheduler.abort(middle.request_id)
     device.add(40)
-    assert [device.step()[0].decode_request_ids for _ in range(3)] == [(0, None, 2), (0, None, 2), (0, 3, 2)]
+    rounds = [device.step_until_round()[0].decode_request_ids for _ in range(4)]
+    assert rounds == [(0, None, 2), (0, None, 2), (0, None, 2), (0, 3, 2)]
 
 
-def test_a_row_joins_the_round_of_the_step_that_ends_its_prefill() -> None:
-    device = ScheduledDevice(depth=2)
+@pytest.mark.parametrize("mixes", [False, True])
+def test_the_first_round_of_a_row_is_the_step_after_its_prompt(mixes: bool) -> None:
+    """The prompt's own pass or its mixed pass gives the first token, and the round that follows gives the next ones."""
+    options = {"mixed_above_tokens": 0} if mixes else {}
+    device = ScheduledDevice(depth=2, **options)
+    let_rows_decode(device, 1)
     request = device.add(20)
     plan, events = device.step()
     assert plan.prefill[0].is_last
-    assert plan.decode_request_ids == (0,)
-    assert events[0].token_ids == oracle(request)[:4]
+    assert plan.decode_request_ids == ((0,) if mixes else ())
+    assert events[0].token_ids == oracle(request)[:1]
+    plan, events = device.step()
+    assert (plan.prefill, plan.decode_request_ids) == ((), (0, 1))
+    assert events[1].token_ids == oracle(request)[1:4]
 
 
 # --- rounds ----------------------------------------------------------------------------------------------
@@ -226,18 +259,22 @@ def test_a_request_for_one_token_never_joins_a_round() -> None:
 
 
 def test_a_row_that_is_certain_to_reach_its_limit_is_left_out() -> None:
-    """Two tokens: the prefill gives the first, the round of the same step cannot fail to give the second."""
+    """The prompt of the first request gives one of its two tokens; the round that follows is certain to give the other."""
     device = ScheduledDevice(depth=0)
     device.add(20, max_tokens=2)
     device.add(20, max_tokens=9)
     plans = [device.launch(), device.launch()]
-    assert [plan.decode_request_ids for plan in plans if plan] == [(0, 1), (None, 1)]
+    device.read()
+    plans.append(device.launch())
+    assert [plan.decode_request_ids for plan in plans if plan] == [(), (0, 1), (None, 1)]
 
 
 def test_there_is_no_step_when_all_rows_are_certain_to_end() -> None:
     device = ScheduledDevice(depth=0)
     device.add(20, max_tokens=2)
     device.launch()
+    device.launch()
+    device.read()
     assert device.launch() is None
     assert device.scheduler.has_work
     assert device.read()[0].finish_reason is FinishReason.LENGTH
@@ -246,11 +283,12 @@ def test_there_is_no_step_when_all_rows_are_certain_to_end() -> None:
 def test_a_row_that_may_or_may_not_end_takes_part() -> None:
     device = ScheduledDevice(depth=3, accept=lambda num_valid: num_valid)
     request = device.add(20, max_tokens=4)
+    device.step()
     device.launch()
     second = device.launch()
     assert second is not None
     assert second.decode_request_ids == (0,)
-    assert device.read()[0].token_ids == oracle(request)
+    assert device.read()[0].token_ids == oracle(request)[1:]
     assert device.read() == []
 
 
@@ -268,17 +306,19 @@ def test_without_a_head_rounds_have_depth_zero(depth: int, has_mtp: bool, expect
 def test_a_request_caps_its_own_depth(cap: int | None, expected: int) -> None:
     device = ScheduledDevice(depth=3)
     device.add(20, max_draft_tokens=cap, max_tokens=9)
-    plan, events = device.step()
+    plan, _ = device.step()
     assert (plan.setups[0].depth_cap, plan.setups[0].limit) == (expected, 28)
-    assert (events[0].num_drafted, len(events[0].token_ids)) == (expected, 2 + expected)
+    _, events = device.step_until_round()
+    assert (events[0].num_drafted, len(events[0].token_ids)) == (expected, 1 + expected)
 
 
 def test_a_round_is_as_deep_as_its_deepest_row() -> None:
     device = ScheduledDevice(depth=3)
     for cap, expected in ((0, 0), (2, 2), (1, 2), (None, 3)):
         device.add(20, max_draft_tokens=cap, max_tokens=40)
-        plan, _ = device.step()
-        assert (plan.depth, plan.fills_drafts) == (expected, True)
+        prompts, _ = device.step()
+        plan, _ = device.step_until_round()
+        assert (plan.depth, prompts.fills_drafts) == (expected, True)
     assert device.scheduler.snapshot().rounds_by_depth == {0: 1, 2: 2, 3: 1}
 
 
@@ -288,29 +328,31 @@ def test_a_round_is_as_deep_as_its_deepest_row() -> None:
 @pytest.mark.parametrize(
     ("prompt", "depth", "max_tokens", "grants"),
     [
-        (10, 3, 60, [1, 1, 0]),  # 10 + 4 tokens; then 10 + 4 unread + 4: a second block
-        (12, 3, 60, [1, 1, 0]),  # 12 + 4 = 16: just fits
-        (13, 3, 60, [2, 0, 0]),
-        (13, 3, 4, [1, 0, 0]),  # the limit, 16, is covered
-        (13, 3, 5, [2, 0, 0]),
-        (16, 0, 60, [2, 0, 0]),
-        (14, 0, 60, [1, 0, 1]),  # positions 14, 15, then 16
-        (14, 0, 3, [1, 0, None]),
-        (64, 8, 2, [5, None, None]),
+        (10, 3, 60, [1, 0, 1, 0]),  # 10 + 4 tokens; then 10 + 4 unread + 4: a second block
+        (12, 3, 60, [1, 0, 1, 0]),  # 12 + 4 = 16: just fits
+        (13, 3, 60, [2, 0, 0, 0]),
+        (13, 3, 4, [1, 0, 0, 0]),  # the limit, 16, is covered
+        (13, 3, 5, [2, 0, 0, 0]),
+        (16, 0, 60, [2, 0, 0, 0]),
+        (14, 0, 60, [1, 0, 0, 1]),  # positions 14, 15, then 16
+        (14, 0, 3, [1, 0, 0, None]),
+        (64, 8, 2, [5, 0, None, None]),
     ],
     ids=str,
 )
 def test_blocks_cover_the_next_round_if_all_unread_drafts_stay(
     prompt: int, depth: int, max_tokens: int, grants: list[int | None]
 ) -> None:
-    """grants: new blocks in each of the first steps, where none are to spare; None where there is no step. The second
-    is planned before the first is read."""
+    """grants: new blocks in each of the first steps, where none are to spare; None where there is no step. The first step
+    computes the prompt, the others run rounds. Each is planned before the one before it is read."""
     device = ScheduledDevice(depth=depth, accept=lambda num_valid: 0)
     device.blocks.allocate(32)
     device.add(prompt, max_tokens=max_tokens)
-    plans = [device.launch(), device.launch()]
-    device.read()
-    plans.append(device.launch())
+    plans = [device.launch()]
+    for _ in range(3):
+        plans.append(device.launch())
+        if plans[-2] is not None:
+            device.read()
     counts = [None if plan is None else sum(len(g.block_ids) for g in plan.grants) for plan in plans]
     assert counts == grants
 
@@ -370,25 +412,25 @@ def test_spare_blocks_are_for_as_many_tokens_whatever_their_size(block_size: int
 
 
 @pytest.mark.parametrize("waits_first", [False, True])
-def test_spare_blocks_hold_up_nobody_who_waits(waits_first: bool) -> None:
-    """Its prompt takes all blocks but those that the other needs."""
+def test_spare_blocks_do_not_hold_up_a_waiting_request(waits_first: bool) -> None:
+    """Its prompt takes all blocks except those that the running request needs."""
     device = ScheduledDevice(num_blocks=32, max_model_len=512, depth=0, prefill_chunk=4096)
     device.add(20, max_tokens=230)
     if not waits_first:
         device.step()
     large = device.add(440)
-    device.step()
+    device.step_until_prompts()
     assert large.status is Status.RUNNING
     device.drain()
 
 
-def test_nobody_gives_way_while_others_have_spare_blocks() -> None:
+def test_no_request_is_preempted_while_others_have_spare_blocks() -> None:
     device = ScheduledDevice(num_blocks=32, max_model_len=512, depth=0, prefix_caching=False)
     first = device.add(20, max_tokens=120)
     device.step()
     assert len(first.block_ids) == 9, "as many as it may come to need"
     others = [device.add(n, max_tokens=8) for n in (230, 150)]
-    device.step()
+    device.step_until_prompts()
     assert [r.status for r in others] == [Status.RUNNING, Status.RUNNING]
     assert len(first.block_ids) == 2
     device.drain()
@@ -407,9 +449,9 @@ def test_a_row_grows_into_what_others_have_to_spare() -> None:
     assert [r.output_token_ids for r in (first, second)] == [oracle(r) for r in (first, second)]
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_blocks_are_taken_back_behind_what_a_round_may_reach(num_steps: int) -> None:
-    """Rows in flight and a prompt that is computed in parts keep what they were granted for."""
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 9])
+def test_blocks_that_no_round_may_reach_are_taken_back(num_steps: int) -> None:
+    """Rows with rounds in flight and a prompt that is computed in parts keep the blocks that they need."""
     device = ScheduledDevice(
         num_blocks=64, depth=3, prefill_chunk=32, accept=lambda num_valid: min(1, num_valid)
     )
@@ -440,7 +482,7 @@ def test_the_head_of_the_queue_is_not_overtaken_by_what_would_fit() -> None:
     device.step()
     assert [large.status, small.status] == [Status.WAITING, Status.WAITING]
     device.scheduler.abort(large.request_id)
-    device.step()
+    device.step_until_prompts()
     assert small.status is Status.RUNNING
 
 
@@ -466,7 +508,7 @@ def test_a_freed_row_in_the_middle_goes_to_the_next_request() -> None:
     assert (plan.released_rows, plan.moves, [s.row for s in plan.setups]) == ((1,), (), [1])
 
 
-def test_the_highest_rows_move_into_holes_that_nobody_takes() -> None:
+def test_the_highest_rows_move_into_holes_that_no_new_request_takes() -> None:
     device = ScheduledDevice(depth=0)
     requests = [device.add(4, max_tokens=50) for _ in range(6)]
     device.step()
@@ -477,12 +519,15 @@ def test_the_highest_rows_move_into_holes_that_nobody_takes() -> None:
     assert plan.released_rows == (0, 2, 3)
     assert plan.moves == (RowMove(source=5, target=2), RowMove(source=4, target=3))
     assert [s.row for s in plan.setups] == [0]
-    assert plan.decode_request_ids == (6, 1, 5, 4)
+    assert plan.decode_request_ids == (None, 1, 5, 4)
+    device.step_until_prompts()
+    assert device.step()[0].decode_request_ids == (6, 1, 5, 4)
 
 
 def test_the_result_of_a_step_in_flight_goes_by_the_rows_of_its_own_plan() -> None:
     device = ScheduledDevice(depth=1)
     requests = [device.add(4 + i, max_tokens=50) for i in range(3)]
+    device.step()
     device.launch()
     device.scheduler.abort(requests[0].request_id)
     plan = device.launch()
@@ -518,7 +563,7 @@ def test_the_newest_is_preempted_and_goes_to_the_front_of_the_queue() -> None:
 def test_the_newest_gives_way_itself_when_it_is_the_one_in_need() -> None:
     device = preemptible()
     old, new = device.add(65, max_tokens=5), device.add(46, max_tokens=60)  # five blocks for ever, and three
-    device.step()
+    device.step_until_round()
     plan, _ = device.step()
     assert (old.num_preemptions, new.num_preemptions) == (0, 1)
     assert plan.released_rows == (1,)
@@ -529,6 +574,7 @@ def test_the_newest_gives_way_itself_when_it_is_the_one_in_need() -> None:
 def test_a_request_is_not_taken_back_while_a_round_of_it_is_unread() -> None:
     device = preemptible()
     old, new = device.add(65, max_tokens=5), device.add(45, max_tokens=60)
+    device.step()
     device.launch()
     plan = device.launch()
     assert plan is not None
@@ -547,11 +593,12 @@ def test_a_request_is_not_taken_back_while_a_round_of_it_is_unread() -> None:
 def test_tokens_that_arrive_for_a_preempted_request_may_end_it() -> None:
     device = preemptible()
     device.add(65, max_tokens=5)
-    new = device.add(46, max_tokens=4)
+    new = device.add(46, max_tokens=3)
+    device.step()
     device.launch()
     device.scheduler.state.preempt(new)
     events = device.read()
-    assert events[1].request_id == new.request_id
+    assert (events[1].request_id, events[1].finish_reason) == (new.request_id, FinishReason.LENGTH)
     device.drain()
     assert new.output_token_ids == oracle(new)
     assert device.scheduler.snapshot().num_kv_blocks_used == 0
@@ -563,7 +610,7 @@ def test_blocks_that_a_preempted_request_published_are_found_again() -> None:
     new = device.add(40, max_tokens=60)
     device.step()
     device.scheduler.state.preempt(new)
-    plan, _ = device.step()
+    plan, _ = device.step_until_prompts()
     assert [(c.request_id, c.start) for c in plan.prefill] == [(1, 32)]
     assert new.num_cached == 32
 
@@ -579,6 +626,7 @@ def test_blocks_that_a_preempted_request_published_are_found_again() -> None:
         (1, 1, Status.PREFILLING),
         (2, 1, Status.PREFILLING),
         (3, 2, Status.RUNNING),
+        (4, 3, Status.RUNNING),
         (4, 4, Status.RUNNING),
     ],
     ids=str,
@@ -668,7 +716,7 @@ def test_a_preempted_request_waits_behind_those_before_it() -> None:
     device.drain()
 
 
-# --- prompts beside rounds -------------------------------------------------------------------------------
+# --- mixed batches ---------------------------------------------------------------------------------------
 
 
 def mixed_plan(
@@ -680,7 +728,7 @@ def mixed_plan(
     above: int | None = 12,
     **sampling: object,
 ) -> Plan:
-    """What is planned when a prompt comes beside rows that decode; the last of them wants what `sampling` says."""
+    """Returns the plan of the step that computes a prompt while rows decode; the last of these has the options `sampling`."""
     options: dict[str, int] = {} if above is None else {"mixed_above_tokens": above}
     device = ScheduledDevice(max_model_len=1024, num_blocks=256, depth=depth, prefill_chunk=1024, **options)
     for place in range(num_rows):
@@ -695,12 +743,12 @@ def mixed_plan(
     return plan
 
 
-def test_few_tokens_of_prompts_share_a_large_round_which_their_rows_miss() -> None:
+def test_few_prompt_tokens_share_the_pass_of_a_large_round() -> None:
     plan = mixed_plan()
     assert plan.is_mixed
     assert plan.decode_request_ids == (0, 1, 2, 3)
     assert mixed_plan(prompt=640).is_mixed
-    assert mixed_plan(caps=(0, 1, 1, None)).is_mixed, "one may draft as many as the graphs do"
+    assert mixed_plan(caps=(0, 1, 1, None)).is_mixed, "one row drafts at full depth"
 
 
 @pytest.mark.parametrize(
@@ -710,10 +758,10 @@ def test_few_tokens_of_prompts_share_a_large_round_which_their_rows_miss() -> No
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
-def test_else_prompts_are_computed_before_the_round(changes: dict[str, object]) -> None:
+def test_other_prompts_get_a_pass_of_their_own(changes: dict[str, object]) -> None:
     plan = mixed_plan(**changes)  # type: ignore[arg-type]
     assert not plan.is_mixed
-    assert plan.decode_request_ids[-1] == plan.prefill[0].request_id
+    assert plan.decode_request_ids == ()
 
 
 def test_chunks_are_near_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -723,7 +771,7 @@ def test_chunks_are_near_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not batch.is_near([near, far])
 
 
-def test_as_many_prompts_are_admitted_as_a_large_round_takes_in() -> None:
+def test_no_more_prompts_are_admitted_than_share_the_pass_of_a_large_round() -> None:
     device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, 32, mixed_above_tokens=4))
     let_rows_decode(device, 2)
     for _ in range(2):
@@ -732,7 +780,7 @@ def test_as_many_prompts_are_admitted_as_a_large_round_takes_in() -> None:
     assert lengths == [[32], [8, 24], [16]]
 
 
-def test_a_chunk_behind_very_many_keys_shares_no_round() -> None:
+def test_a_chunk_with_very_many_cached_keys_shares_no_round() -> None:
     prefill = PrefillPolicy(16, 16, 16, 16, mixed_above_tokens=0, max_mixed_keys=19)
     device = ScheduledDevice(prefill=prefill)
     device.add(5, max_tokens=100)

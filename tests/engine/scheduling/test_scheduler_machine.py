@@ -95,7 +95,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             accept=self._accept,
             is_published=self.blocks.is_published,
         )
-        self.runner.may_hold_rounds = device == "cpu"
         self.in_flight: deque[tuple[Plan, FakeHandle]] = deque()
         self.requests: dict[int, Request] = {}
         self.outputs: dict[int, list[int]] = {}

@@ -22,27 +22,32 @@ def read_made_up(
     stop: tuple[int, ...] = (),
     depth: int = 3,
 ) -> tuple[ScheduledDevice, list[TokenEvent]]:
-    """One step of one request whose tokens the test chooses."""
+    """Returns the events of the prompt and, unless the first token ends the request, of one round, whose tokens the test
+    chooses."""
     device = ScheduledDevice(depth=depth)
+    scheduler = device.scheduler
     device.add(20, max_tokens=max_tokens, stop=stop)
-    plan = device.scheduler.plan()
+    plan = scheduler.plan()
     assert plan is not None
-    return device, device.scheduler.update(plan, StepResult((first,), (emitted,)))
+    events = scheduler.update(plan, StepResult((first,)))
+    plan = scheduler.plan()
+    if plan is not None:
+        events += scheduler.update(plan, StepResult(emitted=(emitted,)))
+    return device, events
 
 
 @pytest.mark.parametrize(
     ("stop", "max_tokens", "kept", "reason", "drafted", "accepted"),
     [
-        ((), 20, [50, 51, 52, 53, 54], None, 3, 3),
-        ((54,), 20, [50, 51, 52, 53, 54], FinishReason.STOP, 3, 3),
-        ((53,), 20, [50, 51, 52, 53], FinishReason.STOP, 3, 3),
-        ((51,), 20, [50, 51], FinishReason.STOP, 3, 1),
-        ((53, 52), 20, [50, 51, 52], FinishReason.STOP, 3, 2),
-        ((50,), 20, [50], FinishReason.STOP, 0, 0),
-        ((), 5, [50, 51, 52, 53, 54], FinishReason.LENGTH, 3, 3),
-        ((54,), 5, [50, 51, 52, 53, 54], FinishReason.STOP, 3, 3),
+        ((), 20, [51, 52, 53, 54], None, 3, 3),
+        ((54,), 20, [51, 52, 53, 54], FinishReason.STOP, 3, 3),
+        ((53,), 20, [51, 52, 53], FinishReason.STOP, 3, 3),
+        ((51,), 20, [51], FinishReason.STOP, 3, 1),
+        ((53, 52), 20, [51, 52], FinishReason.STOP, 3, 2),
+        ((), 5, [51, 52, 53, 54], FinishReason.LENGTH, 3, 3),
+        ((54,), 5, [51, 52, 53, 54], FinishReason.STOP, 3, 3),
     ],
-    ids=["none", "bonus", "third-draft", "first-draft", "two-stops", "prefill", "length", "stop-at-length"],
+    ids=["none", "bonus", "third-draft", "first-draft", "two-stops", "length", "stop-at-length"],
 )
 def test_output_ends_with_the_first_stop_token_or_at_max_tokens(
     stop: tuple[int, ...],
@@ -53,10 +58,22 @@ def test_output_ends_with_the_first_stop_token_or_at_max_tokens(
     accepted: int,
 ) -> None:
     device, events = read_made_up(emitted=(51, 52, 53, 54), stop=stop, max_tokens=max_tokens)
-    start = int(len(kept) > 1)  # behind the prefill's token
-    first = {"queue_seconds": 0.0, "num_cached": 0}
-    assert events == [TokenEvent(0, kept, reason, drafted, accepted, draft_start=start, **first)]
+    first = TokenEvent(0, [50], queue_seconds=0.0, num_cached=0)
+    assert events == [first, TokenEvent(0, kept, reason, drafted, accepted)]
     assert device.scheduler.has_work == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "max_tokens", "reason"),
+    [((50,), 20, FinishReason.STOP), ((), 1, FinishReason.LENGTH), ((50,), 1, FinishReason.STOP)],
+    ids=["stop", "length", "stop-at-length"],
+)
+def test_the_first_token_may_end_the_output(
+    stop: tuple[int, ...], max_tokens: int, reason: FinishReason
+) -> None:
+    device, events = read_made_up(emitted=(51, 52, 53, 54), stop=stop, max_tokens=max_tokens)
+    assert events == [TokenEvent(0, [50], reason, queue_seconds=0.0, num_cached=0)]
+    assert not device.scheduler.has_work
 
 
 @pytest.mark.parametrize(
@@ -68,31 +85,35 @@ def test_drafts_count_where_the_limit_lets_them(
     emitted: tuple[int, ...], max_tokens: int, drafted: int, accepted: int
 ) -> None:
     _, events = read_made_up(emitted=emitted, max_tokens=max_tokens)
-    assert (events[0].num_drafted, events[0].num_accepted) == (drafted, accepted)
+    assert [(event.num_drafted, event.num_accepted) for event in events] == [(0, 0), (drafted, accepted)]
 
 
 @pytest.mark.parametrize("emitted", [(), (51, 52, 53, 54, 55)], ids=["nothing", "more-than-drafted"])
 def test_an_impossible_result_ends_the_request_that_it_is_for(emitted: tuple[int, ...]) -> None:
     device, events = read_made_up(emitted=emitted)
-    assert events == []
+    assert [event.token_ids for event in events] == [[50]], "the prompt's own result was possible"
     fault = device.scheduler.drain_faults()[0]
     assert (fault.finish_reason, fault.error_code) == (FinishReason.ERROR, INTERNAL_ERROR)
     assert "with 3 drafts emitted" in (fault.error or "")
 
 
-def test_a_step_in_flight_adds_nothing_to_a_request_that_has_ended() -> None:
+@pytest.mark.parametrize("place", [0, 2], ids=["prompt", "round"])
+def test_a_step_in_flight_adds_nothing_to_a_request_that_has_ended(place: int) -> None:
+    """place: of the stop token in the text; the first token comes of the prompt, the next three of a round."""
     device = ScheduledDevice(depth=2)
     probe = device.add(20, max_tokens=30)
     text = oracle(probe)
     device.scheduler.abort(probe.request_id)
     stopped = ScheduledDevice(depth=2)
-    request = stopped.add(20, max_tokens=30, stop=(text[2],))
+    request = stopped.add(20, max_tokens=30, stop=(text[place],))
+    if place > 0:
+        stopped.step()
     stopped.launch()
     stopped.launch()
     assert stopped.read()[0].finish_reason is FinishReason.STOP
     before = stopped.scheduler.snapshot().num_generation_tokens
     assert stopped.read() == []
-    assert request.output_token_ids == oracle(request) == text[: len(request.output_token_ids)]
+    assert request.output_token_ids == oracle(request) == text[: place + 1]
     assert stopped.scheduler.snapshot().num_generation_tokens == before == len(request.output_token_ids)
 
 
@@ -100,18 +121,19 @@ def test_the_row_and_blocks_of_an_ended_request_are_free_for_the_next_plan() -> 
     device = ScheduledDevice(max_running=1, num_blocks=16, prefix_caching=False)
     device.add(200, max_tokens=2)
     device.add(200, max_tokens=2)
-    device.step()
+    device.step_until_round()
     plan, _ = device.step()
     assert (plan.released_rows, [s.row for s in plan.setups]) == ((0,), [0])
 
 
 def test_events_come_in_the_plans_order_prefills_first() -> None:
-    device = ScheduledDevice(depth=1, prefill_chunk=64)
+    device = ScheduledDevice(depth=1, prefill_chunk=64, mixed_above_tokens=0)
     device.add(4, max_tokens=30)
     device.add(4, max_tokens=30)
     device.step()
     device.add(4, max_tokens=30)
-    _, events = device.step()
+    plan, events = device.step()
+    assert plan.is_mixed
     assert [event.request_id for event in events] == [2, 0, 1]
 
 
@@ -146,13 +168,13 @@ def test_counters_are_those_of_the_events_and_plans() -> None:
 def test_steps_count_by_the_tokens_that_they_computed_and_generated() -> None:
     device = ScheduledDevice(depth=3, accept=lambda num_valid: 2, prefill_chunk=64)
     device.add(20, max_tokens=7)
-    first, second, *_ = [device.step()[0] for _ in range(2)]
-    assert (len(first.prefill[0].token_ids), second.prefill) == (20, ())
+    first, *rounds = [device.step()[0] for _ in range(3)]
+    assert (len(first.prefill[0].token_ids), [plan.prefill for plan in rounds]) == (20, [(), ()])
     stats = device.scheduler.snapshot()
-    # Where a first step has the prompt's 20 tokens and 4 generated ones, the second ends with 3 more.
+    # The first step has the prompt's 20 tokens and 1 generated token, each of the other two has 3 generated tokens.
     assert stats.num_step_tokens == 20 + stats.num_generation_tokens == 27
     by_bound = dict(zip([*STEP_TOKEN_BOUNDS, None], stats.num_steps_by_tokens, strict=True))
-    assert {bound: count for bound, count in by_bound.items() if count} == {8: 1, 32: 1}
+    assert {bound: count for bound, count in by_bound.items() if count} == {8: 2, 32: 1}
 
 
 def test_prompts_are_counted_as_looked_up_where_the_prefix_cache_is_asked() -> None:
@@ -227,11 +249,11 @@ def test_only_the_first_chunk_after_a_hit_names_the_block_with_the_state_before_
     for _ in range(5):
         device.step()
     second = device.add(prompt, max_tokens=100)
-    chunks = [chunk for plan in (device.step()[0], device.step()[0]) for chunk in plan.prefill]
+    chunks = [chunk for _ in range(4) for chunk in device.step()[0].prefill]
     assert [(chunk.start, chunk.hidden_block_id) for chunk in chunks] == [(64, first.block_ids[3])]
     assert second.block_ids[:4] == first.block_ids[:4]
     third = device.add([*prompt[:32], *range(20)])
-    chunks = [chunk for plan in (device.step()[0], device.step()[0]) for chunk in plan.prefill]
+    chunks = [chunk for _ in range(4) for chunk in device.step()[0].prefill]
     assert [(chunk.start, chunk.hidden_block_id) for chunk in chunks] == [
         (32, first.block_ids[1]),
         (48, None),
@@ -274,8 +296,8 @@ def test_a_block_is_published_once_no_draft_can_change_it(
     """starts: the lengths at which rounds began until the first block, positions 0 .. 15, was published."""
     device = ScheduledDevice(depth=depth, accept=lambda num_valid: min(accepted, num_valid))
     request = device.add(prompt, max_tokens=50)
-    seen = [prompt]
     device.step()
+    seen: list[int] = []
     while not device.blocks.is_published(request.block_ids[0]):
         seen.append(request.num_tokens - 1)
         device.step()

@@ -58,9 +58,6 @@ class FakeHandle:
 
     def wait(self) -> None: ...
 
-    def first(self) -> StepResult | None:
-        return None
-
     def result(self) -> StepResult:
         return self.value
 
@@ -100,6 +97,7 @@ class FakeRunner:
     """Launches plans as the runner does; executes them at once, as a stream would in the same order.
 
     accept: how many of n valid drafts are right, 0 .. n. is_published: whether others may find a block.
+    may_hold_rounds: whether several steps in a row may leave out all rows that could decode; else one may.
     """
 
     def __init__(
@@ -113,7 +111,8 @@ class FakeRunner:
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.plans: list[Plan] = []
-        self.may_hold_rounds = False  # whether a step may leave out all rows that could decode
+        self.may_hold_rounds = False
+        self._left_out = [False, False]  # by the last step: rows that could decode, prompts
         self._size = block_size
         self._has_mtp = has_mtp
         self._accept = accept
@@ -136,11 +135,10 @@ class FakeRunner:
         for grant in plan.grants:
             self._grant(grant)
         require(all(chunk.token_ids for chunk in plan.prefill), "a chunk without tokens")
-        require(not plan.is_mixed or len(plan.prefill) > 0, "a mixed step without chunks")
-        if plan.is_mixed:
-            emitted = self._decode(plan)
-            return FakeHandle(StepResult(self._prefill_all(plan), emitted), self._ready)
-        return FakeHandle(StepResult(self._prefill_all(plan), self._decode(plan)), self._ready)
+        require(bool(plan.prefill) or bool(plan.decode_request_ids), "a step without work")
+        self._check_turns(plan)
+        emitted = self._decode(plan)
+        return FakeHandle(StepResult(self._prefill_all(plan), emitted), self._ready)
 
     def snapshot(self, block_id: int) -> tuple[object, ...]:
         """All that the block holds, to be compared later."""
@@ -231,9 +229,19 @@ class FakeRunner:
         if fills_drafts:
             self._read_pairs(row, chunk.start - 1)
 
+    def _check_turns(self, plan: Plan) -> None:
+        """Neither rows that could decode nor prompts are left out of two steps in a row."""
+        rows = self._rows.values()
+        holds_round = not plan.decode_request_ids and any(row.is_live for row in rows)
+        holds_prompts = not plan.prefill and any(row.last_token is None for row in rows)
+        left_out = [holds_round and not self.may_hold_rounds, holds_prompts]
+        for kind, now, before in zip(("rounds", "prompts"), left_out, self._left_out, strict=True):
+            require(not (now and before), f"{kind} were left out of two steps in a row")
+        self._left_out = left_out
+
     def _decode(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         ids = plan.decode_request_ids
-        if self.may_hold_rounds and not ids:
+        if not ids:
             return ()
         for number, row in self._rows.items():
             listed = ids[number] if number < len(ids) else None

@@ -32,9 +32,6 @@ class Late:
     def wait(self) -> None:
         self._handle.wait()
 
-    def first(self) -> StepResult | None:
-        return self._handle.first()
-
     def result(self) -> StepResult:
         return self._handle.result()
 

@@ -16,7 +16,7 @@ from headway_testing.fake_runner import VOCAB_SIZE, FakeHandle, FakeRunner, orac
 
 
 class ScheduledDevice:
-    """`launch` and `read` apart, as a pipeline does it, or `step`, which is both."""
+    """Runs steps. `launch` and `read` are called apart where a step is to stay unread; `step` does both."""
 
     def __init__(
         self,
@@ -97,8 +97,24 @@ class ScheduledDevice:
         assert plan is not None, "there is nothing to do"
         return plan, self.read()
 
+    def step_until_round(self) -> tuple[Plan, list[TokenEvent]]:
+        """Takes steps up to the first that runs a decode round; returns its plan and its events."""
+        return self._step_until(lambda plan: bool(plan.decode_request_ids))
+
+    def step_until_prompts(self) -> tuple[Plan, list[TokenEvent]]:
+        """Takes steps up to the first that computes prompt tokens; returns its plan and its events."""
+        return self._step_until(lambda plan: bool(plan.prefill))
+
+    def _step_until(self, is_wanted: Callable[[Plan], bool]) -> tuple[Plan, list[TokenEvent]]:
+        """A step that is not wanted is followed by one that is: prompts and rounds take turns."""
+        plan, events = self.step()
+        if not is_wanted(plan):
+            plan, events = self.step()
+        assert is_wanted(plan), f"two steps in a row left it out: {plan}"
+        return plan, events
+
     def drain(self) -> list[Plan]:
-        """Until all is done, one step always in flight."""
+        """Steps until all is done, with one step always in flight."""
         plans: list[Plan] = []
         while self.scheduler.has_work or self._in_flight:
             plan = self.launch()
