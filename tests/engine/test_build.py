@@ -296,7 +296,7 @@ def test_small_models_take_few_threads(num_parameters: int, most: int, expected:
     ("changes", "told"),
     [
         ({"max_running": 4096}, "lower --max-running to"),
-        ({"draft_lm_head": "int8"}, "--draft-lm-head is int8"),
+        ({"draft_lm_head": "fp8"}, "--draft-lm-head is fp8"),
         ({"draft_layers": "fp8"}, "--draft-layers is fp8"),
         ({"deterministic": True, "dtype": "bfloat16"}, "use --dtype float32"),
     ],
