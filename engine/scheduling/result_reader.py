@@ -70,11 +70,11 @@ class ResultReader:
             self._state.prefixes.publish(request, chunk.start + len(chunk.token_ids))
 
     def _read_round(self, plan: Plan, result: StepResult, updates: Updates) -> None:
+        requests, contain, read_row = self._state.requests, self._state.contain, self._read_row
         for request_id, sampled in round_tokens(plan, result):
-            request = self._state.requests.get(request_id)
-            has_ended = request_id in updates and updates[request_id].finish_reason is not None
-            if request is not None and not has_ended:
-                self._state.contain(self._read_row, request, plan.depth, sampled, updates)
+            request = requests.get(request_id)
+            if request is not None:
+                contain(read_row, request, plan.depth, sampled, updates)
 
     def _read_row(self, request: Request, depth: int, sampled: SampledTokens, updates: Updates) -> None:
         """num_accepted counts drafts that stay in the output: a stop token cuts off the drafts after it."""

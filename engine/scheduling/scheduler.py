@@ -239,7 +239,7 @@ class Scheduler:
         """
         decoding = [request for request in self.state.running if self.state.can_decode(request)]
         chunks = self._next_chunks()
-        mixes = bool(decoding) and self._prefill.mixes(chunks, self._load(decoding))
+        mixes = bool(chunks and decoding) and self._prefill.mixes(chunks, self._load(decoding))
         if chunks and decoding and not mixes:
             if self._is_turn_of_round:
                 chunks = []
