@@ -110,11 +110,15 @@ def test_every_option_has_a_field_and_help(option: Option) -> None:
     assert len(option.help) > 10
 
 
-def test_the_readme_names_only_flags_that_exist() -> None:
-    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
-    flags = set(re.findall(r"`--([a-z-]+)`", readme))
+@pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
+def test_the_pages_name_only_flags_that_exist(page: str) -> None:
+    flags = set(re.findall(r"`--([a-z-]+)`", Path(__file__).parents[2].joinpath(page).read_text()))
     assert len(flags) > 10
     assert flags <= {option.flag for option in ALL_OPTIONS}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(Path(__file__).parents[2].joinpath("README.md").read_text().split()) <= 1600
 
 
 WRONG = [
