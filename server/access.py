@@ -15,10 +15,10 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.server.answer import Answer
 from headway.server.errors import ApiError, noted_error
 from headway.server.metrics import Metrics, endpoint_of
 from headway.server.probes import METHODS, PATHS, Probes
+from headway.server.response import GenerationResponse
 
 CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
 
@@ -43,7 +43,7 @@ class RequestRecord:
     started_seconds: float = field(default_factory=time.monotonic)
     ended_seconds: float = 0.0
     status: int = CLIENT_GONE
-    answer: Answer | None = None
+    answer: GenerationResponse | None = None
     error: ApiError | None = None
     traceparent: str | None = None  # the caller's, as W3C's header has it
 
@@ -134,7 +134,7 @@ def error_param(error: ApiError) -> str | None:
     return error.param if error.param is not None and FIELD_PATH.fullmatch(error.param) else None
 
 
-def _generation_fields(answer: Answer) -> dict[str, object]:
+def _generation_fields(answer: GenerationResponse) -> dict[str, object]:
     generation = answer.generation
     counts = generation.counts()
     return {

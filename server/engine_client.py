@@ -37,7 +37,7 @@ from headway.engine import (
     TokenEvent,
 )
 from headway.server.engine_process import ENGINE_COMMAND, EngineProcess, Patience
-from headway.server.totals import add_counters, no_gauges
+from headway.server.totals import add_counters, counters_only
 
 MAX_FIRST_STARTS = 3
 MAX_FAILED_STARTS = 3  # in a row; then /health no longer counts on the next one
@@ -102,7 +102,7 @@ class EngineClient:
         self._receivers: dict[int, Receiver] = {}
         self._process: EngineProcess | None = None
         self._state: State = "loading"
-        self._is_held = False  # an operator has paused it: also the next life of the engine
+        self._is_paused_by_operator = False  # an operator has paused it: also the next life of the engine
         self._num_restarts = self._num_failed_starts = 0
         self._failure: str | None = None
         self._past = EngineStats()
@@ -123,13 +123,13 @@ class EngineClient:
 
     def pause(self) -> None:
         """What runs keeps its place and makes no tokens, what comes waits, until `resume`."""
-        self._is_held = True
+        self._is_paused_by_operator = True
         if self._state == "serving":
             self._state = "paused"
             self._send(Pause())
 
     def resume(self) -> None:
-        self._is_held = False
+        self._is_paused_by_operator = False
         if self._state == "paused":
             self._state = "serving"
             self._send(Resume())
@@ -254,7 +254,7 @@ class EngineClient:
         self._process = None
         if self._state in ("serving", "paused"):
             self._state = "restarting"
-        self._past, self._now = no_gauges(self.stats), EngineStats()
+        self._past, self._now = counters_only(self.stats), EngineStats()
 
     def _lose_requests(self, failure: Failure) -> None:
         """Fails what is in flight, and counts it: the engine cannot do so any more."""
@@ -292,7 +292,7 @@ class EngineClient:
         self._num_failed_starts, self._failure = 0, None
         if self._state in ("loading", "restarting"):
             self._state = "serving"
-            if self._is_held:
+            if self._is_paused_by_operator:
                 self.pause()
         if not self._first_start.done():
             self._first_start.set_result(info)

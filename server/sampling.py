@@ -24,7 +24,7 @@ MAX_CHOICES = 512  # prompts x candidates of one request
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestOptions:
     """What completions and chat say each in their own way.
 
     num_candidates: choices generated for each prompt. limit_name: the field that max_tokens came in.
@@ -48,7 +48,7 @@ class Wanted:
 
 def choice_requests(
     fields: GenerationFields,
-    wanted: Wanted,
+    wanted: RequestOptions,
     prompts: Sequence[list[int]],
     tokenizer: Tokenizer,
     info: EngineInfo,
@@ -95,13 +95,15 @@ def _seeds(seed: int | None, count: int) -> list[int]:
     return [choice_seed(base, choice) for choice in range(count)]
 
 
-def _depth_cap(fields: GenerationFields, wanted: Wanted) -> int | None:
+def _depth_cap(fields: GenerationFields, wanted: RequestOptions) -> int | None:
     own = fields.speculation.max_draft_tokens if fields.speculation else None
     limits = [limit for limit in (own, wanted.depth_limit) if limit is not None]
     return min(limits, default=None)
 
 
-def _max_tokens(fields: GenerationFields, wanted: Wanted, num_prompt_tokens: int, max_model_len: int) -> int:
+def _max_tokens(
+    fields: GenerationFields, wanted: RequestOptions, num_prompt_tokens: int, max_model_len: int
+) -> int:
     """At least 1: the engine always generates, for a request of 0 tokens unseen."""
     if wanted.max_tokens is not None:
         check_length(wanted.limit_name, num_prompt_tokens, wanted.max_tokens, max_model_len)
@@ -131,7 +133,7 @@ def _stop_token_ids(fields: GenerationFields, tokenizer: Tokenizer) -> tuple[int
     return stop
 
 
-def _sampling(fields: GenerationFields, wanted: Wanted, tokenizer: Tokenizer) -> SamplingParams:
+def _sampling(fields: GenerationFields, wanted: RequestOptions, tokenizer: Tokenizer) -> SamplingParams:
     default = tokenizer.default_sampling
     return SamplingParams(
         repetition_penalty=_or(fields.repetition_penalty, default.repetition_penalty),

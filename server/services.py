@@ -13,9 +13,9 @@ from headway.engine import EngineDeadError, EngineInfo
 from headway.server.chat_template import ChatRenderer
 from headway.server.config import ServiceLimits
 from headway.server.engine_client import EngineClient
+from headway.server.in_flight import InFlight
 from headway.server.keys import Keys
 from headway.server.metrics import Metrics
-from headway.server.running import Running
 from headway.server.tokenizer import Tokenizer
 from headway.server.tokenizer_info import TokenizerInfo, no_tokenizer_info
 from headway.server.unread_bodies import UnreadBodies
@@ -44,7 +44,7 @@ class Services:
     chat: ChatRenderer | None = None
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     keys: Keys = field(default_factory=Keys)
-    running: Running = field(default_factory=Running)
+    running: InFlight = field(default_factory=InFlight)
     unread_bodies: UnreadBodies = field(default_factory=UnreadBodies)
     tokenizer_info: TokenizerInfo = field(default_factory=no_tokenizer_info)
     depth_limit: DepthLimit = field(default_factory=DepthLimit)

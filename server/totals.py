@@ -11,7 +11,7 @@ Key = TypeVar("Key")
 Number = TypeVar("Number", int, float)
 
 
-def no_gauges(stats: EngineStats) -> EngineStats:
+def counters_only(stats: EngineStats) -> EngineStats:
     """The counters of an engine that is gone: nothing runs, waits or lies in memory."""
     return add_counters(stats, EngineStats())
 

@@ -18,7 +18,7 @@ from headway.server.generation import Generation
 from headway.server.hub import model_folder
 from headway.server.prompt import encode_prompts
 from headway.server.protocol.completions import CompletionRequest, check
-from headway.server.sampling import Wanted, choice_requests
+from headway.server.sampling import RequestOptions, choice_requests
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -58,7 +58,7 @@ async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionReque
         info = await wait_with_progress(engine)
         prompts = await encode_prompts(body.prompt, tokenizer, info)
         ids = [prompt.token_ids for prompt in prompts]
-        requests = choice_requests(body, Wanted(max_tokens=body.max_tokens), ids, tokenizer, info)
+        requests = choice_requests(body, RequestOptions(max_tokens=body.max_tokens), ids, tokenizer, info)
         generation = Generation(engine, tokenizer.vocabulary, requests)
         _show(str(body.prompt))
         async with aclosing(generation.deltas()) as deltas:

@@ -27,9 +27,9 @@ from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
 from headway.server.engine_process import Patience
 from headway.server.hub import model_folder, model_name
+from headway.server.in_flight import InFlight
 from headway.server.keys import Keys
 from headway.server.metrics import Metrics
-from headway.server.running import Running
 from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
 from headway.server.tokenizer_info import load_tokenizer_info
@@ -71,7 +71,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
                 config.max_body_bytes, config.request_timeout, config.keep_alive, config.force_include_usage
             ),
             keys=Keys(tuple(config.api_key), config.admin_key),
-            running=Running(config.max_waiting_tokens),
+            running=InFlight(config.max_waiting_tokens),
             other_names=tuple(dict.fromkeys(n for n in other_names if n != name)),
             tokenizer_info=load_tokenizer_info(folder, None if template is None else template.source),
         )

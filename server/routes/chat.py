@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.access import record_of
-from headway.server.answer import Answer, collect, draft_positions, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.control_text import ChatPrompt, Marker
@@ -34,8 +33,16 @@ from headway.server.protocol.chat import (
     template_messages,
 )
 from headway.server.protocol.decoding import decode
+from headway.server.response import (
+    GenerationResponse,
+    collect,
+    draft_positions,
+    event_stream,
+    new_header,
+    new_response,
+)
 from headway.server.routes.models import check_model
-from headway.server.sampling import Wanted, choice_requests, encode_bad_words
+from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
 from headway.server.services import Services, engine_info, request_id_of, services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
@@ -96,7 +103,7 @@ def _writer(
     body: ChatRequest, prompt: list[int], bad_words: list[list[int]], services: Services, request: Request
 ) -> ChatWriter:
     info = engine_info(services)
-    wanted = Wanted(
+    wanted = RequestOptions(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,
         limit_name=body.token_limit_name,
@@ -106,8 +113,8 @@ def _writer(
         bad_words=bad_words,
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
-    head = new_head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)
-    answer = new_answer(head, body, requests, len(prompt), services, request_id_of(request))
+    head = new_header("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)
+    answer = new_response(head, body, requests, len(prompt), services, request_id_of(request))
     return ChatWriter(body, answer, prompt, services.tokenizer)
 
 
@@ -132,7 +139,7 @@ class ChatWriter:
     """Deltas as entries of `choices`."""
 
     body: ChatRequest
-    answer: Answer
+    answer: GenerationResponse
     prompt: list[int]
     tokenizer: Tokenizer
 

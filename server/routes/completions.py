@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.access import record_of
-from headway.server.answer import Answer, collect, draft_positions, event_stream, new_answer, new_head
 from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.logprobs import completion_logprobs, prompt_tokens
@@ -25,8 +24,16 @@ from headway.server.protocol.completions import (
     check,
 )
 from headway.server.protocol.decoding import decode
+from headway.server.response import (
+    GenerationResponse,
+    collect,
+    draft_positions,
+    event_stream,
+    new_header,
+    new_response,
+)
 from headway.server.routes.models import check_model
-from headway.server.sampling import Wanted, choice_requests, encode_bad_words
+from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
 from headway.server.services import Services, engine_info, request_id_of, services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
@@ -66,14 +73,16 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     owner = services.keys.owner(request.headers.get("Authorization", ""))
     wanted = _wanted(body, services, owner, await encode_bad_words(body, tokenizer))
     requests = choice_requests(body, wanted, ids, tokenizer, info)
-    head = new_head("cmpl", "text_completion", services)
-    answer = new_answer(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
+    head = new_header("cmpl", "text_completion", services)
+    answer = new_response(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 
 
-def _wanted(body: CompletionRequest, services: Services, owner: str, bad_words: list[list[int]]) -> Wanted:
+def _wanted(
+    body: CompletionRequest, services: Services, owner: str, bad_words: list[list[int]]
+) -> RequestOptions:
     ranks = body.num_candidates > (body.n or 1)
-    return Wanted(
+    return RequestOptions(
         num_candidates=body.num_candidates,
         max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
@@ -119,7 +128,7 @@ class CompletionWriter:
     """Deltas as entries of `choices`."""
 
     body: CompletionRequest
-    answer: Answer
+    answer: GenerationResponse
     prompts: tuple[EncodedPrompt, ...]
     tokenizer: Tokenizer
 

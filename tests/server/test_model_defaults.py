@@ -21,7 +21,7 @@ from headway.engine.models import model_files as engine_model_files
 from headway.server import cli
 from headway.server.chat_template import load_chat_template
 from headway.server.protocol.completions import CompletionRequest
-from headway.server.sampling import Wanted, choice_requests
+from headway.server.sampling import RequestOptions, choice_requests
 from headway.server.tokenizer import load_tokenizer
 
 VOCAB_SIZE = tiny_tokenizers.byte_level().get_vocab_size()
@@ -146,7 +146,7 @@ def test_a_request_is_told_of_no_field_that_it_did_not_send(folder: Path) -> Non
         top_p=float("nan"),
     )
     tokenizer = load_tokenizer(folder, INFO.vocab_size)
-    (request,) = choice_requests(CompletionRequest(prompt="a"), Wanted(), [[1]], tokenizer, INFO)
+    (request,) = choice_requests(CompletionRequest(prompt="a"), RequestOptions(), [[1]], tokenizer, INFO)
     assert request.sampling == msgspec.structs.replace(SamplingParams(), seed=request.sampling.seed)
     assert max(request.stop_token_ids) < INFO.vocab_size
     assert len(request.stop_token_ids) <= MAX_STOP_TOKEN_IDS

@@ -32,12 +32,12 @@ from openai.types.chat import (
 )
 from typing_extensions import is_typeddict
 
-from headway.server.answer import Head
 from headway.server.metrics import Metrics
 from headway.server.protocol import chat, completions, usage
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.models import ModelCard
 from headway.server.protocol.parameters import StreamOptions
+from headway.server.response import ChunkHeader
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
     (chat_completion.Choice, set(chat.ChatChoice.__struct_fields__)),
     (chat_completion.ChoiceLogprobs, set(chat.ChoiceLogprobs.__struct_fields__)),
     (ChatCompletionMessage, set(chat.AnswerMessage.__struct_fields__)),
-    (chat_completion_chunk.ChatCompletionChunk, {*Head.__struct_fields__, "choices", "usage"}),
+    (chat_completion_chunk.ChatCompletionChunk, {*ChunkHeader.__struct_fields__, "choices", "usage"}),
     (chat_completion_chunk.Choice, set(chat.ChatChunkChoice.__struct_fields__)),
     (chat_completion_chunk.ChoiceDelta, set(chat.ChatDelta.__struct_fields__)),
     (completion.Completion, set(completions.Completion.__struct_fields__)),

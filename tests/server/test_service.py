@@ -16,8 +16,8 @@ from headway_testing.fake_engine import FakeEngine
 from headway.engine import EngineStats
 from headway.server.app import create_app
 from headway.server.config import ServiceLimits
+from headway.server.in_flight import InFlight
 from headway.server.keys import Keys
-from headway.server.running import Running
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
@@ -251,7 +251,7 @@ class TestLoad:
             num_requests_running=2, num_requests_waiting=1, num_kv_blocks=64, num_kv_blocks_used=16
         )
         engine.stall_after = 0
-        async with connect(running=Running()) as client:
+        async with connect(running=InFlight()) as client:
             post = asyncio.create_task(client.post(URL, json={"prompt": [[1] * 7, [2] * 5]}))
             await until(lambda: len(engine.running) == 2)
             busy = (await client.get("/load")).json()
@@ -267,7 +267,7 @@ class TestLoad:
     async def test_beyond_the_limit_of_waiting_tokens_is_429(
         self, connect: Connect, engine: FakeEngine
     ) -> None:
-        async with connect(running=Running(max_waiting_tokens=100)) as client:
+        async with connect(running=InFlight(max_waiting_tokens=100)) as client:
             engine.stall_after = 0
             posts = [asyncio.create_task(client.post(URL, json={"prompt": [1] * 150}))]
             await until(lambda: len(engine.running) == 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.engine import EngineStats
-from headway.server.totals import add_counters, no_gauges
+from headway.server.totals import add_counters, counters_only
 
 GAUGES = {
     "num_requests_running", "num_requests_waiting", "num_kv_blocks", "num_kv_blocks_used", "num_kv_blocks_cached",
@@ -41,7 +41,7 @@ def test_every_counter_adds_up_and_gauges_are_those_of_now() -> None:
 
 
 def test_a_dead_engine_keeps_its_counters_and_loses_its_gauges() -> None:
-    past = no_gauges(stats())
+    past = counters_only(stats())
     for field in msgspec.structs.fields(EngineStats):
         assert getattr(past, field.name) == (0 if field.name in GAUGES else KINDS[field.type]), field.name
 

@@ -10,7 +10,7 @@ from headway.server.errors import ApiError
 from headway.server.generation import Generation
 
 
-class Running:
+class InFlight:
     """Mutable: its entries are made and removed by the answers. max_waiting_tokens: None for no limit."""
 
     def __init__(self, max_waiting_tokens: int | None = None) -> None:

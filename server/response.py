@@ -30,7 +30,7 @@ from headway.server.sse import DONE, EventStreamResponse, escape_line_ends
 ChunkChoices = Callable[[Delta, bool], Sequence[msgspec.Struct]]
 
 
-class Head(msgspec.Struct):
+class ChunkHeader(msgspec.Struct):
     """What every chunk of an answer repeats."""
 
     id: str
@@ -41,10 +41,10 @@ class Head(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GenerationResponse:
     """request_id: of the HTTP request. depth: drafts a round that a request may get at most."""
 
-    head: Head
+    head: ChunkHeader
     fields: GenerationFields
     generation: Generation
     num_prompt_tokens: int
@@ -121,34 +121,34 @@ def _padded(counts: list[int], length: int) -> list[int]:
     return counts + [0] * (length - len(counts))
 
 
-def new_answer(
-    head: Head,
+def new_response(
+    head: ChunkHeader,
     fields: GenerationFields,
     requests: Sequence[ChoiceRequest],
     num_prompt_tokens: int,
     services: Services,
     request_id: str,
-) -> Answer:
+) -> GenerationResponse:
     """Nothing runs yet: `running` starts it."""
     tokenizer = services.tokenizer
     vocabulary = tokenizer.full_vocabulary if fields.skip_special_tokens is False else tokenizer.vocabulary
     generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics)
     depth = max_draft_tokens(services)
-    return Answer(head, fields, generation, num_prompt_tokens, services, request_id, depth)
+    return GenerationResponse(head, fields, generation, num_prompt_tokens, services, request_id, depth)
 
 
-def new_head(prefix: str, kind: str, services: Services) -> Head:
+def new_header(prefix: str, kind: str, services: Services) -> ChunkHeader:
     """prefix, kind: how OpenAI's ids of these objects begin, and what the objects are called."""
     name = f"{prefix}-{secrets.token_hex(12)}"
-    return Head(name, kind, int(time.time()), services.model_name, system_fingerprint(services))
+    return ChunkHeader(name, kind, int(time.time()), services.model_name, system_fingerprint(services))
 
 
-def event_stream(answer: Answer, choices_of: ChunkChoices) -> EventStreamResponse:
+def event_stream(answer: GenerationResponse, choices_of: ChunkChoices) -> EventStreamResponse:
     seconds = answer.services.limits.keep_alive_seconds
     return EventStreamResponse(_events(answer, choices_of), keep_alive_seconds=seconds)
 
 
-async def collect(answer: Answer) -> list[Delta]:
+async def collect(answer: GenerationResponse) -> list[Delta]:
     """All of each choice as one delta."""
     parts: dict[int, list[Delta]] = {}
     async with answer.running() as deltas:
@@ -163,7 +163,7 @@ def _joined(parts: Sequence[Delta]) -> Delta:
     return Delta(last.index, text, last.finish_reason, tokens, stop_reason=last.stop_reason)
 
 
-async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
+async def _events(answer: GenerationResponse, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
     """The `data:` lines. Of the chunks only choices and usage differ, the rest is encoded once."""
     head = _json(answer.head)[:-1]
     fields = answer.fields
@@ -182,12 +182,12 @@ async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[by
             started.add(delta.index)
             for choice in choices_of(delta, is_first):
                 yield b'data: %s,"choices":[%s]%s}\n\n' % (head, _json(choice), usage)
-    if last := _last_words(answer):
+    if last := _final_chunk(answer):
         yield b'data: %s,"choices":[]%s}\n\n' % (head, last)
     yield DONE
 
 
-def _last_words(answer: Answer) -> bytes:
+def _final_chunk(answer: GenerationResponse) -> bytes:
     """What the chunk behind all choices tells, if anything was asked for."""
     words = b""
     if answer.includes_usage:
