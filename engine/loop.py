@@ -49,7 +49,7 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
-    """What carries plans out: the runner, or a simulation of it."""
+    """An executor of plans: the runner, or a simulation of it."""
 
     def launch(self, plan: Plan) -> Handle: ...
 
@@ -107,7 +107,7 @@ class EngineLoop:
         return True
 
     def _take_mail(self) -> bool:
-        """That of who comes before the next step is due, too. False after a Shutdown."""
+        """Handles queued messages, and those that arrive until the next step must be launched. False after a Shutdown."""
         messages = self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS)
         while True:
             for message in messages:
@@ -123,7 +123,7 @@ class EngineLoop:
         return bool(self._in_flight) or (self._scheduler.has_work and not self._is_paused)
 
     def _should_read(self, *, has_launched: bool) -> bool:
-        """Waiting for a step is due once another was launched behind it, or when none can be."""
+        """Returns whether to wait for a step: once the next one is launched, or when none can be."""
         return not has_launched or len(self._in_flight) > 1 or self._in_flight[0][1].is_ready()
 
     def _take(self, message: ToEngine) -> None:
@@ -145,7 +145,7 @@ class EngineLoop:
             self._is_paused = isinstance(message, Pause)
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
-        """The step that was launched after this one begins when this one ends."""
+        """Sends what the step gave. A step launched after this one begins when it ends."""
         was_done = handle.is_ready()
         handle.wait()
         end = self._clock()
@@ -158,7 +158,7 @@ class EngineLoop:
         events = self._scheduler.update(plan, result)
         self._has_news = True
         if any(event.finish_reason for event in events):
-            self._send_stats()  # first, so that who sees the end of a request sees it counted
+            self._send_stats()  # first, so that a client that sees the end of a request sees it counted
         if events:
             self._post.send(RoundOutput(events))
 

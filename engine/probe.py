@@ -15,8 +15,8 @@ NUM_PROBES = 4
 def check_logits(engine: Engine) -> None:
     """Raises ModelError if the logits of every one of some prompts of one token are NaN or infinite.
 
-    A single token may have a broken embedding that nobody ever uses. Before the engine's own scheduler has planned
-    anything: afterwards all rows are free again, and what the cache holds nobody looks for.
+    A single token may have a broken embedding that is never used. Before the engine's own scheduler has planned
+    anything: afterwards all rows are free again, and the cache's contents are not looked up.
     """
     info = engine.info
     config = EngineConfig(

@@ -1,6 +1,6 @@
 """The operations on the accelerator: each is one file, with a PyTorch twin in `reference`.
 
-CUDA tensors take Triton, CPU tensors the twin. Knows tensors only: no requests, no models.
+CUDA tensors run through Triton, CPU tensors through the twin. The kernels know tensors only, no requests or models.
 """
 
 from headway.kernels.attention.paged_attention import paged_attention

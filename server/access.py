@@ -1,4 +1,4 @@
-"""What is kept of an HTTP request until it ends; then it is counted, and told in one line of the log.
+"""The record of an HTTP request, which is counted and logged in one line when the request ends.
 
 The line has ids, counts, times, and code and field of an error, never a prompt or a text.
 """

@@ -110,7 +110,7 @@ class ChatRenderer:
             await worker.communicate()  # to the end of its pipes, which are closed with it
 
     async def _ask(self, messages: list[dict[str, str]], marked: MarkedMessages | None) -> Rendered:
-        """What is left in the pipes of a question that was given up would answer the next one: a new worker then."""
+        """Starts a new worker after an abandoned call, whose late answer would be taken for the next one's."""
         job = RenderJob(self._template.source, self._template.variables, messages, marked)
         is_answered = False
         try:

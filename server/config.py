@@ -1,4 +1,4 @@
-"""What the command line decides about the API process; the engine has its own configuration."""
+"""The API process's configuration from the command line; the engine has its own configuration."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What one request may take. request_seconds: 0 for no limit.
+    """The limits of one request. request_seconds: 0 for no limit.
 
-    keep_alive_seconds: after so long without an event a stream gets a comment, so that nobody between
+    keep_alive_seconds: after so long without an event a stream gets a comment, so that nothing between
     server and client takes it for dead; 0 for none. force_include_usage: every stream ends with its usage.
     """
 
@@ -61,7 +61,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CompleteConfig:
-    """What `headway complete` generates. None: as the model's files say, or drawn (seed)."""
+    """The configuration of `headway complete`. None: as the model's files say, or drawn (seed)."""
 
     max_tokens: int = 64
     temperature: float | None = None

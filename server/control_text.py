@@ -1,6 +1,6 @@
-"""What clients write in a chat is text: structural tokens that they spell out never become those tokens.
+"""Keeps clients' chat text literal: structural tokens that they spell out never become those tokens.
 
-Before the template runs a second time, each is replaced by a mark that nobody can guess. The marks tell which
+Before the template runs a second time, each is replaced by an unguessable mark. The marks tell which
 tokens of the rendered text were spelled out by a client and which were written by the template.
 """
 

@@ -37,7 +37,7 @@ def _is_mistaken(content: str) -> bool:
 
 
 class Vocabulary:
-    """What every detokenizer of one model shares. Mutable: fills its table of token bytes on first use.
+    """The tables that all detokenizers of one model share. Mutable: fills its table of token bytes on first use.
 
     shows_special: special tokens are text like any other, else they are silent.
     """
@@ -60,7 +60,7 @@ class Vocabulary:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=not self._shows_special)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for, a piece of a character perhaps; nothing if it is silent."""
+        """Returns a token's bytes, possibly part of a character; empty if the token is silent."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._look_up(token_id)
@@ -81,7 +81,7 @@ class Vocabulary:
         return token.encode()
 
     def silent_text(self, token_id: int) -> str:
-        """What a special token would show if it were not silent; nothing for any other."""
+        """Returns the text that a silent special token would show; empty for any other token."""
         return "" if self._shows_special else self._contents.get(token_id, b"").decode()
 
     def has_silent_text(self, text: str) -> bool:
@@ -106,7 +106,7 @@ class Decoder(Protocol):
 
     def push(self, token_id: int) -> str: ...
     def rest(self) -> str:
-        """What is not certain yet, as it would be at the end."""
+        """Returns the undecided rest as it would read if the text ended here."""
         ...
 
 
@@ -128,7 +128,7 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """For every other tokenizer: new tokens are decoded behind the last token that was shown.
+    """For every other tokenizer: new tokens are decoded after the last token that was shown.
 
     That token keeps a decoder from treating the new ones as the start of a text (which drops a space).
     Mutable: holds tokens whose text is not certain.
@@ -181,7 +181,7 @@ class Detokenizer:
     """The text of one choice. Mutable: owned by that choice.
 
     A stop string that has a silent special token in it is found where that token came, too.
-    min_tokens: a stop string counts only if a token behind that many completes it.
+    min_tokens: a stop string counts only if a token after the first min_tokens completes it.
     num_characters: decoded so far, shown or held back.
     """
 

@@ -1,4 +1,4 @@
-"""Runs the encoding of long texts beside the event loop: one long text at a time, and a bound on what waits."""
+"""Runs the encoding of long texts outside the event loop: one long text at a time, and a bound on what waits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EncodingPool:
         return await self.run_of(sum(map(len, texts)), sum(map(sys.getsizeof, texts)), work)
 
     async def run_of(self, num_characters: int, num_bytes: int, work: Callable[[], Result]) -> Result:
-        """As `run`, for work that costs as much as a text of that size."""
+        """Runs work whose cost is that of encoding a text of this size, like `run`."""
         if num_characters <= INLINE_CHARACTERS:
             return work()
         if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:

@@ -59,7 +59,7 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What /health and /ready tell. heartbeat_age_seconds: None while no process runs.
+    """The engine's state as /health and /ready report it. heartbeat_age_seconds: None while no process runs.
 
     num_failed_starts: lives in a row that ended before the engine was ready. failure: why the last life ended; None
     once the next one is ready.
@@ -77,7 +77,7 @@ class EngineStatus:
 
 
 class Receiver(Protocol):
-    """Who gets what becomes of a group of requests. Called as frames come; must not raise."""
+    """A receiver of the events of a group of requests. Its methods are called as frames arrive and must not raise."""
 
     def put(self, event: TokenEvent) -> None: ...
     def fail(self, error: HeadwayError) -> None: ...
@@ -122,7 +122,7 @@ class EngineClient:
         return await asyncio.shield(self._first_start)
 
     def pause(self) -> None:
-        """What runs keeps its place and makes no tokens, what comes waits, until `resume`."""
+        """Stops token generation until `resume`: running requests stay admitted, new ones wait."""
         self._is_paused_by_operator = True
         if self._state == "serving":
             self._state = "paused"
@@ -151,7 +151,7 @@ class EngineClient:
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._first_start.done() and not self._first_start.cancelled():
-            self._first_start.exception()  # seen: nobody may have waited
+            self._first_start.exception()  # marked as retrieved: there may be no waiter
         self._first_start.cancel()
 
     def status(self) -> EngineStatus:
@@ -266,7 +266,7 @@ class EngineClient:
         self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
 
     def _gave_up(self, failure: Failure) -> bool:
-        """A first start that cannot succeed by trying again is reported to who waits for it."""
+        """A first start that cannot succeed by trying again is reported to its waiters."""
         if self._first_start.done():
             return False
         kind = _FATAL.get(failure.kind)
@@ -298,7 +298,7 @@ class EngineClient:
             self._first_start.set_result(info)
 
     def _deliver(self, event: TokenEvent) -> None:
-        """Events of an aborted request may still be on their way: nobody waits for them."""
+        """Events of an aborted request may still arrive; they are dropped."""
         is_last = event.finish_reason is not None
         receivers = self._receivers
         receiver = receivers.pop(event.request_id, None) if is_last else receivers.get(event.request_id)

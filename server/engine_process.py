@@ -144,7 +144,7 @@ class EngineProcess:
     async def ended(self) -> Failure:
         """Waits for the process to leave or to get stuck (then it is killed). Says why it ended.
 
-        `receive` gets the failure of a stuck process, too: nobody waits until it is gone.
+        `receive` gets the failure of a stuck process, too, without waiting for its end.
         """
         exit_code = asyncio.ensure_future(self._child.wait())
         while not exit_code.done():
@@ -210,7 +210,7 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """Asks the process to leave, then insists. Returns when it is gone."""
-        if self.heartbeat.phase == "serve":  # before that nobody reads frames
+        if self.heartbeat.phase == "serve":  # before that no frames are read
             self.send(Shutdown())
             await self._wait_for_exit()
         with suppress(ProcessLookupError):
@@ -220,7 +220,7 @@ class EngineProcess:
         await self._child.wait()
 
     def close(self) -> None:
-        """Frees what the process leaves behind."""
+        """Frees the resources of the ended process."""
         self._taken.close()
 
     def _read(self) -> None:

@@ -2,7 +2,7 @@
 
 HeadwayError (engine)
  └─ ApiError             a request refused by this process; carries the status and headers of the answer
-     └─ ClientGoneError  the client hung up; nobody reads the answer
+     └─ ClientGoneError  the client disconnected; the response is not read
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ErrorEnvelope(msgspec.Struct):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What the client is told about an exception."""
+    """Returns the error that a client gets for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -140,7 +140,7 @@ def noted_error(scope: Scope) -> ApiError | None:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every answer that is not a success gets the envelope: also 404, 405 and what nobody foresaw."""
+    """Every answer that is not a success gets the envelope: also 404, 405 and unexpected exceptions."""
     for kind in (HeadwayError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
@@ -169,7 +169,7 @@ def _unsupported(path: str) -> ApiError | None:
 
 
 def _allowed_methods(request: Request) -> set[str]:
-    """Of all routes of the path: the exception knows only the first of them."""
+    """Returns the methods of all routes of the path; the exception knows only the first route's."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return {method for route in matching for method in route.methods or ()}

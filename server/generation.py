@@ -35,7 +35,7 @@ from headway.server.request_metrics import FinishedChoice
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of all choices. The lists are by position in the window."""
+    """Token counts over all choices. The lists are by position in the window."""
 
     num_completion_tokens: int
     num_accepted: int
@@ -56,7 +56,7 @@ def choice_seed(seed: int, choice: int) -> int:
 class DeltaQueue:
     """Deltas that wait for their reader, in order. Mutable: filled by a generation, read by one task.
 
-    A reader that lags behind finds pieces of one choice put together, so that it catches up with few writes.
+    A slow reader finds pieces of one choice put together, so that it catches up with few writes.
     """
 
     def __init__(self) -> None:
@@ -158,11 +158,11 @@ class Generation:
         return sum(len(request.prompt_token_ids) for request, choice in pairs if choice.is_waiting)
 
     def prompt_logprobs(self, index: int) -> TokenLogprobs | None:
-        """Of the prompt of that choice, once its first delta has come; None if not asked for."""
+        """Returns the prompt's log-probabilities, available from the choice's first delta on; None if not requested."""
         return self._choices[index].prompt_logprobs
 
     def counts(self) -> Counts:
-        """Of all events that have come; the reader of the deltas may be behind."""
+        """Counts over all received events; the deltas' reader may not have consumed all of them yet."""
         return Counts(
             num_completion_tokens=sum(choice.num_tokens for choice in self._choices),
             num_accepted=sum(sum(choice.accepted_per_position) for choice in self._choices),
@@ -184,7 +184,7 @@ class Generation:
 
     @property
     def outcomes(self) -> list[str]:
-        """Of each choice: its finish_reason, or what ended it instead: error, or abort by client or operator."""
+        """Returns for each choice its finish_reason, or what ended it instead: error, or abort by client or operator."""
         unfinished = FinishReason.ABORT if self.error is None else FinishReason.ERROR
         return [choice.finish_reason or unfinished.value for choice in self._choices]
 

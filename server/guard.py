@@ -1,4 +1,4 @@
-"""What every request meets before its route: a request id, the limit on headers, the sites that may ask, the keys."""
+"""Middleware that every request passes before its route: a request id, the limit on headers, the sites that may ask, the keys."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What two readings differ by. The counters only rise, so every difference is 0 or more."""
+    """The difference of two readings. The counters only rise, so every difference is 0 or more."""
 
     old: Reading
     new: Reading
@@ -177,7 +177,7 @@ class History:
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """As histogram_quantile: linear within a bucket; the last finite bound for what lies beyond it.
+    """Returns a quantile like PromQL's histogram_quantile: linear within a bucket; the last finite bound for what lies beyond it.
 
     [(1, 2), (2, 4), (inf, 4)] at 0.75: the third of four lies in the middle of (1, 2] -> 1.5.
     """
@@ -229,6 +229,6 @@ def _risen(old: Sequence[int], new: Sequence[int]) -> list[int]:
 
 
 def _mean(old: Mapping[int, int], new: Mapping[int, int]) -> float | None:
-    """Of the values that {value: how often} has counted since."""
+    """Returns the mean of the values counted by {value: count} between the readings."""
     risen = {value: count - old.get(value, 0) for value, count in new.items()}
     return _ratio(sum(value * count for value, count in risen.items()), sum(risen.values()))

@@ -46,7 +46,7 @@ def model_folder(source: ModelSource) -> Path:
 
 
 def model_name(source: ModelSource) -> str:
-    """What the API calls the model unless --served-model-name says otherwise."""
+    """Returns the model's name in the API unless --served-model-name says otherwise."""
     if source.name is None:
         return EMBEDDED_NAME
     path = _path(source.name)

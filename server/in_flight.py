@@ -19,7 +19,7 @@ class InFlight:
 
     @contextmanager
     def entry(self, generation: Generation, names: Iterable[str]) -> Iterator[None]:
-        """While it runs. Raises QueueFullError when too many prompt tokens wait already."""
+        """Registers the generation while it runs. Raises QueueFullError when too many prompt tokens wait already."""
         self._check_room(generation.num_waiting_tokens)
         self._generations[generation] = tuple(names)
         try:
@@ -44,7 +44,7 @@ class InFlight:
         return len(found)
 
     def _check_room(self, num_tokens: int) -> None:
-        """A request that is larger than the limit is let in when nothing else waits."""
+        """Admits a request larger than the limit only when no other tokens wait."""
         limit, waiting = self._max_waiting_tokens, self.num_waiting_tokens
         if limit is not None and waiting and waiting + num_tokens > limit:
             raise QueueFullError(

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, and the admin key for what changes the server. Compared in constant time."""
+"""Authorisation: API keys, and the admin key for what changes the server. Compared in constant time."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Metrics:
         return b"".join(map(generate_latest, self._shown))
 
     def families(self) -> Iterable[Metric]:
-        """What a scrape shows, for the page that describes it."""
+        """Returns the metric families of a scrape, for the page that documents them."""
         return (family for registry in self._shown for family in registry.collect())
 
 
@@ -166,7 +166,7 @@ class EngineCollector(Collector):
 
 
 class _Constant(Collector):
-    """What does not change while the server runs."""
+    """A metric that is constant while the server runs."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = {"version": __version__, "model": model_name}

@@ -1,4 +1,4 @@
-"""What a model's files say of requests that leave it open: special tokens, sampling.
+"""Defaults from a model's files for fields that a request leaves unset: special tokens and sampling.
 
 Each value is judged once, at start, by the rules for a request's own; what does not pass is left out with a warning, so
 that no client is told of a field that it did not send.

@@ -1,4 +1,4 @@
-"""What the operating system tells of a process that says nothing itself: whether it is stopped, whether it computes.
+"""Asks the operating system about an unresponsive process: whether it is stopped, whether it uses the CPU.
 
 Read from /proc; where there is none, every question is answered with "unknown".
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-STATE, SESSION = 0, 3  # places of the fields behind the name in /proc/PID/stat: proc_pid_stat(5)
+STATE, SESSION = 0, 3  # indices of the fields after the name in /proc/PID/stat: proc_pid_stat(5)
 TIMES = slice(11, 15)  # user and system time, its own and that of its children that have ended
 
 
@@ -36,7 +36,7 @@ def _stats() -> Iterator[list[str]]:
 
 
 def _stat(path: Path) -> list[str]:
-    """The fields behind the name, which may itself hold spaces and brackets; none of a process that is gone."""
+    """Returns the fields after the name, which may itself hold spaces and brackets; none of a process that is gone."""
     try:
         return path.read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

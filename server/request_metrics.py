@@ -1,4 +1,4 @@
-"""What is observed of requests in the API process: latencies, and sizes at the end of each choice."""
+"""Observes requests in the API process: latencies, and sizes at the end of each choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer on its way, whatever its endpoint: collected to one body, or sent as a stream of chunks."""
+"""A response in progress, of any endpoint: collected into one body, or sent as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ChunkChoices = Callable[[Delta, bool], Sequence[msgspec.Struct]]
 
 
 class ChunkHeader(msgspec.Struct):
-    """What every chunk of an answer repeats."""
+    """The fields that every chunk of a response repeats."""
 
     id: str
     object: str
@@ -80,7 +80,7 @@ class GenerationResponse:
             timer.cancel()
 
     def usage(self) -> Usage:
-        """Of all that was generated so far."""
+        """Returns the usage of all tokens generated so far."""
         counts = self.generation.counts()
         return self.usage_of(counts.num_completion_tokens, counts.num_accepted, counts.num_rejected)
 
@@ -109,7 +109,7 @@ class GenerationResponse:
 
 
 def draft_positions(fields: GenerationFields, delta: Delta, *, offset: int = 0) -> DraftPositions | UnsetType:
-    """Of the delta's tokens, only if asked for. offset: characters of the choice's text before the generated ones."""
+    """Returns the draft positions of the delta's tokens; UNSET if not requested. offset: characters of the choice's text before the generated ones."""
     if not fields.wants_draft_positions:
         return UNSET
     return DraftPositions(
@@ -129,7 +129,7 @@ def new_response(
     services: Services,
     request_id: str,
 ) -> GenerationResponse:
-    """Nothing runs yet: `running` starts it."""
+    """Returns a response whose generation has not started; `running` starts it."""
     tokenizer = services.tokenizer
     vocabulary = tokenizer.full_vocabulary if fields.skip_special_tokens is False else tokenizer.vocabulary
     generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics)
@@ -188,7 +188,7 @@ async def _events(answer: GenerationResponse, choices_of: ChunkChoices) -> Async
 
 
 def _final_chunk(answer: GenerationResponse) -> bytes:
-    """What the chunk behind all choices tells, if anything was asked for."""
+    """Returns the fields of the chunk after all choices; empty if none was requested."""
     words = b""
     if answer.includes_usage:
         words += b',"usage":' + _json(answer.usage())

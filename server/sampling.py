@@ -1,4 +1,4 @@
-"""What a body asks the engine for: one request a choice, from the body's fields and the model's defaults."""
+"""Builds the engine's requests, one per choice, from the body's fields and the model's defaults."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MAX_CHOICES = 512  # prompts x candidates of one request
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What completions and chat say each in their own way.
+    """The options that completions and chat express in different fields.
 
     num_candidates: choices generated for each prompt. limit_name: the field that max_tokens came in.
     default_max_tokens: None for what the context leaves.
     depth_limit: drafts a round at most; None for no limit but the engine's and the body's.
-    num_logprobs: most probable tokens told at each place beside the token's own; None for none of it.
+    num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
     bad_words: their ids, from encode_bad_words.
     """
@@ -157,7 +157,7 @@ def _or(value: Number | None, default: Number) -> Number:
 
 
 async def encode_bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> list[list[int]]:
-    """Each word as it is and behind a space: tokenizers spell a word in the middle of a text in another way."""
+    """Encodes each word as it is and after a space: tokenizers spell a word in the middle of a text in another way."""
     texts = [text for word in fields.bad_words or () for text in (word, f" {word.lstrip()}")]
     spellings = await tokenizer.pool.run(texts, lambda: [tokenizer.encode_plain(text) for text in texts])
     distinct = [ids for i, ids in enumerate(spellings) if ids and ids not in spellings[:i]]

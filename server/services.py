@@ -1,4 +1,4 @@
-"""What the routes share: built once by who starts the server, found through the request's app."""
+"""The objects that the routes share: built once at start and found through the request's app."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Sites:
 
 
 def local_sites(host: str, origins: Iterable[str]) -> Sites:
-    """Of a server on a loopback address: host is the --host. A named origin may also lead to the server itself."""
+    """Returns the allowed sites of a server on a loopback address: host is the --host. A named origin may also lead to the server itself."""
     origins = tuple(origins)
     named = {_name_and_port(origin.partition("://")[2])[0] or "" for origin in origins}
     own = f"[{host}]" if ":" in host else host

@@ -16,7 +16,7 @@ class Speller:
     """Encodes chats of which only the template's structural tokens become tokens. Mutable: makes a copy of the
     tokenizer at first use, and is its only writer.
 
-    The copy shares the original's vocabulary, but has each structural token under a name that nobody can guess.
+    The copy shares the original's vocabulary, but has each structural token under an unguessable name.
     So there are no seams: a chat is encoded as a whole, and what a client spells is text like any other.
     """
 

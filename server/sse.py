@@ -40,7 +40,7 @@ class EventStreamResponse(Response):
         self._sent_seconds = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientGoneError):  # nobody is left to tell
+        with suppress(ClientGoneError):  # there is no reader left
             await unless_disconnected(receive, self._send_all(scope, send))
 
     async def _send_all(self, scope: Scope, send: Send) -> None:

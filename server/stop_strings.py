@@ -38,7 +38,7 @@ class StopMatcher:
         return self.position + len(self._held)
 
     def find(self, text: str, ripe: int) -> Match | None:
-        """The match that the text would give as the next piece. ripe: matches end behind this place only."""
+        """The match that the text would give as the next piece. ripe: only matches that end after this position count."""
         if not self._stop:
             return None
         text = self._held + text

@@ -1,4 +1,4 @@
-"""What goes between the API process and the process that renders chat templates, over its stdin and stdout.
+"""The frames between the API process and the process that renders chat templates, over its stdin and stdout.
 
 Each frame is four bytes of length, then JSON.
 """

@@ -51,7 +51,7 @@ def _with_origins(job: RenderJob, marked: MarkedMessages) -> Rendered:
             marked_text = _marked_text(job, messages)
             if marked_text is not None and _without_marks(marked_text, marked) == text:
                 return Rendered(text=marked_text)
-        # A template that looks for a token, as one that splits an answer at </think>, still finds it behind a mark.
+        # A template that looks for a token, as one that splits an answer at </think>, still finds it after a mark.
         marked_text = _marked_text(job, _beside_tokens(marked))
         if marked_text is not None:
             marked_text = _in_place_of_tokens(marked_text, marked)

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer, and beside it what its files say of requests that leave it open (model_defaults.py)."""
+"""A model folder's tokenizer, together with the defaults from its files (model_defaults.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GET /tokenizer_info tells of a model folder, in vLLM's shape: its tokenizer_config.json with plain strings."""
+"""The body of GET /tokenizer_info for a model folder, in vLLM's shape: its tokenizer_config.json with plain strings."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _caller(traceparent: str | None) -> Context | None:
 
 
 def _phases(answer: GenerationResponse) -> Iterator[Phase]:
-    """Those that the request came to. Of several choices: until the last was admitted, the first had a token."""
+    """Yields the phases that the request reached. With several choices: until the last was admitted, the first had a token."""
     generation = answer.generation
     arrival, queued = generation.arrival_seconds, generation.queue_seconds
     first, last = generation.first_token_seconds, generation.last_token_seconds
@@ -99,7 +99,7 @@ def _phases(answer: GenerationResponse) -> Iterator[Phase]:
 
 
 def _failure(record: RequestRecord) -> str | None:
-    """What the status of the span says. Answers of 4xx leave it unset, as the conventions want of a server."""
+    """Returns the description of the span's error status. Answers of 4xx leave it unset, as the conventions want of a server."""
     if record.answer is not None and record.answer.generation.error is not None:
         return str(record.answer.generation.error)
     return _error_type(record.error) if record.error is not None and record.error.status >= 500 else None

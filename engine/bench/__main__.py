@@ -1,4 +1,4 @@
-"""`headway bench engine`: one engine in this process, without HTTP; every figure beside its floor."""
+"""`headway bench engine`: one engine in this process, without HTTP; every figure with its floor."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _prompts(settings: Settings) -> list[list[int]]:
 
 
 def _start(settings: Settings) -> tuple[Engine, dict[str, float]]:
-    """As the engine process starts. Seconds by phase."""
+    """Starts the engine as the engine process does. Returns seconds by phase."""
     marks = [time.perf_counter()]
 
     def progress(share: float) -> None:
@@ -214,7 +214,7 @@ def _prefills_in_turns(
 
 
 def _closed_loops(settings: Settings, driver: Driver, left_out: list[str]) -> list[LoopFigures]:
-    """As many requests as `headway bench serve` sends."""
+    """Runs closed loops with the number of requests that `headway bench serve` sends."""
     lines: list[LoopFigures] = []
     lengths = {"input_len": settings.contexts[0], "output_len": settings.output_len}
     for num_streams in settings.closed_loop:
@@ -269,7 +269,7 @@ def _peak_memory(engine: Engine) -> dict[str, int]:
 
 
 def _forget_peak(engine: Engine) -> None:
-    """What the ceilings took is given back, and is no part of the engine's peak."""
+    """Frees the memory of the ceiling measurements and resets the peak, which is then the engine's alone."""
     if engine.runner.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(engine.runner.device)

@@ -14,12 +14,12 @@ from headway.engine.protocol.messages import FromEngine, RoundOutput, Submit, To
 from headway.engine.protocol.sampling_params import SamplingParams
 
 NUM_WARM_ROUNDS = 3
-NUM_SETTLING_ROUNDS = 2  # behind the prompts, before the clock starts
+NUM_SETTLING_ROUNDS = 2  # after the prompts, before the clock starts
 MOST_WAIT_SECONDS = 2e-3
 
 
 def least_new_tokens(depth: int) -> int:
-    """Of each row, so that a round can be timed even if all drafts are right: the prompt's first token, rounds that
+    """Returns the tokens per row that allow a round to be timed even if all drafts are accepted: the prompt's first token, rounds that
     settle, one that starts the clock, one that is timed, and something left for the last one, which is not."""
     return 1 + (NUM_SETTLING_ROUNDS + 2) * (depth + 1) + 1
 
@@ -95,7 +95,7 @@ class Driver:
         )
 
     def can_hold(self, *, batch: int, input_len: int, output_len: int) -> bool:
-        """Whether so many requests fit into the engine at once."""
+        """Whether this number of requests fits into the engine at once."""
         info = self.engine.info
         num_tokens = input_len + output_len
         num_blocks = batch * -(-num_tokens // info.block_size)
@@ -170,7 +170,7 @@ class Driver:
         return self._random.choices(range(self.engine.info.vocab_size), k=length)
 
     def _steps(self) -> Iterator[list[TokenEvent]]:
-        """What each prefill and each round brought, until no request is left: of short rounds a step may read two."""
+        """Yields the result of each prefill and round until no request is left; a step may read two short rounds."""
         while self._post.inbox or self.engine.scheduler.has_work:
             yield from self._step()
 

@@ -1,4 +1,4 @@
-"""The figures of a run, each beside its floor, and how they are shown."""
+"""The figures of a run, each with its floor, and their printed form."""
 
 from __future__ import annotations
 

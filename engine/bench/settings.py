@@ -1,4 +1,4 @@
-"""What `headway bench engine` is asked for: its flags, and which model it means."""
+"""Settings of `headway bench engine`: its flags, and the model that they select."""
 
 from __future__ import annotations
 

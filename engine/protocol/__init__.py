@@ -1,1 +1,1 @@
-"""What crosses the border between the API process and the engine process, and what both know. Imports no torch."""
+"""The messages between the API process and the engine process, and the types that both use. Imports no torch."""

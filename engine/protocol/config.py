@@ -1,6 +1,6 @@
 """The engine's configuration: built once by the CLI, sent as the first frame, never changed.
 
-Knows nothing of what is measured later (number of blocks, memory in use): that belongs to who measured it.
+Knows nothing of what is measured later (number of blocks, memory in use): that belongs to the code that measures it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ INTERNAL_ERROR = "internal_error"  # code of a request that ended by a fault of 
 
 
 class HeadwayError(Exception):
-    """Root of all errors that are somebody's fault outside this program."""
+    """Root of all errors that have their cause outside this program."""
 
 
 class ConfigError(HeadwayError):
@@ -53,5 +53,5 @@ class EngineDeadError(HeadwayError):
 
 
 def describe_fault(error: Exception) -> str:
-    """A fault of our own that ended one request, in words for whoever sent it."""
+    """A fault of our own that ended one request, in words for its sender."""
     return f"the engine failed on this request ({type(error).__name__}: {error}); others are not affected"

@@ -25,7 +25,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     top_logprobs: list[float] = []
 
     def cut(self, count: int) -> TokenLogprobs:
-        """Of the first `count` tokens."""
+        """Returns the entries of the first `count` tokens."""
         num_top = count * self.num_top
         return TokenLogprobs(
             self.num_top,
@@ -37,7 +37,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """One behind another; of no tokens if there are no parts."""
+    """Concatenates the parts; empty without any."""
     if len(parts) == 1:
         return parts[0]
     return TokenLogprobs(

@@ -13,7 +13,7 @@ HUMAN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """What a call passes as extra={"fields": {...}} becomes fields of the object."""
+    """A formatter that writes one JSON object per record; extra={"fields": {...}} become fields of the object."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, log_format: LogFormat) -> None:
-    """Of the whole process, to stderr, unless whoever runs it has configured logging already."""
+    """Configures the process's logging to stderr unless logging is already configured."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(HUMAN))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -72,7 +72,7 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine found out while starting. Sizes in bytes, lengths in tokens.
+    """The facts that the engine established while starting. Sizes in bytes, lengths in tokens.
 
     has_dummy_weights, synthetic_acceptance, is_deterministic: as the configuration says; with either of the first
     two the text means nothing. draft_lm_head, draft_layers: what was taken for auto. weights_bytes: all in that dtype,
@@ -115,11 +115,11 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
-    """What one step added to one request.
+    """The output that one step added to one request.
 
     token_ids: new tokens, the stop token included when finish_reason is STOP through a token.
     num_drafted, num_accepted: drafts that were valid in this step, and how many of token_ids they gave:
-    those from place draft_start on (1 behind the token of a prefill that ended in the same step, else 0).
+    those from place draft_start on (1 after the token of a prefill that ended in the same step, else 0).
     error: set with FinishReason.ERROR; error_param: the field of the request that it is about, if one is.
     logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
     first, if the request asked for them; they come with its first event, as do queue_seconds, the time

@@ -57,20 +57,20 @@ class BlockAllocator:
         The tail goes first, so that it is evicted first: a prefix outlives its continuations.
         """
         for block_id in reversed(block_ids):
-            assert self._counts[block_id] > 0, f"block {block_id} is freed, but nobody uses it"
+            assert self._counts[block_id] > 0, f"block {block_id} is freed, but not in use"
             self._counts[block_id] -= 1
             if self._counts[block_id] == 0:
                 self._put_back(block_id)
 
     def publish(self, block_id: int, key: bytes) -> None:
         """Makes a used block findable by its key; a key that another block already has stays there."""
-        assert self._counts[block_id] > 0, f"block {block_id} is published, but nobody uses it"
+        assert self._counts[block_id] > 0, f"block {block_id} is published, but not in use"
         assert self._keys.get(block_id, key) == key, f"block {block_id} is published under two keys"
         if self._blocks.setdefault(key, block_id) == block_id:
             self._keys[block_id] = key
 
     def unpublish(self, block_ids: Iterable[int]) -> None:
-        """Nobody finds these used blocks from now on; who shares one keeps it."""
+        """Makes these used blocks unfindable; requests that share one keep it."""
         for block_id in block_ids:
             key = self._keys.pop(block_id, None)
             if key is not None:

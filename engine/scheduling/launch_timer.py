@@ -1,4 +1,4 @@
-"""How long the launch of the next step may wait: until shortly before the step in front is done. Who comes meanwhile gets into
+"""How long the launch of the next step may wait: until shortly before the running step is done. Requests that arrive meanwhile get into
 it, and need not wait for one more.
 
 Steps are foreseen by the device's own clock, by which a host that comes late does not make them longer.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from headway.engine.scheduling.plan import Plan, StepResult
 
-# Steps that take less are followed at once: they keep nobody waiting.
+# After shorter steps the next one is launched at once.
 _LEAST_STEP_SECONDS = 5e-3
 # A step is due so long before the one in front is done, and so many times as long as launches have taken of late.
 _SPARE_SECONDS, _SPARE_LAUNCHES = 1e-3, 2
@@ -69,7 +69,7 @@ class LaunchTimer:
         known.append(seconds)
 
     def expect(self, plan: Plan | None, begin: float) -> None:
-        """It is on the device since then. None: nothing is, or nobody knows since when; a step is due at once."""
+        """It is on the device since then. None: no step runs, or its start is unknown; a step is due at once."""
         known = () if plan is None else self._known.get(_kind_of(plan), ())
         seconds = min(known, default=0.0)
         ahead = _SPARE_SECONDS + _SPARE_LAUNCHES * self._launch_seconds

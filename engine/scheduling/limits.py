@@ -1,4 +1,4 @@
-"""What the engine accepts of a request. Whatever passes here can be served without harm to others.
+"""Checks whether the engine accepts a request. A request that passes can be served without harm to others.
 
 Each refusal names the field, the value, the limit and the remedy.
 """
@@ -27,7 +27,7 @@ _MAX_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the model that is served."""
+    """The limits of the model that is served."""
 
     max_model_len: int
     vocab_size: int

@@ -1,4 +1,4 @@
-"""What crosses between scheduler and runner in one step: an immutable plan out, a result back.
+"""The values exchanged between scheduler and runner in one step: an immutable plan, then a result.
 
 A step is: row moves, row set-ups, grants, then one forward pass of prefill chunks, of a decode round over the rows
 [0, num_rows) in which `decode_request_ids` names the live ones, or of both (a mixed batch). Only ids and numbers, no tensors.
@@ -29,7 +29,7 @@ class RowMove:
 
 @dataclass(frozen=True, slots=True)
 class TokenHistory:
-    """What the rules that look back must know of a request when it takes a row."""
+    """The tokens that logits processors need of a request when it is given a row."""
 
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
@@ -82,7 +82,7 @@ class PrefillChunk:
 
 
 def is_far(num_keys: int) -> bool:
-    """Whether so many keys are too many for one program to walk through."""
+    """Whether this number of keys is split among several programs."""
     return num_keys > FAR
 
 
@@ -96,7 +96,7 @@ class Plan:
     """One step. Applied in the order of the fields; chunks and round share one forward pass where both are given.
 
     released_rows: rows whose request ended or was preempted; they become padding.
-    wiped_block_ids: blocks that hold NaN and that nobody uses; zeroed before all else, since 0 * NaN is NaN.
+    wiped_block_ids: unused blocks that hold NaN; zeroed before all else, since 0 * NaN is NaN.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; rows of this step's chunks are never in it.
     depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
@@ -121,12 +121,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device answered.
+    """The result of one step on the device.
 
     first_token_ids: one for each chunk of the plan with is_last, in the plan's order.
     emitted: by row of the round, the tokens that stay (accepted drafts, then the bonus token);
     empty for padding rows.
-    first_logprobs, emitted_logprobs: beside the tokens, None where they were not asked for; () if nobody did.
+    first_logprobs, emitted_logprobs: one for each token, None where not requested; () if no request asked for any.
     prompt_logprobs: by chunk of the plan, None where no tokens were to be scored; () if nowhere were.
     faults: (request id, what went wrong) for each request whose row could not be set up; it is padding.
     """

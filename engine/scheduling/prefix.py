@@ -62,7 +62,7 @@ class PrefixCache:
     def publish(self, request: Request, num_tokens: int) -> None:
         """Lets others find the request's blocks that lie wholly within its first num_tokens tokens.
 
-        The caller vouches that nothing in them is missing and that nobody will write to them again. Each is
+        The caller vouches that nothing in them is missing and that they are never written again. Each is
         offered once: where another block has the same content, it stays unfound when that one is evicted.
         """
         if not self._is_enabled:

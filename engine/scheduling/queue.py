@@ -23,7 +23,7 @@ CHOICES_PER_GROUP = 8
 
 
 class Turn(NamedTuple):
-    """Who has the lower one is admitted and computed first, and preempted last.
+    """The precedence of a request: a lower one is admitted and computed first, and preempted last.
 
     rank: 1 for the first of its group that runs, 2 for the second.
     """
@@ -42,7 +42,7 @@ class _Group:
 
     @property
     def next_turn(self) -> Turn:
-        """Of the first of it that waits."""
+        """Returns the turn of the group's first waiting request."""
         head = self.waiting[0]
         return Turn(head.priority, len(self.running) + 1, head.arrival)
 
@@ -62,13 +62,13 @@ class Queue:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[Request]:
-        """Those that wait, in order of precedence."""
+        """Iterates over the waiting requests in order of precedence."""
         waiting = (request for group in self._groups.values() for request in group.waiting)
         return iter(sorted(waiting, key=lambda request: request.precedence))
 
     @property
     def num_extra(self) -> int:
-        """Running requests beside the first of each group."""
+        """Returns the number of running requests beyond the first of each group."""
         return self._num_running - self._num_running_groups
 
     def check_room(self, request: Request) -> None:
@@ -126,7 +126,7 @@ class Queue:
         self._show(request.group)
 
     def turn(self, request: Request) -> Turn:
-        """Of a request that waits, as if it were the next of its group; or of one that runs."""
+        """Returns the turn of a running request, or of a waiting one as if it were the next of its group."""
         if self.num_extra == 0 and request.row is not None:
             return Turn(request.priority, 1, request.arrival)
         running = self._groups[request.group].running

@@ -100,7 +100,7 @@ def check_context(config: EngineConfig, model: ModelSpec, max_model_len: int, de
 def kv_block_bytes(
     model: ModelSpec, *, num_kv_layers: int, has_mtp: bool, block_size: int, dtype: torch.dtype
 ) -> int:
-    """Keys and values of all layers, and the hidden state kept beside the block for an MTP head."""
+    """Keys and values of all layers, and the hidden state stored with the block for an MTP head."""
     keys_and_values = 2 * num_kv_layers * block_size * model.attention.num_kv_heads * model.attention.head_dim
     return (keys_and_values + (model.hidden_size if has_mtp else 0)) * dtype.itemsize
 
@@ -158,7 +158,7 @@ def _machine_bytes(meminfo: Path) -> int:
 
 
 def _group_bytes(root: Path) -> Iterator[int]:
-    """What each control group above this process still allows; page cache that can be dropped counts as free."""
+    """Yields the bytes that each control group of this process still allows; page cache that can be dropped counts as free."""
     for folder, limit_file, usage_file in _memory_groups(root):
         try:
             limit, usage = (folder / limit_file).read_text(), int((folder / usage_file).read_text())

@@ -1,4 +1,4 @@
-"""What the slot table's rows need beside it when their requests use penalties, bias or masks.
+"""The state of logits processors by row: penalties, bias and masks.
 
 9 bytes for each row and token of the vocabulary: 87 MiB for 64 rows of 152,064 tokens. Graphs need fixed
 addresses, so CUDA takes it at the start; the CPU takes it when the first request needs it. A row that uses
@@ -55,7 +55,7 @@ class AdjustmentTable:
         table.recent_tokens[index] = torch.cat([table.recent_tokens[index, 1:], tokens[:, None]], 1)
 
     def set_up(self, row: int, sampling: SamplingParams, history: TokenHistory) -> None:
-        """Everything in the row is new: nothing is left of who had it before."""
+        """Overwrites the whole row, so that nothing of its previous request is left."""
         table = self._all()
         output = self._ids(history.output_token_ids)
         table.penalties[row] = self._floats(

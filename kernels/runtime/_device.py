@@ -1,4 +1,4 @@
-"""What the launchers ask of the device: how many programs fill it, whether launches may overlap.
+"""Device properties that launchers need: how many programs fill it, whether launches may overlap.
 
 Knows no operation. Asked once a device; no host synchronisation.
 """
@@ -24,7 +24,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def shared_memory_bytes(device: torch.device) -> int:
-    """What one program may use."""
+    """Returns the shared memory that one program may use, in bytes."""
     if device.type != "cuda":
         return _INTERPRETED_SHARED_MEMORY_BYTES
     properties = torch.cuda.get_device_properties(device)

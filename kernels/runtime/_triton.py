@@ -1,6 +1,6 @@
 """Triton where it is installed, and the one decision about it: which tensors take Triton, which the twin.
 
-Knows no operation. Without Triton (macOS) the kernels stay plain functions that nobody calls.
+Knows no operation. Without Triton (macOS) the kernels stay plain functions that are never called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Kernel(Protocol):
-    """What `jit` makes of a function: launched as kernel[grid](...), called by other kernels as it is."""
+    """A compiled function: launched as kernel[grid](...), called by other kernels as it is."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 

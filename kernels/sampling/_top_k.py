@@ -142,7 +142,7 @@ def _best_of_pairs(
     SHIFT: tl.constexpr,
     PAIRED: tl.constexpr,
 ) -> tl.tensor:
-    """As `_best_kept`, for up to PAIRED tokens: each is compared with each, nothing is searched."""
+    """Returns what `_best_kept` does, for up to PAIRED tokens: each is compared with each, nothing is searched."""
     index = tl.arange(0, PAIRED)
     value = tl.load(value_ptr + index, mask=index < size, other=-float("inf"))
     token = tl.load(id_ptr + index, mask=index < size, other=2**31 - 1)

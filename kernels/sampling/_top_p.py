@@ -135,7 +135,7 @@ def _mass_above(
     RUN: tl.constexpr,
     TESTED: tl.constexpr,
 ) -> tl.tensor:
-    """What the tokens with keys above `key` hold, all of which lie in listed runs."""
+    """Returns the mass of the tokens with keys above `key`, all of which lie in listed runs."""
     above = tl.zeros((TESTED, RUN), tl.float32)
     _, _, following = _values_of_runs(logits_ptr, list_ptr, 0, listed, vocab_size, RUN, TESTED)
     for first in range(0, listed, TESTED):

@@ -79,7 +79,7 @@ def _scores(
     first: tl.tensor,
     SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """Of the tokens from `first` on, relative to `highest`: then nothing overflows at small temperatures."""
+    """Returns the scores of the tokens from `first` on, relative to `highest`: then nothing overflows at small temperatures."""
     noise = noise_of_groups(seed, position, first // 4 + tl.arange(0, SIZE // 4))
     base = tl.where(highest == -float("inf"), 0.0, highest)
     return tl.div_rn(value - base, temperature) + tl.reshape(noise, (SIZE,))
@@ -107,9 +107,9 @@ def _scan_kernel(
     PIECE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Of some chunks of one line (a row's place): highest logit and, as the row asks, best score or runs.
+    """Computes per vocabulary tile of one position: maximum logit and noisy maximum, or statistics for top-k/top-p.
 
-    Runs: the highest logit of each and, without top-k, the mass near it, beside the mass of the chunk instead of a
+    Runs: the highest logit of each and, without top-k, the mass near it, and the mass of the chunk instead of a
     score. Masses are sums of exp((logit - the chunk's highest) / temperature).
     """
     line = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Hands rows over to rounds whose prompts are in the cache, in one launch."""
+"""Marks prefilled rows as decoding, in one launch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def begin_decode(
     lengths: torch.Tensor,  # [n] int64: of the prompts, 1 or more, in granted blocks
     block_size_tokens: int,
 ) -> None:
-    """From the next round on these rows take part, the token being the first that is not in the cache."""
+    """Makes these rows take part from the next round on; the token is the first that is not in the cache."""
     if not takes_triton(tokens):
         begin_decode_twin(rows, index, tokens, lengths, block_size_tokens)
         return

@@ -1,4 +1,4 @@
-"""Overwrites picks so that drafts are accepted as often as was decreed. For measurements only.
+"""Forces acceptance: overwrites sampled tokens so that drafts are accepted at a given rate. For measurements.
 
 One launch, so that a round whose acceptance is forced takes as long as one whose is not.
 """
@@ -63,8 +63,8 @@ def force_acceptance(
 ) -> None:
     """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
 
-    Accepted drafts are written to sampled; elsewhere a pick that is the draft becomes the next id. Where no valid draft
-    follows, picks stay.
+    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id. Where no
+    valid draft follows, sampled tokens stay.
     """
     if not takes_triton(sampled):
         force_acceptance_twin(sampled, tokens, is_valid, seeds, start_positions, thresholds, vocab_size)

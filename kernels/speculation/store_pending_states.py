@@ -59,7 +59,7 @@ def store_pending_states(
     block_hidden: torch.Tensor | None,  # [num_blocks + 1, hidden], written; the last belongs to no block
     block_size_tokens: int,
 ) -> None:
-    """Of live rows all states wait with the row; those of tokens that end a block stay with it."""
+    """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden."""
     if not takes_triton(states):
         store_pending_states_twin(
             states, prefill_status, slot_mapping, pending_hidden, block_hidden, block_size_tokens

@@ -1,6 +1,6 @@
-"""What a round leaves, written to where the host reads it: page-locked memory, by turns, with the time.
+"""Copies a round's results and the time to a ring in page-locked memory, which the host reads without a copy.
 
-Part of a round's graph. A copy behind the graph took 9 us of an H200's time between two rounds.
+Part of a round's graph. A copy after the graph took 9 us of an H200's time between two rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _deliver_kernel(
     count = tl.load(count_ptr)
     place_ptr = places_ptr + count % num_places * stride
     tl.store(place_ptr, count)
-    # Each thread reads a clock of its own: who writes one of them to the place writes it to packed, too. So packed is not taken
+    # Each thread reads a clock of its own: the thread that writes one to the ring writes it to packed, too. So packed is not taken
     # to be aligned: loaded by two numbers a thread, and stored by one, they would change hands in between.
     time = tl.extra.cuda.globaltimer() if HAS_CLOCK else 0
     for first in range(0, size, BLOCK):

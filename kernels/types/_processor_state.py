@@ -1,4 +1,4 @@
-"""What the rules between raw logits and temperature need to know of each row."""
+"""The per-row state of logits processors, which change logits before the temperature is applied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorState:
-    """Rows of equal kind at fixed addresses. Where `is_used` is false the rest of the row is rubbish.
+    """Rows of equal kind at fixed addresses. Where `is_used` is false the rest of the row is undefined.
 
     A bad word stands at the right end of its line, after -1 in the places that it does not fill; a line
     that ends with -1 holds none. recent_tokens ends with the last token of the text; -1 before its first.

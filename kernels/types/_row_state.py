@@ -1,4 +1,4 @@
-"""What a round's bookkeeping knows of its rows, and what it opens for the forward pass."""
+"""Per-row state of a decode round, and the inputs built from it for the forward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowState:
     last_block_ids: torch.Tensor  # [N]
     kv_block_ids: torch.Tensor  # [N, max_blocks]: blocks in use, -1 beyond
     granted_block_ids: torch.Tensor  # [N, max_blocks]: blocks that may be used, -1 beyond
-    prefill_status: torch.Tensor  # [N]: 1 on rows that the round leaves alone
+    prefill_status: torch.Tensor  # [N]: 1 for rows that the round does not change
     pending_tokens: torch.Tensor  # [N, >= S + 1]
     pending_counts: torch.Tensor  # [N]
 

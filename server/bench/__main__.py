@@ -28,7 +28,7 @@ INTERFERENCE_SECONDS = 10.0
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the message says why and what helps."""
+    """The requested run is impossible; the message says why and what helps."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -117,7 +117,7 @@ def _cpu_seconds() -> float:
 
 
 def _bodies(share: Share) -> Iterator[bytes]:
-    """As long as requests are to be sent."""
+    """Yields request bodies while more requests must be sent."""
     generator = random.Random(share.seed)
     for _ in count() if share.num_requests is None else range(share.num_requests):
         if share.seconds is not None and time.monotonic() - share.start_seconds >= share.seconds:

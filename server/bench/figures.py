@@ -14,7 +14,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One load: a closed loop of so many streams, or so many arrivals a second."""
+    """One load: a closed loop of N streams, or N arrivals per second."""
 
     num_streams: int
     request_rate: float | None
@@ -27,7 +27,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What other runs found at the same level; None where none did.
+    """The results of other runs at the same level; None where there is no such run.
 
     plain_milliseconds: median time per output token without speculation. engine_tokens_per_second: of the same
     closed loop without HTTP.
@@ -39,7 +39,7 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one level. Latencies in milliseconds by percentile, empty where nothing was measured.
+    """The results of one level. Latencies in milliseconds by percentile, empty where nothing was measured.
 
     tokens_per_second: output, from the first request's start to the last one's end. time_per_output_token:
     (end to end - time to first token) / (tokens - 1). acceptance_length: tokens a row got in a round, by the
@@ -125,7 +125,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _own_acceptance_length(outcomes: Sequence[Outcome]) -> float | None:
-    """Tokens behind the first ones come from rounds, and every round ends with one token that is no draft."""
+    """Tokens after the first ones come from rounds, and every round ends with one token that is no draft."""
     num_tokens = sum(outcome.completion_tokens - 1 for outcome in outcomes)
     num_rounds = num_tokens - sum(outcome.accepted_tokens for outcome in outcomes)
     return num_tokens / num_rounds if num_rounds > 0 else None

@@ -17,7 +17,7 @@ NUM_ALONE = 5
 
 @dataclass(frozen=True, slots=True)
 class LongPrompts:
-    """One of num_tokens random tokens every so many seconds, each answered with one token."""
+    """Sends a prompt of num_tokens random tokens at a fixed interval; each is answered with one token."""
 
     num_tokens: int
     every_seconds: float
@@ -25,10 +25,10 @@ class LongPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Of one closed loop, without and with long prompts beside it. None where nothing was answered.
+    """The results of one closed loop without and with concurrent long prompts. None where no request succeeded.
 
     chunk_gap_ratio: 99th percentile of the streams' gaps with prompts, over the one without. tokens_per_second:
-    of a prompt over its time to first token, the median; prefill_share: beside the streams over alone.
+    of a prompt over its time to first token, the median; prefill_share: with the streams over alone.
     """
 
     level: str
@@ -44,7 +44,7 @@ class Interference:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The streams' figures undisturbed and beside prompts, and what follows from them."""
+    """The streams' figures without and with concurrent prompts, and the ratios derived from them."""
 
     undisturbed: Figures
     beside: Figures

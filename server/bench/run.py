@@ -21,7 +21,7 @@ LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the levels share. num_requests, seconds: of each; with neither a few requests a stream."""
+    """The settings that all levels share. num_requests, seconds: of each; with neither a few requests a stream."""
 
     workers: Workers
     num_workers: int

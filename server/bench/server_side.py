@@ -1,4 +1,4 @@
-"""What the server says of itself: its vocabulary, its model, its counters. Another server may say nothing."""
+"""Reads the server's description of itself: vocabulary, model and counters. Other servers may offer none."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _source(model: str | None, values: Mapping[str, Value], environment: Mapping
 
 
 def _engine_config(values: Mapping[str, Value]) -> EngineConfig:
-    """The folder is filled in by who resolves the source."""
+    """The folder is filled in when the source is resolved."""
     renamed: dict[str, Value] = {
         "model_path": "",
         "kv_cache_memory_bytes": values.get("kv_cache_memory"),

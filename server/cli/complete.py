@@ -23,7 +23,7 @@ from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 
 def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_config: EngineConfig) -> int:
-    """Prints prompt and completion; returns the exit status, which is SIGPIPE's where nobody reads them any more.
+    """Prints prompt and completion; returns the exit status, which is SIGPIPE's if the reader has closed the pipe.
 
     The same checks as the API's; Ctrl-C ends the engine too. It takes memory for one request alone.
     """
@@ -49,7 +49,7 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
 
 
 class _ReaderGoneError(Exception):
-    """Nobody reads stdout any more, as behind `| head`."""
+    """The reader of stdout has closed it, as with `| head`."""
 
 
 async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionRequest) -> None:

@@ -1,4 +1,4 @@
-"""What the terminal shows while a model loads, and once it serves."""
+"""Terminal output while a model loads and when it serves."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def banner(model: str, info: EngineInfo, url: str, unix_socket: str | None = Non
 def banner_fields(
     model: str, info: EngineInfo, url: str, unix_socket: str | None = None
 ) -> dict[str, object]:
-    """What the banner tells, for machines."""
+    """Returns the banner's content as log fields."""
     place = {"url": url} if unix_socket is None else {"url": url, "unix_socket": unix_socket}
     return {"model": model, **place, **msgspec.structs.asdict(info)}
 

@@ -56,7 +56,7 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
 
 
 def sites_of(listener: socket.socket, config: ServerConfig) -> Sites:
-    """Who may ask where no key decides it. No browser speaks to a path, and a proxy in front of it has its own rules."""
+    """Returns the allowed sites where no key is set. No browser speaks to a path, and a proxy upstream has its own rules."""
     if config.api_key or config.unix_socket is not None:
         return Sites()
     if _is_loopback(listener.getsockname()[0]):
@@ -71,7 +71,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _listen_at(path: Path) -> socket.socket:
-    """What another server has left behind is replaced; a file of another kind is not."""
+    """Replaces the socket of a server that has ended, but no file of another kind."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         with suppress(FileNotFoundError):
@@ -88,7 +88,7 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Nobody listens. A server that is too busy to accept a connection is not waited for."""
+    """Returns whether no process listens there. A server that is too busy to accept a connection is not waited for."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         return client.connect_ex(str(path)) == errno.ECONNREFUSED

@@ -117,7 +117,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As its base does, but the process leaves with status 0 instead of dying by the signal again."""
+        """Captures signals like its base, but the process exits with status 0 instead of dying by the signal again."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)

@@ -25,7 +25,7 @@ Prompt = str | list[str | int | list[int]]
 
 
 class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
-    """best_of: so many are generated, the n with the highest log-probability a token are answered."""
+    """best_of: the number of generated candidates, of which the n with the highest log-probability a token are answered."""
 
     unserved: ClassVar[Table] = COMPLETIONS
 

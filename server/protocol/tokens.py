@@ -46,6 +46,6 @@ class Text(msgspec.Struct):
 
 
 class TokenizerDescription(msgspec.Struct):
-    """What the model's tokenizer_config.json has, with special tokens as strings; more fields than this one."""
+    """The model's tokenizer_config.json with special tokens as strings; it has further fields."""
 
     tokenizer_class: str

@@ -1,6 +1,6 @@
 """Fields that clients send and this server does not serve: what each is for, and what to do instead.
 
-The one table behind decoding, error messages, the OpenAPI description and docs/api.md. A field passes when it is
+The one table that defines decoding, error messages, the OpenAPI description and docs/api.md. A field passes when it is
 null or has a value that changes nothing; any other value is refused.
 """
 
@@ -159,7 +159,7 @@ CHAT = table((
            "add_special_tokens": (False,), "documents": ([],), "task": ()}),
     Group("vLLM", "echo and the best of several in a chat", "use /v1/completions", {"echo": (False,), "best_of": (1,)}),
 ))  # fmt: skip
-# vLLM's /tokenize takes these beside the messages.
+# vLLM's /tokenize accepts these in addition to the messages.
 TOKENIZE = {name: CHAT[name] for name in ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs",
                                           "media_io_kwargs", "tools")}  # fmt: skip
 MESSAGE = table((

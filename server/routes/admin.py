@@ -1,4 +1,4 @@
-"""What changes a running server: POST /abort/{id}, /pause, /resume. Needs the admin key."""
+"""Routes that change a running server: POST /abort/{id}, /pause, /resume. Needs the admin key."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ async def _complete(writer: CompletionWriter) -> Completion:
 
 
 def best(choices: Sequence[Delta], body: CompletionRequest) -> list[Delta]:
-    """Of each prompt's candidates the n with the highest log-probability a token, best first."""
+    """Returns, of each prompt's candidates, the n with the highest log-probability a token, best first."""
     n, num_candidates = body.n or 1, body.num_candidates
     if n == num_candidates:
         return list(choices)
@@ -119,7 +119,7 @@ def best(choices: Sequence[Delta], body: CompletionRequest) -> list[Delta]:
 
 
 def _mean_logprob(choice: Delta) -> float:
-    """Of all its tokens, the one that ended the text included."""
+    """Returns the mean over all its tokens, including the one that ended the text."""
     return sum(token.logprob or 0.0 for token in choice.tokens) / max(1, len(choice.tokens))
 
 

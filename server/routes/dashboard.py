@@ -38,7 +38,7 @@ HEADERS = {
 
 
 class ServerFacts(msgspec.Struct):
-    """What the page says of the server. None while the engine loads for the first time."""
+    """The server's facts on the page. None while the engine loads for the first time."""
 
     version: str
     model: str

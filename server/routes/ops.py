@@ -1,4 +1,4 @@
-"""What operators and probes ask: /health and /ping (alive; /health/generate tries it), /ready, /load, /version, /metrics."""
+"""Routes for operators and probes: /health and /ping (alive; /health/generate tries it), /ready, /load, /version, /metrics."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def health_generate(request: Request) -> Response:
 
 @router.get("/load")
 async def load(request: Request) -> Response:
-    """What a balancer wants to know: requests by HTTP, rows and blocks by the engine's latest snapshot."""
+    """Returns the load for a balancer: requests by HTTP, rows and blocks by the engine's latest snapshot."""
     services = services_of(request)
     stats = services.engine.stats
     body = Load(

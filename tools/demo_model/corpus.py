@@ -32,7 +32,7 @@ class Corpus:
         return Corpus(library, tests, library_share, newline, np.array([not text.isspace() for text in said]))
 
     def window(self, length: int, rng: np.random.Generator) -> Tokens:
-        """So many tokens in a row from anywhere.  # [length]"""
+        """Returns this number of consecutive tokens from a random start.  # [length]"""
         stream = self.library if rng.random() < self.library_share else self.tests
         start = rng.integers(len(stream) - length)
         return stream[start : start + length].astype(np.int64)

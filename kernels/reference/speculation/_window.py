@@ -1,4 +1,4 @@
-"""What the bookkeeping of a window rests on: it crosses at most one boundary of blocks."""
+"""Checks that a window crosses at most one block boundary."""
 
 
 def check_window(num_speculative_tokens: int, block_size_tokens: int) -> None:

@@ -1,6 +1,6 @@
 """Counts the whole window into each live row before the forward pass and hands it its blocks (PyTorch twin).
 
-Does not know how many of the window's tokens will stay: `rewind_kv_cache` takes back the rest.
+Does not know how many of the window's tokens will stay: `rewind_kv_cache` removes the rest.
 """
 
 from __future__ import annotations

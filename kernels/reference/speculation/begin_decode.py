@@ -1,4 +1,4 @@
-"""Hands rows over to rounds whose prompts are in the cache (PyTorch twin)."""
+"""Marks prefilled rows as decoding (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def begin_decode(
     lengths: torch.Tensor,  # [n] int64: of the prompts, 1 or more, in granted blocks
     block_size_tokens: int,
 ) -> None:
-    """From the next round on these rows take part, the token being the first that is not in the cache."""
+    """Makes these rows take part from the next round on; the token is the first that is not in the cache."""
     counts = (lengths + block_size_tokens - 1) // block_size_tokens
     granted = rows.granted_block_ids[index]
     places = torch.arange(granted.shape[1], device=index.device)

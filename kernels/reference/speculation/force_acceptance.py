@@ -1,4 +1,4 @@
-"""Overwrites picks so that drafts are accepted as often as was decreed (PyTorch twin). For measurements only."""
+"""Forces acceptance: overwrites sampled tokens so that drafts are accepted at a given rate (PyTorch twin). For measurements."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def force_acceptance(
 ) -> None:
     """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
 
-    Accepted drafts are written to sampled; elsewhere a pick that is the draft becomes the next id. Where no valid draft
-    follows, picks stay.
+    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id. Where no
+    valid draft follows, sampled tokens stay.
     """
     drafts, own = tokens[:, 1:], sampled[:, :-1]
     depth = drafts.shape[1]

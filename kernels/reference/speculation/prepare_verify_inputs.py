@@ -1,4 +1,4 @@
-"""Opens the window of a round: what the target's forward pass gets, and `advance` (PyTorch twin)."""
+"""Builds the target's inputs for K+1 tokens a row and advances the lengths (PyTorch twin)."""
 
 from __future__ import annotations
 

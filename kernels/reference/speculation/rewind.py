@@ -1,4 +1,4 @@
-"""Takes back the tokens of a window that verification rejected (PyTorch twin).
+"""Rewinds the KV cache bookkeeping past rejected draft tokens (PyTorch twin).
 
 Knows lengths, offsets and block ids of rows; not what the tokens were nor why they were rejected.
 """

@@ -13,7 +13,7 @@ def store_pending_states(
     block_hidden: torch.Tensor | None,  # [num_blocks + 1, hidden], written; the last belongs to no block
     block_size_tokens: int,
 ) -> None:
-    """Of live rows all states wait with the row; those of tokens that end a block stay with it."""
+    """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden."""
     pending = pending_hidden[:, : states.shape[1]]
     pending.copy_(torch.where((prefill_status == 0)[:, None, None], states, pending))
     if block_hidden is not None:

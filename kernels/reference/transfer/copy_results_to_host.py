@@ -1,4 +1,4 @@
-"""What a round leaves, written to where the host reads it (PyTorch twin)."""
+"""Copies a round's results to memory that the host reads (PyTorch twin)."""
 
 from __future__ import annotations
 
