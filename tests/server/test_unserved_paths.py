@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from headway.server.answer import _json
+from headway.server.response import _json
 from headway.server.sse import escape_line_ends
 
 PATHS = [

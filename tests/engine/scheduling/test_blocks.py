@@ -112,7 +112,7 @@ def test_freeing_twice_is_our_own_bug() -> None:
     blocks = BlockAllocator(2)
     given = allocate(blocks, 1)
     blocks.free(given)
-    with pytest.raises(AssertionError, match="is freed, but nobody uses it"):
+    with pytest.raises(AssertionError, match="is freed, but not in use"):
         blocks.free(given)
 
 
@@ -124,7 +124,7 @@ def test_sharing_what_was_never_published_is_our_own_bug() -> None:
 
 def test_publishing_what_nobody_uses_or_under_two_keys_is_our_own_bug() -> None:
     blocks = BlockAllocator(2)
-    with pytest.raises(AssertionError, match="is published, but nobody uses it"):
+    with pytest.raises(AssertionError, match="is published, but not in use"):
         blocks.publish(0, b"key")
     (block_id,) = allocate(blocks, 1)
     blocks.publish(block_id, b"key")
