@@ -14,6 +14,7 @@ from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.decoder import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
+from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import NAMED_DTYPES, load_model, make_dummy_model, parameter_counts
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
@@ -25,20 +26,20 @@ from headway.engine.protocol.config import (
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
 from headway.engine.scheduling.scheduler import Scheduler
-from headway.engine.speculation.draft import Drafter, mtp_drafts
+from headway.engine.speculation.draft import Drafter, mtp_drafts, mtp_state
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import (
     available_bytes,
     check_context,
     format_bytes,
     keep_freed_memory,
-    kv_block_bytes,
     num_kv_blocks,
     served_model_len,
 )
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable, table_bytes
 from headway.engine.state.row_tensors import RowTensors
+from headway.engine.state.specs import StateSpec, block_bytes
 from headway.kernels import has_float8_products
 
 MAX_ADJUSTMENTS_SHARE = 0.25
@@ -162,9 +163,23 @@ def _max_model_len(config: EngineConfig, device: torch.device) -> int:
     """Raises ConfigError, before anything is loaded."""
     shape = read_model_spec(config.model_path)
     max_model_len = served_model_len(config, shape)
-    check_context(config, shape, max_model_len, device)
+    check_context(
+        config,
+        max_model_len=max_model_len,
+        block_bytes=block_bytes(_least_state(config, shape, device), config.block_size),
+        device=device,
+    )
     _check_options(config, shape, device)
     return max_model_len
+
+
+def _least_state(
+    config: EngineConfig, shape: ModelSpec, device: torch.device
+) -> tuple[tuple[StateSpec, ...], ...]:
+    """Returns what the layers keep without an MTP head, in the narrowest dtype that the weights may turn out to have."""
+    is_narrow = config.dtype in ("float16", "bfloat16") or (config.dtype == "auto" and device.type == "cuda")
+    place = Placement(torch.device("meta"), torch.float16 if is_narrow else torch.float32)
+    return CausalLM(shape, place, with_mtp=False).state()
 
 
 def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device) -> None:
@@ -317,36 +332,23 @@ def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | N
     return SyntheticAcceptance.of_rates(config.synthetic_acceptance, model.spec.vocab_size, model.device)
 
 
-def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> KVPool:
-    shape = model.spec
-    block_bytes = kv_block_bytes(
-        shape,
-        num_kv_layers=model.num_kv_layers,
-        has_mtp=model.has_mtp,
-        block_size=config.block_size,
-        dtype=model.dtype,
+def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> StatePool:
+    layers, drafter = model.state(), mtp_state(model)
+    num_blocks = num_kv_blocks(
+        config,
+        max_model_len=max_model_len,
+        block_bytes=block_bytes((*layers, drafter), config.block_size),
+        available=available_bytes(model.device),
     )
-    return KVPool(
-        num_layers=model.num_kv_layers,
-        num_blocks=num_kv_blocks(
-            config,
-            max_model_len=max_model_len,
-            block_bytes=block_bytes,
-            available=available_bytes(model.device),
-        ),
-        block_size=config.block_size,
-        num_kv_heads=shape.attention.num_kv_heads,
-        head_dim=shape.attention.head_dim,
-        hidden_size=shape.hidden_size if model.has_mtp else None,
-        dtype=model.dtype,
-        device=model.device,
+    return StatePool(
+        layers, drafter, num_blocks=num_blocks, block_size=config.block_size, device=model.device
     )
 
 
 def _info(
     config: EngineConfig,
     model: CausalLM,
-    pool: KVPool,
+    pool: StatePool,
     max_model_len: int,
     num_parameters: int,
     weights_bytes: int,
@@ -357,7 +359,7 @@ def _info(
         dtype=str(model.dtype).removeprefix("torch."),
         num_parameters=num_parameters,
         weights_bytes=weights_bytes,
-        kv_cache_bytes=pool.keys.nbytes + pool.values.nbytes,
+        kv_cache_bytes=pool.paged_bytes(),
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
         max_model_len=max_model_len,

@@ -15,7 +15,7 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.scheduling.plan import PrefillChunk, is_near
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 
 MAX_CHUNKS = 64
@@ -122,7 +122,7 @@ def padded_chunks(
 
 def padded_prefill(
     model: CausalLM,
-    pool: KVPool,
+    pool: StatePool,
     slots: RowTensors,
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
     wanted: Prefill,
@@ -140,7 +140,7 @@ def padded_prefill(
 
 def fill_padded_drafts(
     model: CausalLM,
-    pool: KVPool,
+    pool: StatePool,
     slots: RowTensors,
     chunks: PaddedChunks,
     hidden: torch.Tensor,  # [tokens, hidden], of the trunk

@@ -19,7 +19,7 @@ from headway.engine.layers.inputs import (
     in_pieces,
 )
 from headway.engine.scheduling.plan import PrefillChunk, is_far
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import to_device
 
@@ -106,7 +106,7 @@ def _bounded(segment: Segment, block_size: int, sharing: int) -> Iterable[Segmen
 
 def fill_draft_cache(
     model: CausalLM,
-    pool: KVPool,
+    pool: StatePool,
     slots: RowTensors,
     chunks: Sequence[PrefillChunk],
     inputs: ForwardInputs,

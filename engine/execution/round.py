@@ -16,7 +16,7 @@ from headway.engine.layers.inputs import ForwardInputs, beside, inputs_of
 from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens
 from headway.engine.speculation.draft import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import (
     count_tokens,
@@ -84,7 +84,7 @@ def lines_of(packed: list[int], depth: int) -> list[list[int]]:
 
 def decode_round(
     model: CausalLM,
-    pool: KVPool,
+    pool: StatePool,
     rows: RowTensors,
     depth: int,
     drafter: Drafter,

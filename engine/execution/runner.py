@@ -41,7 +41,7 @@ from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.draft import Drafter, mtp_drafts
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import available_bytes, bytes_taken_by, is_out_of_memory
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors, numbers_of
 from headway.engine.state.transfer import to_device
@@ -62,12 +62,12 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Owns the model, the KV pool, the slot table and what stands beside it: the only writer on the host side."""
+    """Owns the model, the state pool, the slot table and what stands beside it: the only writer on the host side."""
 
     def __init__(
         self,
         model: CausalLM,
-        pool: KVPool,
+        pool: StatePool,
         slots: RowTensors,
         *,
         adjustments: AdjustmentTable | None = None,

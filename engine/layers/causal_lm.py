@@ -12,13 +12,14 @@ from headway.engine.layers.norm import embed_normed, normed
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
 from headway.engine.models.spec import ModelSpec
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
+from headway.engine.state.specs import StateSpec
 
 
 class CausalLM:
     """A decoder, with its MTP head or without. A row's result depends on no other row; inputs are left as they are.
 
-    Keys and values go to the pool's layers 0 .. len(spec.layers) - 1, those of the MTP head to the layers after them.
+    The state of its layers is in the pool's layers 0 .. len(spec.layers) - 1, that of the MTP head in the layers after them.
     Immutable once it is loaded, but for the weight formats that its Linear layers and its head are told to take.
     """
 
@@ -38,10 +39,6 @@ class CausalLM:
     def has_mtp(self) -> bool:
         return self.mtp is not None
 
-    @property
-    def num_kv_layers(self) -> int:
-        return len(self.layers) + (0 if self.mtp is None else 1)
-
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in parts, which
         are views. When weights are packed or change their format, this can be called no more."""
@@ -52,16 +49,21 @@ class CausalLM:
             named["lm_head"] = self.lm_head.weight
         return named if self.mtp is None else named | self.mtp.tensors("mtp.0.")
 
+    def state(self) -> tuple[tuple[StateSpec, ...], ...]:
+        """Declares by layer of the pool what is kept between steps."""
+        own = tuple(layer.state() for layer in self.layers)
+        return own if self.mtp is None else own + self.mtp.state()
+
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer once."""
         own = (*(linear for layer in self.layers for linear in layer.linears()), self.lm_head)
         return own if self.mtp is None else own + self.mtp.linears()
 
-    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
         """Returns the residual stream before the final norm, [tokens, hidden]."""
         first = self.layers[0]
         residual, x = embed_normed(inputs.token_ids, self.embedding, first.input_norm, first.norm)
-        caches = [LayerCache(*pool.layer(index)) for index in range(len(self.layers))]
+        caches = [LayerCache.of(pool.layer(index)) for index in range(len(self.layers))]
         residual, delta = run_layers(self.layers, caches, x, residual, inputs, self.cos_sin)
         return residual if delta is None else residual.add_(delta)
 

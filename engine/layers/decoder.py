@@ -16,6 +16,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import normed_sum
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import LayerSpec, ModelSpec
+from headway.engine.state.specs import LayerState, PagedSpec
 from headway.kernels import (
     FEW_ROWS,
     HeadNorms,
@@ -41,11 +42,16 @@ MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's part of the KV pool. first_position: keys before it do not exist."""
+    """One layer's part of the state pool. first_position: keys before it do not exist."""
 
     keys: torch.Tensor  # [num_blocks, block_size, kv_heads, head_dim]
     values: torch.Tensor  # [num_blocks, block_size, kv_heads, head_dim]
     first_position: int = 0
+
+    @classmethod
+    def of(cls, state: LayerState, first_position: int = 0) -> LayerCache:
+        """Returns the cache in the state that `DecoderLayer.state` declares."""
+        return cls(state["keys"], state["values"], first_position)
 
 
 class DecoderLayer:
@@ -62,6 +68,7 @@ class DecoderLayer:
         self.norm = spec.norm
         self._heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
         self._head_dim = head_dim
+        self._dtype = place.dtype
         self._inner = inner
         self._scale = attention.scale
         self._residual_scale = spec.residual_scale
@@ -100,6 +107,11 @@ class DecoderLayer:
             **_parts("feed_forward.", self.down, {"down": hidden}),
         }
         return {prefix + path: tensor for path, tensor in own.items()}
+
+    def state(self) -> tuple[PagedSpec, ...]:
+        """Declares what the layer keeps of each token: a key and a value."""
+        shape = self._heads[1], self._head_dim
+        return PagedSpec("keys", shape, self._dtype), PagedSpec("values", shape, self._dtype)
 
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.output, self.gate_up, self.down

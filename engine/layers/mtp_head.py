@@ -14,7 +14,8 @@ from headway.engine.layers.linear import Linear, QuantizedLinear, ScreenedLinear
 from headway.engine.layers.norm import embed_normed, normed, normed_sum
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import ModelSpec
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
+from headway.engine.state.specs import BlockSpec, StateSpec
 
 
 class MtpHead:
@@ -56,6 +57,14 @@ class MtpHead:
             **self.block.tensors(prefix),
         }
 
+    def state(self) -> tuple[tuple[StateSpec, ...], ...]:
+        """Declares by layer of the pool, after those of the decoder, what is kept between steps."""
+        return (self.block.state(),)
+
+    def block_state(self) -> tuple[BlockSpec, ...]:
+        """Declares what is kept of each block besides: the hidden state of its last token."""
+        return (BlockSpec(BLOCK_HIDDEN, tuple(self.final_norm.shape), self.final_norm.dtype),)
+
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers that are not the model's."""
         return self.input, *self.block.linears()
@@ -64,7 +73,7 @@ class MtpHead:
         """hidden: [n, hidden] of the model's `forward`. Returns [n, hidden]: what the head reads of it."""
         return hidden if self.spec.reads == "pre_norm" else normed(hidden, self._target_norm, self._norm)
 
-    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
+    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> torch.Tensor:
         """One pass of the MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
 
         hidden: [tokens, hidden], of `draft_hidden` or the carry of an earlier pass. Returns the carry, [tokens, hidden].
@@ -84,7 +93,7 @@ class MtpHead:
             carry = normed(carry, self.final_norm, self._norm)
         return self._draft_lm_head(carry)
 
-    def fill_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> None:
+    def fill_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> None:
         """Writes the keys and values that `draft` writes, without computing its result."""
         residual = self._pair(hidden, inputs.token_ids)
         block = self.block
@@ -114,8 +123,8 @@ class MtpHead:
         for linear, norms in self.norms_by_linear().items():
             linear.round_to_float8(largest_input=max(map(largest_normed, norms)))
 
-    def _cache(self, pool: KVPool) -> LayerCache:
-        return LayerCache(*pool.layer(self._pool_layer), first_position=1)
+    def _cache(self, pool: StatePool) -> LayerCache:
+        return LayerCache.of(pool.layer(self._pool_layer), first_position=1)
 
     def _pair(
         self,

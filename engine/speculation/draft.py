@@ -13,15 +13,21 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import inputs_of
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.sampling.sampler import pick_tokens
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
+from headway.engine.state.specs import BlockSpec
 from headway.kernels import open_drafts
 
 # (model, pool, rows, depth) -> drafts [rows, depth] int64 for positions L+1 .. L+depth
-Drafter = Callable[[CausalLM, KVPool, RowTensors, int], torch.Tensor]
+Drafter = Callable[[CausalLM, StatePool, RowTensors, int], torch.Tensor]
 
 
-def mtp_drafts(model: CausalLM, pool: KVPool, rows: RowTensors, depth: int) -> torch.Tensor:
+def mtp_state(model: CausalLM) -> tuple[BlockSpec, ...]:
+    """Declares what drafts need of each block besides the MTP layer's keys and values: the hidden state of its last token."""
+    return () if model.mtp is None else model.mtp.block_state()
+
+
+def mtp_drafts(model: CausalLM, pool: StatePool, rows: RowTensors, depth: int) -> torch.Tensor:
     """Drafts for positions L+1 .. L+depth of each row; fills the MTP layer's slots up to L + depth - 1.
 
     The drafter picks with the same noise, penalties, bias and masks as the target does at the same position,

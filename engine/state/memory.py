@@ -79,30 +79,16 @@ def served_model_len(config: EngineConfig, model: ModelSpec) -> int:
     return config.max_model_len or trained
 
 
-def check_context(config: EngineConfig, model: ModelSpec, max_model_len: int, device: torch.device) -> None:
+def check_context(
+    config: EngineConfig, *, max_model_len: int, block_bytes: int, device: torch.device
+) -> None:
     """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError."""
-    is_narrow = config.dtype in ("float16", "bfloat16") or (config.dtype == "auto" and device.type == "cuda")
-    block_bytes = kv_block_bytes(
-        model,
-        num_kv_layers=len(model.layers),
-        has_mtp=False,
-        block_size=config.block_size,
-        dtype=torch.float16 if is_narrow else torch.float32,
-    )
     num_kv_blocks(
         msgspec.structs.replace(config, device="cuda" if device.type == "cuda" else "cpu"),
         max_model_len=max_model_len,
         block_bytes=block_bytes,
         available=available_bytes(device),
     )
-
-
-def kv_block_bytes(
-    model: ModelSpec, *, num_kv_layers: int, has_mtp: bool, block_size: int, dtype: torch.dtype
-) -> int:
-    """Keys and values of all layers, and the hidden state stored with the block for an MTP head."""
-    keys_and_values = 2 * num_kv_layers * block_size * model.attention.num_kv_heads * model.attention.head_dim
-    return (keys_and_values + (model.hidden_size if has_mtp else 0)) * dtype.itemsize
 
 
 def num_kv_blocks(config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int) -> int:

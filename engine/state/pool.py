@@ -1,62 +1,91 @@
-"""The KV cache's memory: one tensor for all layers, MTP layers included as further layers of the same blocks."""
+"""The memory of all that layers and the drafter keep between steps, at fixed addresses."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 
+from headway.engine.state.specs import BlockSpec, LayerState, PagedSpec, StateSpec, block_bytes
 
-class KVPool:
-    """Paged keys and values, and for each block the hidden state of its last token.
+BLOCK_HIDDEN = "block_hidden"
 
-    keys, values: [layers, num_blocks, block_size, kv_heads, head_dim] in the model's dtype.
-    block_hidden: [num_blocks + 1, hidden_size], the state that the MTP head is fed with at a block's last
-    position, so that the first pair after a prefix hit can be formed; None without an MTP head. The last
-    entry belongs to no block: states that are not to be kept go there.
+
+class StatePool:
+    """Holds the state that specs declare. Layers and the drafter write to the tensors; the pool itself only wipes blocks.
+
+    By spec a tensor has the shape
+        PagedSpec   [num_blocks, block_size, *shape]
+        BlockSpec   [num_blocks + 1, *shape]; the last entry belongs to no block
+    Layers with equal specs share one allocation.
     """
 
     def __init__(
         self,
+        layers: Sequence[tuple[StateSpec, ...]],  # by layer
+        drafter: tuple[StateSpec, ...] = (),
         *,
-        num_layers: int,
         num_blocks: int,
         block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        hidden_size: int | None,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
-        self.block_size = block_size
         self.num_blocks = num_blocks
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.block_hidden = (
-            None
-            if hidden_size is None
-            else torch.zeros((num_blocks + 1, hidden_size), dtype=dtype, device=device)
-        )
+        self.block_size = block_size
+        self._specs = (*layers, drafter)
+        counts = Counter(spec for specs in self._specs for spec in specs)
+        self._memory = {
+            spec: torch.zeros((count, *self._entries(spec)), dtype=spec.dtype, device=device)
+            for spec, count in counts.items()
+        }
+        parts = {spec: iter(memory.unbind()) for spec, memory in self._memory.items()}
+        self._states: list[LayerState] = [
+            {spec.name: next(parts[spec]) for spec in specs} for specs in self._specs
+        ]
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(keys, values) of one layer: [num_blocks, block_size, kv_heads, head_dim] each."""
-        return self.keys[index], self.values[index]
+    def layer(self, index: int) -> LayerState:
+        """Returns the tensors of one layer by name."""
+        return self._states[:-1][index]
+
+    @property
+    def drafter(self) -> LayerState:
+        """The tensors of the drafter by name."""
+        return self._states[-1]
+
+    @property
+    def block_hidden(self) -> torch.Tensor | None:
+        """The hidden state of each block's last token, [num_blocks + 1, hidden], if the drafter reads it.
+
+        The first pair after a prefix hit is formed with it.
+        """
+        return self.drafter.get(BLOCK_HIDDEN)
+
+    def block_bytes(self) -> int:
+        """Returns the bytes that one block takes in all layers."""
+        return block_bytes(self._specs, self.block_size)
+
+    def paged_bytes(self) -> int:
+        """Returns the bytes of all tokens' entries, which is the size of the KV cache."""
+        return sum(memory.nbytes for spec, memory in self._memory.items() if isinstance(spec, PagedSpec))
+
+    def by_block(self) -> list[torch.Tensor]:
+        """Returns all tensors of paged and per-block state, [num_blocks, ...] each."""
+        return [part[: self.num_blocks] for memory in self._memory.values() for part in memory.unbind()]
 
     def wipe(
         self,
         block_ids: torch.Tensor,  # [n] int64
     ) -> None:
         """Zeros all that these blocks hold."""
-        for cache in (self.keys, self.values):
-            cache.index_fill_(1, block_ids, 0)
-        if self.block_hidden is not None:
-            self.block_hidden.index_fill_(0, block_ids, 0)
+        for tensor in self.by_block():
+            tensor.index_fill_(0, block_ids, 0)
 
     def keep_hidden(
         self,
         slot_mapping: torch.Tensor,  # [n] int64: block id * block size + offset; -1: not in the cache
         states: torch.Tensor,  # [n, hidden_size]
     ) -> None:
-        """Keeps the states of tokens that end a block.
+        """Stores the states of tokens that end a block in `block_hidden`.
 
         A rejected token leaves a state that the true token overwrites; a block is published only after that.
         """
@@ -64,3 +93,8 @@ class KVPool:
             ends_block = slot_mapping % self.block_size == self.block_size - 1
             block_ids = torch.where(ends_block, slot_mapping // self.block_size, self.num_blocks)
             self.block_hidden[block_ids] = states  # -1 // size is -1, the last entry
+
+    def _entries(self, spec: StateSpec) -> tuple[int, ...]:
+        if isinstance(spec, BlockSpec):
+            return self.num_blocks + 1, *spec.shape
+        return self.num_blocks, self.block_size, *spec.shape

@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 from headway.engine.execution.round import decode_round
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.speculation.draft import mtp_drafts
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 
 VOCAB = 8
@@ -38,7 +38,7 @@ class MarkovHead:
     def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: KVPool) -> torch.Tensor:
+    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> torch.Tensor:
         return one_hot(inputs)
 
     def logits(self, carry: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class MarkovChain:
         self.target = torch.randn(VOCAB, VOCAB, generator=generator)
         self.mtp = MarkovHead(0.5 * self.target + torch.randn(VOCAB, VOCAB, generator=generator))
 
-    def forward(self, inputs: ForwardInputs, pool: KVPool) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
         return one_hot(inputs)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,9 @@ class MarkovChain:
         return torch.zeros_like(p).scatter(1, ids, kept / kept.sum(-1, keepdim=True))
 
 
-def new_rows(num_rows: int, first_seed: int, temperature: float, top_p: float) -> tuple[RowTensors, KVPool]:
+def new_rows(
+    num_rows: int, first_seed: int, temperature: float, top_p: float
+) -> tuple[RowTensors, StatePool]:
     """Rows that stand at POSITION with START as the last token and one pending pair."""
     cpu = torch.device("cpu")
     rows = RowTensors.allocate(
@@ -91,10 +93,7 @@ def new_rows(num_rows: int, first_seed: int, temperature: float, top_p: float) -
     rows.temperatures.fill_(temperature)
     rows.top_p.fill_(top_p)
     rows.seeds.copy_(torch.arange(first_seed, first_seed + num_rows))
-    pool = KVPool(
-        num_layers=1, num_blocks=1, block_size=16, num_kv_heads=1, head_dim=1,
-        hidden_size=None, dtype=torch.float32, device=cpu,
-    )  # fmt: skip
+    pool = StatePool((), num_blocks=1, block_size=16, device=cpu)
     return rows, pool
 
 

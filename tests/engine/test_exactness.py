@@ -19,7 +19,7 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.draft import Drafter
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 
 DEMO = files("headway.engine.demo")
@@ -174,7 +174,7 @@ def test_planning_a_step_before_the_last_is_read_changes_nothing(
 def knowing(texts: dict[int, list[int]], *, shift: int) -> Drafter:
     """Drafts what the request with this seed will say, moved by `shift`: 0 is always right, else always wrong."""
 
-    def draft(model: CausalLM, pool: KVPool, rows: RowTensors, depth: int) -> torch.Tensor:
+    def draft(model: CausalLM, pool: StatePool, rows: RowTensors, depth: int) -> torch.Tensor:
         drafts = torch.zeros((len(rows.seeds), depth), dtype=torch.int64)
         for row, (seed, length) in enumerate(zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), strict=True)):
             known = texts.get(seed, [])[length + 1 : length + 1 + depth]
@@ -184,7 +184,7 @@ def knowing(texts: dict[int, list[int]], *, shift: int) -> Drafter:
     return draft
 
 
-def guessing(model: CausalLM, pool: KVPool, rows: RowTensors, depth: int) -> torch.Tensor:
+def guessing(model: CausalLM, pool: StatePool, rows: RowTensors, depth: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(int(rows.kv_lengths.sum()))
     return torch.randint(model.spec.vocab_size, (len(rows.seeds), depth), generator=generator)
 

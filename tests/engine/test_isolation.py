@@ -15,18 +15,19 @@ import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import Late, LocalEngine
+from headway_testing.paged import load
 from headway_testing.poison import PoisoningRunner
 
 from headway.engine.build import Engine
 from headway.engine.execution.runner import Runner
 from headway.engine.loading.checkpoint import DtypeName
 from headway.engine.loop import EngineLoop
-from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.plan import Plan
-from headway.engine.state.memory import kv_block_bytes
-from headway.engine.state.pool import KVPool
+from headway.engine.speculation.draft import mtp_state
+from headway.engine.state.pool import StatePool
+from headway.engine.state.specs import block_bytes
 
 ROUNDS, GPU_ROUNDS = 2000, 10_000
 GUARD_BLOCKS = 3
@@ -42,18 +43,16 @@ class Watch:
     def __init__(self, engine: Engine) -> None:
         runner, num_blocks = engine.runner, engine.info.num_blocks
         model, old = runner.model, runner.pool
-        pool = KVPool(
-            num_layers=model.num_kv_layers,
+        pool = StatePool(
+            model.state(),
+            mtp_state(model),
             num_blocks=num_blocks + GUARD_BLOCKS,
             block_size=BLOCK,
-            num_kv_heads=model.spec.attention.num_kv_heads,
-            head_dim=model.spec.attention.head_dim,
-            hidden_size=model.spec.hidden_size,
-            dtype=model.dtype,
             device=model.device,
         )
         assert old.block_size == BLOCK
-        pool.keys[:, num_blocks:] = pool.values[:, num_blocks:] = GUARD
+        for tensor in pool.by_block():
+            tensor[num_blocks:] = GUARD
         self.engine = engine
         self.runner = Runner(model, pool, runner.slots)
         self.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
@@ -107,10 +106,7 @@ class Watch:
 
     def blocks(self) -> torch.Tensor:
         """[blocks, everything stored for a block]."""
-        pool = self.runner.pool
-        assert pool.block_hidden is not None
-        parts = [t.transpose(0, 1).flatten(1) for t in (pool.keys, pool.values)]
-        return bits(torch.cat([*parts, pool.block_hidden[:-1]], 1))
+        return bits(torch.cat([tensor.flatten(1) for tensor in self.runner.pool.by_block()], 1))
 
     def blocks_of(self, plan: Plan, live: dict[int, int]) -> set[int]:
         """Returns the blocks that the step may write: those of the chunks' tokens and, of each row of the round, those from
@@ -206,12 +202,6 @@ def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[i
 
 def sized(config: EngineConfig, *, num_blocks: int) -> EngineConfig:
     """With memory for that many blocks."""
-    model = read_model_spec(config.model_path)
-    block_bytes = kv_block_bytes(
-        model,
-        num_kv_layers=len(model.layers) + 1,
-        has_mtp=True,
-        block_size=BLOCK,
-        dtype=getattr(torch, config.dtype),
-    )
-    return msgspec.structs.replace(config, kv_cache_memory_bytes=num_blocks * block_bytes)
+    model = load(Path(config.model_path), dtype=config.dtype)
+    size = block_bytes((*model.state(), mtp_state(model)), BLOCK)
+    return msgspec.structs.replace(config, kv_cache_memory_bytes=num_blocks * size)

@@ -43,8 +43,7 @@ def test_warming_up_a_prefill_leaves_nothing_behind(
     with torch.inference_mode():
         runner._warm_up_prefill()
     assert picks == [False, True]
-    kept = runner.pool.block_hidden
-    for tensor in (runner.pool.keys, runner.pool.values, *([] if kept is None else [kept[:-1]])):
+    for tensor in runner.pool.by_block():
         assert not bool(tensor.any())
     prompt = list(range(1, 40))
     assert warmed.generate(prompt, max_tokens=20) == fresh.generate(prompt, max_tokens=20)
@@ -283,11 +282,8 @@ def test_prefills_among_padding_give_the_same_text(
     assert {wanted.is_window for wanted in padded.launched} == {False, True}
     assert {wanted.fills_drafts for wanted in padded.launched} == {depth > 0}
     pools = [engine.engine.runner.pool for engine in engines]
-    torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=0, atol=1e-12)
-    torch.testing.assert_close(pools[1].values, pools[0].values, rtol=0, atol=1e-12)
-    if depth > 0:
-        kept = [pool.block_hidden[:-1] for pool in pools if pool.block_hidden is not None]
-        torch.testing.assert_close(kept[1], kept[0], rtol=0, atol=1e-12)
+    for one, other in zip(pools[1].by_block(), pools[0].by_block(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     counts = [engine.engine.scheduler.snapshot() for engine in engines]
     assert counts[0].accepted_tokens_per_position == counts[1].accepted_tokens_per_position
     assert bool(counts[1].num_cached_prompt_tokens) == prefix_caching

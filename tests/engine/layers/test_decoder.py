@@ -92,7 +92,7 @@ def test_what_products_do_for_few_tokens_is_what_the_layers_do(
         sequences.forward(spans, torch.cat([tokens[0, :30], tokens[1, :3]]))
         hidden = sequences.forward(steps, torch.cat([tokens[0, 30:34], tokens[1, 3:7]]))
         carry = sequences.draft(steps, torch.cat([tokens[0, 31:35], tokens[1, 4:8]]), hidden)
-        results.append((hidden, carry, sequences.pool.keys, sequences.pool.values))
+        results.append((hidden, carry, *sequences.pool.by_block()))
     for plain, few in zip(*results, strict=True):
         torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_few_launches_attend_prompts_as_many_do(tmp_path: Path, monkeypatch: pyt
             model.forward(as_chunks(sequences.inputs(spans, tokens[:count])), sequences.pool)
             for spans, count in (([(0, 0, 11), (1, 0, 11)], 22), ([(0, 11, 7), (1, 11, 20), (2, 0, 5)], 32))
         ]
-        results.append((*hidden, sequences.pool.keys, sequences.pool.values))
+        results.append((*hidden, *sequences.pool.by_block()))
     for plain, few in zip(*results, strict=True):
         torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
 

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
+from headway_testing.paged import load
 
-from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
-from headway.engine.state.memory import available_bytes, format_bytes, kv_block_bytes, num_kv_blocks
+from headway.engine.speculation.draft import mtp_state
+from headway.engine.state.memory import available_bytes, format_bytes, num_kv_blocks
+from headway.engine.state.pool import StatePool
+from headway.engine.state.specs import block_bytes
 
 GIB = 1 << 30
 
@@ -91,14 +94,15 @@ def test_the_remedy_that_is_named_works_and_one_token_more_does_not(
         blocks(available=100 * MIB, max_model_len=max_model_len + 1, **flags)
 
 
-@pytest.mark.parametrize(("has_mtp", "wanted"), [(False, 8192), (True, 8192 + 96)], ids=["plain", "mtp"])
+@pytest.mark.parametrize(("has_mtp", "wanted"), [(False, 6144), (True, 8192 + 96)], ids=["plain", "mtp"])
 def test_a_block_holds_keys_values_and_a_state_for_the_head(
     has_mtp: bool, wanted: int, tmp_path: Path
 ) -> None:
-    """2 x 4 layers x 16 tokens x 2 heads x 16 x 2 bytes; 48 x 2 bytes."""
-    model = read_model_spec(random_mimo(tmp_path))
-    size = kv_block_bytes(model, num_kv_layers=4, has_mtp=has_mtp, block_size=16, dtype=torch.bfloat16)
-    assert size == wanted
+    """2 x 3 or, with the head's, 4 layers x 16 tokens x 2 heads x 16 x 2 bytes; 48 x 2 bytes."""
+    model = load(random_mimo(tmp_path), dtype="bfloat16", with_mtp=has_mtp)
+    pool = StatePool(model.state(), mtp_state(model), num_blocks=5, block_size=16, device=torch.device("cpu"))
+    assert pool.block_bytes() == block_bytes((*model.state(), mtp_state(model)), 16) == wanted
+    assert sum(tensor.nbytes for tensor in pool.by_block()) == 5 * wanted
 
 
 def group(root: Path, folder: str, **files: str) -> None:

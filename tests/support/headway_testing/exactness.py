@@ -18,7 +18,7 @@ from headway.engine.loading.checkpoint import load_model
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.draft import Drafter, mtp_drafts
-from headway.engine.state.pool import KVPool
+from headway.engine.state.pool import StatePool
 from headway.kernels.reference.sampling.sample import gumbel_noise
 from headway_testing.local import GREEDY, LocalEngine
 
@@ -90,17 +90,7 @@ def logits_of(model_path: str, token_ids: Sequence[int]) -> torch.Tensor:
 def logits_after(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     """[vocab]: one forward pass over all tokens, no rounds, no reuse."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    spec = model.spec
-    pool = KVPool(
-        num_layers=model.num_kv_layers,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_dim,
-        hidden_size=None,
-        dtype=torch.float64,
-        device=torch.device("cpu"),
-    )
+    pool = StatePool(model.state(), num_blocks=num_blocks, block_size=BLOCK_SIZE, device=torch.device("cpu"))
     tokens = torch.tensor([token_ids])
     inputs = window_inputs(
         tokens,

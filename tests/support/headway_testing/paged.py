@@ -10,7 +10,8 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, Segment
 from headway.engine.loading.checkpoint import load_model
-from headway.engine.state.pool import KVPool
+from headway.engine.speculation.draft import mtp_state
+from headway.engine.state.pool import StatePool
 
 
 def load(path: Path, *, dtype: str = "auto", with_mtp: bool = True) -> CausalLM:
@@ -27,21 +28,18 @@ class PagedSequences:
     """
 
     def __init__(self, model: CausalLM, num_rows: int, max_tokens: int, *, block_size: int = 16) -> None:
-        spec, per_row = model.spec, -(-max_tokens // block_size)
+        per_row = -(-max_tokens // block_size)
         self.model = model
         self.block_size = block_size
-        self.pool = KVPool(
-            num_layers=model.num_kv_layers,
+        self.pool = StatePool(
+            model.state(),
+            mtp_state(model),
             num_blocks=num_rows * per_row,
             block_size=block_size,
-            num_kv_heads=spec.attention.num_kv_heads,
-            head_dim=spec.attention.head_dim,
-            hidden_size=spec.hidden_size if model.mtp is not None else None,
-            dtype=model.dtype,
             device=model.device,
         )
-        self.pool.keys.fill_(1e4)
-        self.pool.values.fill_(1e4)
+        for tensor in self.pool.by_block():
+            tensor.fill_(1e4)
         order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1))
         self.block_table = order.view(num_rows, per_row)  # [rows, blocks of a row] int64
 

@@ -58,12 +58,11 @@ class PoisoningRunner:
         self._poisoned = free
         if not new:
             return
-        rubbish = float("nan") if pool.keys.device.type == "cuda" else FINITE_RUBBISH
-        places = torch.tensor(new, dtype=torch.int64, device=pool.keys.device)
-        for tensor in (pool.keys, pool.values):
-            tensor.index_fill_(1, places, rubbish)
-        if pool.block_hidden is not None:
-            pool.block_hidden.index_fill_(0, places, rubbish)
+        device = self._runner.device
+        rubbish = float("nan") if device.type == "cuda" else FINITE_RUBBISH
+        places = torch.tensor(new, dtype=torch.int64, device=device)
+        for tensor in pool.by_block():
+            tensor.index_fill_(0, places, rubbish)
 
 
 def rubbish_of(tensor: torch.Tensor) -> float:

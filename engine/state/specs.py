@@ -1,0 +1,52 @@
+"""What a layer or a drafter keeps between steps, declared by itself: nobody else knows shapes.
+
+The same idea as vLLM's KVCacheSpec family (FullAttentionSpec, MLAAttentionSpec, MambaSpec), without its groups and page
+padding: all paged and per-block state shares one space of block ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedSpec:
+    """One entry for each token of a block, as keys and values are. shape: that of one token's entry."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Returns the bytes of a block of block_size tokens."""
+        return block_size * _entry_bytes(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """One entry for each block. A further entry, the last, belongs to no block: what is not to be kept is written there."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Returns the bytes of a block, whatever its size."""
+        return _entry_bytes(self)
+
+
+StateSpec = PagedSpec | BlockSpec
+LayerState = Mapping[str, torch.Tensor]  # a layer's tensors by the names of its specs
+
+
+def block_bytes(layers: Iterable[tuple[StateSpec, ...]], block_size: int) -> int:
+    """Returns the bytes of one block over all these layers."""
+    return sum(spec.block_bytes(block_size) for specs in layers for spec in specs)
+
+
+def _entry_bytes(spec: StateSpec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize
