@@ -12,7 +12,6 @@ import torch
 from headway.engine.defaults import max_extra_rows, max_running, num_threads, prefill_policy
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.decoder import MAX_HIDDEN_OF_FEW_LAUNCHES
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import NAMED_DTYPES, load_model, make_dummy_model, parameter_counts
@@ -40,7 +39,7 @@ from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable, table_bytes
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec, block_bytes
-from headway.kernels import has_float8_products
+from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_float8_products
 
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25

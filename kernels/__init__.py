@@ -15,7 +15,12 @@ from headway.kernels.linear._hopper_core import fuses_residual_add, is_streamed
 from headway.kernels.linear._hopper_gated_gemm import most_dense_rows
 from headway.kernels.linear._skinny_core import reserve_workspace
 from headway.kernels.linear.add_linear import add_linear
-from headway.kernels.linear.dispatch import FEW_ROWS
+from headway.kernels.linear.dispatch import (
+    FEW_ROWS,
+    MAX_HIDDEN_OF_FEW_LAUNCHES,
+    MIN_INPUTS_MULTIPLE,
+    is_short_stream,
+)
 from headway.kernels.linear.fixed_linear import fixed_linear
 from headway.kernels.linear.float8_linear import float8_linear
 from headway.kernels.linear.gated_linear import gated_linear
@@ -49,6 +54,8 @@ from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
 
 __all__ = [
     "FEW_ROWS",
+    "MAX_HIDDEN_OF_FEW_LAUNCHES",
+    "MIN_INPUTS_MULTIPLE",
     "DraftWindow",
     "HeadNorms",
     "LateNorm",
@@ -70,6 +77,7 @@ __all__ = [
     "gated_linear",
     "gumbel_noise",
     "has_float8_products",
+    "is_short_stream",
     "is_streamed",
     "kv_append",
     "mamba_state_selective_copy",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.layers.decoder import DecoderLayer, LayerCache, run_layers
+from headway.engine.layers.decoder import DecoderLayer, run_layers
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.mtp_head import MtpHead
-from headway.engine.layers.norm import embed_normed, normed
+from headway.engine.layers.norm import normed
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
+from headway.engine.layers.stream import ResidualStream
 from headway.engine.models.spec import ModelSpec
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import StateSpec
@@ -28,7 +29,7 @@ class CausalLM:
         self.device, self.dtype = place.device, place.dtype
         self.cos_sin = rotary_table(spec.attention.rope, spec.max_position_embeddings, place)
         self.embedding = place.empty(spec.vocab_size, spec.hidden_size)
-        self.layers = [DecoderLayer(spec, layer, place) for layer in spec.layers]
+        self.layers = [DecoderLayer.of(spec, layer, place, self.cos_sin) for layer in spec.layers]
         self.final_norm = place.empty(spec.hidden_size)
         self.lm_head = Linear(self.embedding if spec.tied else place.empty(spec.vocab_size, spec.hidden_size))
         self.mtp: MtpHead | None = None
@@ -61,11 +62,18 @@ class CausalLM:
 
     def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
         """Returns the residual stream before the final norm, [tokens, hidden]."""
-        first = self.layers[0]
-        residual, x = embed_normed(inputs.token_ids, self.embedding, first.input_norm, first.norm)
-        caches = [LayerCache.of(pool.layer(index)) for index in range(len(self.layers))]
-        residual, delta = run_layers(self.layers, caches, x, residual, inputs, self.cos_sin)
-        return residual if delta is None else residual.add_(delta)
+        stream = ResidualStream.of_tokens(inputs.token_ids, self.embedding, self.spec.residual_scale)
+        states = [pool.layer(index) for index in range(len(self.layers))]
+        run_layers(self.layers, states, stream, inputs)
+        return stream.sum()
+
+    def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, pool: StatePool) -> None:
+        """Brings the layers' state to what it is after the accepted tokens alone.
+
+        inputs: those of `forward`. accepted: [rows] int64, how many of a row's tokens stay.
+        """
+        for index, layer in enumerate(self.layers):
+            layer.mixer.commit(inputs, accepted, pool.layer(index))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden] of `forward`. Returns [n, vocab]."""

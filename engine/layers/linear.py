@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from headway.kernels import (
+    MIN_INPUTS_MULTIPLE,
+    LateNorm,
     fixed_linear,
     float8_linear,
     fuses_residual_add,
     gated_linear,
+    is_short_stream,
     pack_nibbles,
     quantized_linear,
     screened_linear,
@@ -48,6 +51,16 @@ MIN_ADDED_ROWS = 128
 TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256, 304, 512)
 
 
+class Activation(NamedTuple):
+    """The input of a linear layer, [n, in]: in the weight's dtype, or in float8_e4m3fn as multiples of `input_step`.
+
+    deferred: what the product is still to be multiplied by, where the norm before it was applied but for that.
+    """
+
+    values: torch.Tensor
+    deferred: LateNorm | None = None
+
+
 class Linear:
     """x W^T + b. Mutable: `pack_all` may take the weight, once it is loaded, and give a packed form of it;
     `fix_order_of_sums` chooses the kernel on a GPU, `round_to_float8` inputs and weights of 8 bits."""
@@ -69,7 +82,24 @@ class Linear:
         assert self._weight is not None, "the weight was given up when it was packed or rounded"
         return self._weight
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+    @property
+    def num_outputs(self) -> int:
+        return self.weight.shape[0]
+
+    def parts(self, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Returns views of the weight and the bias by path, some outputs each, in order. sizes: the outputs of each path."""
+        tensors = {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+        return {
+            f"{path}.{kind}": part
+            for kind, tensor in tensors.items()
+            for path, part in zip(sizes, tensor.split_with_sizes(list(sizes.values())), strict=True)
+        }
+
+    def __call__(self, x: Activation | torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+        if isinstance(x, Activation):
+            if x.deferred is not None:
+                return skinny_linear(x.values, self.weight, self.bias, norm=x.deferred)
+            x = x.values
         if self._float8 is not None:
             weight, scale, step, dtype = self._float8
             return float8_linear(x, weight, step, scale, self.bias, dtype=dtype)
@@ -91,26 +121,33 @@ class Linear:
         residual: torch.Tensor,  # [n, out], in place where the product adds itself
         x: torch.Tensor,  # [n, in]
     ) -> torch.Tensor | None:
-        """[n, out]: what is still to be added to the residual; None: it was added. Without a bias."""
-        assert self.bias is None, "a bias is not added"
+        """Returns what is still to be added to the residual, [n, out]; None: it was added."""
         if not x.is_cuda or self._has_fixed_order or self._float8 is not None:
             return self(x)
-        if fuses_residual_add(x, self.weight):
-            skinny_linear(x, self.weight, residual=residual, out=residual)
+        if fuses_residual_add(x, self.weight) or (self.can_fuse and prefers_few_launches(residual)):
+            skinny_linear(x, self.weight, self.bias, residual=residual, out=residual)
             return None
-        if x.shape[0] < MIN_ADDED_ROWS:
+        if x.shape[0] < MIN_ADDED_ROWS or self.bias is not None:
             return self(x)
         torch.addmm(residual, x, self.weight.t(), out=residual)
         return None
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out / 2]
-        """silu of the first half of the outputs times the second half; without a bias."""
-        is_fused = x.is_cuda and not self._has_fixed_order and self._float8 is None
-        return gated_linear(x, self.weight) if is_fused else silu_mul(self(x))
+    def gated(self, x: Activation) -> torch.Tensor:  # [n, in] -> [n, out / 2]
+        """Returns silu of the first half of the outputs times the second half."""
+        is_plain = not self._has_fixed_order and self._float8 is None and self.bias is None
+        if is_plain and (x.values.is_cuda or x.deferred is not None):
+            return gated_linear(x.values, self.weight, norm=x.deferred)
+        return silu_mul(self(x))
 
     def fix_order_of_sums(self) -> None:
         """On a GPU, from now on, a row's result is the same beside any number of others. Not in float64, nor in float8."""
         self._has_fixed_order = True
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether a kernel that computes more than the product may multiply by `weight`."""
+        is_plain = self._weight is not None and not self._has_fixed_order
+        return is_plain and self.weight.shape[1] % MIN_INPUTS_MULTIPLE == 0
 
     @property
     def has_fixed_order(self) -> bool:
@@ -136,6 +173,13 @@ class Linear:
     def pack(self, *, least_rows: int) -> None:
         """Gives up `weight`. least_rows: smaller inputs are padded to that many rows."""
         self._packed, self._weight, self._least_rows = _packed(self.weight), None, least_rows
+
+
+def prefers_few_launches(
+    residual: torch.Tensor,  # [n, hidden], or the norm of one
+) -> bool:
+    """Returns whether products that read and write this stream also compute what precedes and follows them."""
+    return residual.is_cuda and is_short_stream(len(residual), residual.shape[1], residual.dtype)
 
 
 class Float8Weight(NamedTuple):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.layers.decoder import DecoderLayer, LayerCache, run_layers
+from headway.engine.layers.decoder import DecoderLayer
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear, QuantizedLinear, ScreenedLinear, largest_normed
-from headway.engine.layers.norm import embed_normed, normed, normed_sum
+from headway.engine.layers.norm import RMSNorm, embed_normed, normed
 from headway.engine.layers.placement import Placement
+from headway.engine.layers.stream import ResidualStream
 from headway.engine.models.spec import ModelSpec
 from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
 from headway.engine.state.specs import BlockSpec, StateSpec
@@ -37,14 +38,13 @@ class MtpHead:
         assert spec.mtp is not None, "the family announces no MTP head"
         hidden = spec.hidden_size
         self.spec, self._norm, self._pool_layer = spec.mtp, spec.norm, len(spec.layers)
-        self._embedding, self._lm_head, self._target_norm, self._cos_sin = (
-            embedding, lm_head, target_norm, cos_sin,
-        )  # fmt: skip
+        self._residual_scale = spec.residual_scale
+        self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
         self._draft_lm_head: Linear | QuantizedLinear | ScreenedLinear = lm_head
         self.hidden_norm = place.empty(hidden)
         self.token_norm = place.empty(hidden)
         self.input = Linear(place.empty(hidden, 2 * hidden))
-        self.block = DecoderLayer(spec, spec.mtp.layer, place)
+        self.block = DecoderLayer.of(spec, spec.mtp.layer, place, cos_sin, first_position=1)
         self.final_norm = place.empty(hidden)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
@@ -79,13 +79,11 @@ class MtpHead:
         hidden: [tokens, hidden], of `draft_hidden` or the carry of an earlier pass. Returns the carry, [tokens, hidden].
         Nothing attends to position 0, which has no pair.
         """
-        residual = self._pair(hidden, inputs.token_ids)
-        block = self.block
-        x = normed(residual, block.input_norm, block.norm, block.qkv.input_step)
-        residual, delta = run_layers([block], [self._cache(pool)], x, residual, inputs, self._cos_sin)
+        stream = self._stream(hidden, inputs.token_ids)
+        self.block(stream, inputs, pool.layer(self._pool_layer))
         if self.spec.carries == "pre_norm":
-            return residual if delta is None else residual.add_(delta)
-        return normed_sum(delta, residual, self.final_norm, self._norm)
+            return stream.sum()
+        return stream.normed(RMSNorm(self.final_norm, self._norm)).values
 
     def logits(self, carry: torch.Tensor) -> torch.Tensor:
         """carry: [n, hidden] of `draft`. Returns [n, vocab], for the token at position i + 1."""
@@ -95,10 +93,8 @@ class MtpHead:
 
     def fill_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> None:
         """Writes the keys and values that `draft` writes, without computing its result."""
-        residual = self._pair(hidden, inputs.token_ids)
-        block = self.block
-        x = normed(residual, block.input_norm, block.norm, block.qkv.input_step)
-        block.append(x, inputs, self._cache(pool), self._cos_sin)
+        stream = self._stream(hidden, inputs.token_ids)
+        self.block.update_state(stream, inputs, pool.layer(self._pool_layer))
 
     def quantize_lm_head(self) -> None:
         """From now on `logits` reads a copy of the lm_head in float8_e4m3fn."""
@@ -114,8 +110,8 @@ class MtpHead:
         """Each linear layer whose input is the output of norms, with the weights of these norms, [hidden] each."""
         return {
             self.input: (self.hidden_norm, self.token_norm),
-            self.block.qkv: (self.block.input_norm,),
-            self.block.gate_up: (self.block.feed_forward_norm,),
+            self.block.mixer.input: (self.block.input_norm.weight,),
+            self.block.feed_forward.input: (self.block.feed_forward_norm.weight,),
         }
 
     def round_linears(self) -> None:
@@ -123,14 +119,11 @@ class MtpHead:
         for linear, norms in self.norms_by_linear().items():
             linear.round_to_float8(largest_input=max(map(largest_normed, norms)))
 
-    def _cache(self, pool: StatePool) -> LayerCache:
-        return LayerCache.of(pool.layer(self._pool_layer), first_position=1)
-
-    def _pair(
+    def _stream(
         self,
         hidden: torch.Tensor,  # [tokens, hidden]: h_{i-1}, or the carry of slot i - 1
         token_ids: torch.Tensor,  # [tokens] int64: t_i
-    ) -> torch.Tensor:  # [tokens, hidden]
+    ) -> ResidualStream:
         step = self.input.input_step
         dtype = hidden.dtype if step is None else torch.float8_e4m3fn
         both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
@@ -138,4 +131,4 @@ class MtpHead:
         normed_hidden, normed_token = halves if self.spec.first == "hidden" else halves[::-1]
         normed(hidden, self.hidden_norm, self._norm, step, out=normed_hidden)
         embed_normed(token_ids, self._embedding, self.token_norm, self._norm, step, out=normed_token)
-        return self.input(both)
+        return ResidualStream(self.input(both), self._residual_scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from headway.engine.models.spec import NormSpec
@@ -20,19 +22,6 @@ def normed(
     return rms_norm(x, weight, norm.epsilon, unit_offset=norm.unit_offset, step=step, out=out)
 
 
-def normed_sum(
-    delta: torch.Tensor | None,  # [tokens, hidden]
-    residual: torch.Tensor,  # [tokens, hidden], in place: += delta
-    weight: torch.Tensor,  # [hidden]
-    norm: NormSpec,
-    step: torch.Tensor | None = None,  # [1] float32
-) -> torch.Tensor:  # [tokens, hidden]
-    """Returns the norm of the new residual; with a step in float8."""
-    if delta is None:
-        return normed(residual, weight, norm, step)
-    return add_rms_norm(delta, residual, weight, norm.epsilon, unit_offset=norm.unit_offset, step=step)
-
-
 def embed_normed(
     token_ids: torch.Tensor,  # [tokens] int64
     embedding: torch.Tensor,  # [vocab, hidden]
@@ -46,3 +35,37 @@ def embed_normed(
     return embed_rms_norm(
         token_ids, embedding, weight, norm.epsilon, unit_offset=norm.unit_offset, step=step, out=out
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """A norm of the residual stream. weight: [hidden]. Results are float8_e4m3fn where a step is given."""
+
+    weight: torch.Tensor
+    spec: NormSpec
+
+    def __call__(
+        self,
+        x: torch.Tensor,  # [tokens, hidden]
+        step: torch.Tensor | None = None,  # [1] float32
+    ) -> torch.Tensor:  # [tokens, hidden]
+        return normed(x, self.weight, self.spec, step)
+
+    def of_sum(
+        self,
+        delta: torch.Tensor,  # [tokens, hidden]
+        residual: torch.Tensor,  # [tokens, hidden], in place: += delta
+        step: torch.Tensor | None = None,  # [1] float32
+    ) -> torch.Tensor:  # [tokens, hidden]
+        """Returns the norm of the new residual."""
+        epsilon, unit_offset = self.spec.epsilon, self.spec.unit_offset
+        return add_rms_norm(delta, residual, self.weight, epsilon, unit_offset=unit_offset, step=step)
+
+    def embedded(
+        self,
+        token_ids: torch.Tensor,  # [tokens] int64
+        embedding: torch.Tensor,  # [vocab, hidden]
+        step: torch.Tensor | None = None,  # [1] float32
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the embedded tokens and their norm, [tokens, hidden] each."""
+        return embed_normed(token_ids, embedding, self.weight, self.spec, step)

@@ -15,12 +15,15 @@ from headway.kernels.linear._skinny_core import (
     constants_of,
     cut_of,
     first_weights,
+    late_factor,
+    load_squares,
     sum_products,
     workspace_of,
 )
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 from headway.kernels.reference.linear.skinny_linear import skinny_linear as skinny_linear_twin
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, tl
+from headway.kernels.types._deferred_norm import LateNorm
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -28,6 +31,7 @@ def _linear_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    squares_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     out_ptr: tl.tensor,
     partial_ptr: tl.tensor,
@@ -45,6 +49,8 @@ def _linear_kernel(
     CUT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    SQUARES: tl.constexpr,
+    EPSILON: tl.constexpr,
     OVERLAPS: tl.constexpr,
     INVITES_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
@@ -59,12 +65,16 @@ def _linear_kernel(
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+    if SQUARES > 0:
+        squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, SQUARES)
     sums = sum_products(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
         ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
     )  # fmt: skip
     sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
+        if SQUARES > 0:
+            sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
         if HAS_BIAS:
             sums += tl.load(bias_ptr + output, mask=is_output, other=0).to(tl.float32)[:, None]
         is_cell = (row < num_rows)[None, :] & is_output[:, None]
@@ -80,16 +90,18 @@ def skinny_linear(
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
     *,
+    norm: LateNorm | None = None,  # of x
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
 ) -> torch.Tensor:
-    """[rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once.
+    """Returns [rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once.
 
-    No launch that is still under way may write the weight: it is read before the launch in front has ended.
+    No launch that is still under way may write the weight: it may be read before the preceding launch has ended.
     """
-    kernel, streams = choice_of(x, weight, FusedOperation.ADD)
+    operation = FusedOperation.ADD if norm is None else FusedOperation.ADD_DEFERRED
+    kernel, streams = choice_of(x, weight, operation)
     if kernel is LinearKernel.LIBRARY:
-        return skinny_linear_twin(x, weight, bias, residual=residual, out=out)
+        return skinny_linear_twin(x, weight, bias, norm=norm, residual=residual, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
@@ -98,8 +110,11 @@ def skinny_linear(
         return result
     cut = cut_of(num_outputs, x)
     _linear_kernel[(blocks_of(num_outputs, cut.outputs) * cut.split,)](
-        x, weight, x if bias is None else bias, x if residual is None else residual, result, *workspace_of(cut.split, x),
+        x, weight, x if bias is None else bias, x if norm is None else norm.squares,
+        x if residual is None else residual, result, *workspace_of(cut.split, x),
         rows, num_outputs, num_inputs, x.stride(0), 0 if residual is None else residual.stride(0), result.stride(0),
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, **constants_of(cut, x),
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        SQUARES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
+        **constants_of(cut, x),
     )  # fmt: skip
     return result

@@ -236,17 +236,19 @@ CASES = [
             "_linear_kernel",
             LINEAR,
             {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "SPLIT": split}
-            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1}
+            | {"HAS_BIAS": True, "HAS_RESIDUAL": split > 1, "SQUARES": squares, "EPSILON": 1e-6}
             | STREAMED,
             4,
             num_stages,
             STRIDES,
         )
-        for rows, outputs, inputs, split, num_stages in (
-            (16, 64, 128, 2, 5),
-            (64, 64, 64, 2, 8),
-            (64, 64, 64, 1, 8),
-            (64, 128, 64, 1, 4),
+        for rows, outputs, inputs, split, num_stages, squares in (
+            (16, 64, 128, 2, 5, 0),
+            (64, 64, 64, 2, 8, 0),
+            (64, 64, 64, 1, 8, 0),
+            (64, 128, 64, 1, 4, 0),
+            (16, 64, 128, 2, 5, 32),
+            (32, 128, 64, 1, 4, 32),
         )
     ),
     *(

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.paged import PagedSequences, load
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from headway.engine.layers.decoder import DecoderLayer
+from headway.engine.layers import attention, linear, stream
 from headway.engine.layers.inputs import Chunks, ForwardInputs
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
 from headway.engine.models.registry import read_model_spec
-from headway.engine.models.spec import DenseSpec
 
 EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
     "vocab_size": 4096,
@@ -76,18 +75,26 @@ def test_logits_of_a_window_are_bitwise_those_of_single_steps(
         assert torch.equal(model.logits(found), model.logits(window)), width
 
 
-@pytest.mark.parametrize("head_dim", [16, 64], ids=["tiny-heads", "whole-tiles"])
-def test_what_products_do_for_few_tokens_is_what_the_layers_do(
-    head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def fuse(monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
+    """Lets streams of a few tokens be fused as a GPU fuses them, with the kernels' twins, or not."""
+    for module in (linear, stream, attention):
+        monkeypatch.setattr(module, "prefers_few_launches", lambda _: answer)
+
+
+@pytest.mark.parametrize("sizes", [{"head_dim": 16}, EMBEDDED], ids=["odd-tiles", "whole-tiles"])
+def test_fused_products_compute_what_single_launches_do(
+    sizes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hidden states, drafts, and keys and values; a GPU takes this way, here with the twins."""
-    model = load(random_mimo(tmp_path / "model", head_dim=head_dim), dtype="float64")
+    """Hidden states, drafts, and keys and values."""
+    model = load(random_mimo(tmp_path / "model", **sizes), dtype="float64")
     tokens = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(0))
     spans = [(0, 0, 30), (1, 0, 3)]
     steps = [(0, 30, 4), (1, 3, 4)]
+    fused = mock.Mock(wraps=attention.qkv_rope_append)
+    monkeypatch.setattr(attention, "qkv_rope_append", fused)
     results = []
-    for takes_few in (False, True):
-        monkeypatch.setattr(DecoderLayer, "takes_few", lambda *_, answer=takes_few: answer)
+    for answer in (False, True):
+        fuse(monkeypatch, answer)
         sequences = PagedSequences(model, 2, 40)
         sequences.forward(spans, torch.cat([tokens[0, :30], tokens[1, :3]]))
         hidden = sequences.forward(steps, torch.cat([tokens[0, 30:34], tokens[1, 3:7]]))
@@ -95,6 +102,8 @@ def test_what_products_do_for_few_tokens_is_what_the_layers_do(
         results.append((hidden, carry, *sequences.pool.by_block()))
     for plain, few in zip(*results, strict=True):
         torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
+    calls = 2 * len(model.spec.layers) + 1 if sizes is EMBEDDED else 0
+    assert fused.call_count == calls
 
 
 def as_chunks(inputs: ForwardInputs) -> ForwardInputs:
@@ -108,13 +117,15 @@ def as_chunks(inputs: ForwardInputs) -> ForwardInputs:
     )
 
 
-def test_few_launches_attend_prompts_as_many_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks from the first position on, then what follows, and a prompt that begins beside it."""
-    model = load(random_mimo(tmp_path / "model", head_dim=64), dtype="float64")
+def test_fused_products_attend_prompts_as_single_launches_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks from the first position on, then what follows, and a prompt that begins in the same step."""
+    model = load(random_mimo(tmp_path / "model", **EMBEDDED), dtype="float64")
     tokens = torch.randint(0, 151, (32,), generator=torch.Generator().manual_seed(0))
     results = []
-    for takes_few in (False, True):
-        monkeypatch.setattr(DecoderLayer, "takes_few", lambda *_, answer=takes_few: answer)
+    for answer in (False, True):
+        fuse(monkeypatch, answer)
         sequences = PagedSequences(model, 3, 40)
         hidden = [
             model.forward(as_chunks(sequences.inputs(spans, tokens[:count])), sequences.pool)
@@ -123,19 +134,6 @@ def test_few_launches_attend_prompts_as_many_do(tmp_path: Path, monkeypatch: pyt
         results.append((*hidden, *sequences.pool.by_block()))
     for plain, few in zip(*results, strict=True):
         torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("hidden_size", [2048, 2112])
-def test_how_wide_a_model_is_decides_about_few_launches(hidden_size: int, tmp_path: Path) -> None:
-    """And no number of tokens up to 32, or a row's result would depend on those beside it."""
-    spec = read_model_spec(random_mimo(tmp_path / "model", head_dim=64))
-    place = Placement(torch.device("meta"), torch.bfloat16)
-    layer_spec = replace(spec.layers[0], feed_forward=DenseSpec(64))
-    layer = DecoderLayer(replace(spec, hidden_size=hidden_size), layer_spec, place)
-    with FakeTensorMode():
-        streams = [torch.empty(n, hidden_size, dtype=place.dtype, device="cuda") for n in (1, 16, 32, 33)]
-    is_narrow = hidden_size <= 2048
-    assert [layer.takes_few(stream) for stream in streams] == [is_narrow, is_narrow, is_narrow, False]
 
 
 def test_rotary_angles_are_rounded_to_float32_in_every_dtype(tmp_path: Path) -> None:

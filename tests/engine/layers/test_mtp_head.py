@@ -206,11 +206,11 @@ def test_each_product_takes_all_that_its_norm_may_give(sizes: tuple[float, ...],
     model = load(random_mimo(tmp_path / "model"), dtype="float64")  # of float32 the weights would be packed
     assert model.mtp is not None
     head, block = model.mtp, model.mtp.block
-    norms = (head.hidden_norm, head.token_norm, block.input_norm, block.feed_forward_norm)
+    norms = (head.hidden_norm, head.token_norm, block.input_norm.weight, block.feed_forward_norm.weight)
     for norm, size in zip(norms, sizes, strict=True):
         norm.copy_(torch.linspace(-1, 0.5, len(norm)) * size)
     model.mtp.round_linears()
-    bounds = {head.input: max(sizes[:2]), block.qkv: sizes[2], block.gate_up: sizes[3]}
+    bounds = {head.input: max(sizes[:2]), block.mixer.input: sizes[2], block.feed_forward.input: sizes[3]}
     for linear, bound in bounds.items():
         assert linear.input_step is not None
         largest = bound * model.spec.hidden_size**0.5

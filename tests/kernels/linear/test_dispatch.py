@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headway.kernels.linear.dispatch import (
+    FEW_ROWS,
     DeviceTraits,
     FusedOperation,
     LinearChoice,
@@ -11,6 +12,7 @@ from headway.kernels.linear.dispatch import (
     LinearShape,
     TmaGemmConfig,
     choose,
+    is_short_stream,
 )
 
 DEVICES = {
@@ -166,3 +168,22 @@ def test_the_layout_of_operands_matters(
 def test_each_row_names_its_order_of_sums_and_its_rounding(kernel: LinearKernel) -> None:
     assert kernel.value.order_of_sums
     assert "round" in kernel.value.rounding
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "dtype", "expected"),
+    [
+        (1, 2048, torch.bfloat16, True),
+        (FEW_ROWS, 2048, torch.bfloat16, True),
+        (FEW_ROWS + 1, 2048, torch.bfloat16, False),
+        (0, 2048, torch.bfloat16, False),
+        (1, 2112, torch.bfloat16, False),
+        (1, 2000, torch.bfloat16, False),
+        (1, 2048, torch.float16, False),
+    ],
+    ids=str,
+)
+def test_the_width_of_a_stream_decides_about_fusion_and_no_number_of_rows_up_to_32(
+    rows: int, hidden: int, dtype: torch.dtype, expected: bool
+) -> None:
+    assert is_short_stream(rows, hidden, dtype) is expected

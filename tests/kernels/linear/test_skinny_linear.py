@@ -4,7 +4,8 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import skinny_linear
+from headway.kernels import LateNorm, skinny_linear
+from headway.kernels.types._deferred_norm import square_tiles
 
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
 # Outputs x inputs: split sums, an odd end, inputs that only the smaller cut divides, inputs for the library.
@@ -29,6 +30,19 @@ def test_bias_and_residual_are_added(outputs: int, inputs: int, device: torch.de
     result = skinny_linear(x, weight, bias, residual=residual, out=residual)
     assert result is residual
     assert_near(result, expected)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_a_deferred_norm_is_applied_before_the_bias(outputs: int, inputs: int, device: torch.device) -> None:
+    x, weight = tensors(3, outputs, inputs, device)
+    bias, residual = torch.randn(outputs).to(x), torch.randn(3, outputs).to(x)
+    squares = torch.rand(3, square_tiles(inputs)).to(device)
+    norm = LateNorm(squares, 1e-5)
+    mean = squares[:, : -(-inputs // 64)].double().sum(1, keepdim=True) / inputs
+    product = x.double() @ weight.double().T * (mean + 1e-5).rsqrt()
+    assert_near(skinny_linear(x, weight, norm=norm), product)
+    expected = product + bias.double() + residual.double()
+    assert_near(skinny_linear(x, weight, bias, norm=norm, residual=residual), expected)
 
 
 def test_rows_of_a_wider_tensor(device: torch.device) -> None:

@@ -1,0 +1,175 @@
+"""Attention with grouped heads on the paged KV cache: a mixer, built from its AttentionSpec."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
+from headway.engine.layers.linear import Activation, Linear, prefers_few_launches
+from headway.engine.layers.placement import Placement
+from headway.engine.models.spec import AttentionSpec
+from headway.engine.state.specs import LayerState, PagedSpec
+from headway.kernels import (
+    HeadNorms,
+    is_streamed,
+    paged_attention,
+    prefill_attention,
+    qkv_rope_append,
+    rope_append,
+    varlen_attention,
+)
+
+
+class Attention:
+    """Projections of queries, keys and values (one product), their norms and rotation, attention, and the output projection.
+
+    The state is a key and a value of each token: LayerState "keys" and "values", [num_blocks, block_size, kv_heads, head_dim]
+    each. Immutable but for the weight formats of its Linear layers.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        place: Placement,
+        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
+        *,
+        first_position: int = 0,  # tokens before it have no keys
+    ) -> None:
+        self._spec, self._cos_sin, self._first_position = spec, cos_sin, first_position
+        self._heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        self._dtype = place.dtype
+        outputs, attended = sum(self._heads) * spec.head_dim, spec.num_heads * spec.head_dim
+        self.input = Linear(
+            place.empty(outputs, hidden_size), place.empty(outputs) if spec.has_qkv_bias else None
+        )
+        self.output = Linear(
+            place.empty(hidden_size, attended), place.empty(hidden_size) if spec.has_output_bias else None
+        )
+        self._head_norms: HeadNorms | None = None
+        if spec.qk_norm is not None:
+            query_norm, key_norm = place.empty(spec.head_dim), place.empty(spec.head_dim)
+            self._head_norms = HeadNorms(query_norm, key_norm, spec.qk_norm.epsilon, spec.qk_norm.unit_offset)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See DecoderLayer."""
+        query, key, value = (count * self._spec.head_dim for count in self._heads)
+        qkv = {"attention.query": query, "attention.key": key, "attention.value": value}
+        own = self.input.parts(qkv) | self.output.parts({"attention.output": self.output.num_outputs})
+        if self._head_norms is not None:
+            own["attention.query_norm"] = self._head_norms.query
+            own["attention.key_norm"] = self._head_norms.key
+        return own
+
+    def linears(self) -> tuple[Linear, ...]:
+        return self.input, self.output
+
+    def state(self) -> tuple[PagedSpec, ...]:
+        """Declares what is kept of each token: a key and a value."""
+        shape = self._spec.num_kv_heads, self._spec.head_dim
+        return PagedSpec("keys", shape, self._dtype), PagedSpec("values", shape, self._dtype)
+
+    def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
+        """x: [tokens, hidden], normed. Returns [tokens, q_heads * head_dim], which `output` is to multiply."""
+        return self._attend(self._append(x, inputs, state), inputs, state)
+
+    def update_state(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> None:
+        """Writes the tokens' keys and values to the cache."""
+        self._append(x, inputs, state)
+
+    def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
+        """Does nothing: keys and values of rejected tokens are overwritten before they are read."""
+
+    def _append(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
+        """Writes keys and values to the cache; returns the rotated queries, [tokens, q_heads, head_dim]."""
+        if self._is_fused(x):
+            assert self.input.bias is not None
+            return qkv_rope_append(
+                x.values,
+                self.input.weight,
+                self.input.bias,
+                x.deferred,
+                inputs.positions,
+                self._cos_sin,
+                state["keys"],
+                state["values"],
+                inputs.slot_mapping,
+            )
+        heads = self.input(x).view(len(x.values), -1, self._spec.head_dim)
+        query, key, value = heads.split_with_sizes(self._heads, dim=1)
+        rope_append(
+            query,
+            key,
+            value,
+            inputs.positions,
+            self._cos_sin,
+            state["keys"],
+            state["values"],
+            inputs.slot_mapping,
+            norms=self._head_norms,
+        )
+        return query
+
+    def _is_fused(self, x: Activation) -> bool:
+        """Returns whether one launch multiplies, rotates and writes to the cache."""
+        is_rotated_whole = self._spec.rope.rotary_dim == self._spec.head_dim
+        has_form = self._head_norms is None and is_rotated_whole and self._spec.head_dim % 64 == 0
+        if not has_form or self.input.bias is None or not self.input.can_fuse:
+            return False
+        is_short = x.deferred is not None or prefers_few_launches(x.values)
+        return is_short or (x.values.is_cuda and is_streamed(x.values, self.input.weight))
+
+    def _attend(
+        self,
+        query: torch.Tensor,  # [tokens, q_heads, head_dim]
+        inputs: ForwardInputs,
+        state: LayerState,
+    ) -> torch.Tensor:
+        """Returns [tokens, q_heads * head_dim]."""
+        out = query.new_empty(query.shape)
+        chunks = inputs.chunks
+        for segment in inputs.segments:
+            attend = prefill_attention if segment.is_prompt else paged_attention
+            attend(
+                _windows(query, segment),
+                state["keys"],
+                state["values"],
+                segment.block_table,
+                segment.start_positions,
+                self._spec.scale,
+                first_position=self._first_position,
+                end_positions=segment.end_positions,
+                out=_windows(out, segment),
+            )
+        if chunks is not None:
+            self._attend_chunks(query, chunks, state, out)
+        return out.flatten(1)
+
+    def _attend_chunks(
+        self,
+        query: torch.Tensor,  # [tokens, q_heads, head_dim]
+        chunks: Chunks,
+        state: LayerState,
+        out: torch.Tensor,  # [tokens, q_heads, head_dim], written where chunks are
+    ) -> None:
+        assert self._first_position == 0, "chunks are attended from their first key on"
+        varlen_attention(
+            query[chunks.first_token :],
+            state["keys"],
+            state["values"],
+            chunks.block_table,
+            chunks.first_tokens,
+            chunks.lengths,
+            chunks.start_positions,
+            self._spec.scale,
+            out=out[chunks.first_token :],
+        )
+
+
+def _windows(
+    heads: torch.Tensor,  # [tokens, heads, head_dim], of all segments
+    segment: Segment,
+) -> torch.Tensor:
+    """Returns the segment's heads, [rows, window, heads, head_dim]."""
+    tokens = slice(segment.first_token, segment.first_token + segment.rows * segment.window)
+    return heads[tokens].view(segment.rows, segment.window, *heads.shape[1:])

@@ -1,0 +1,94 @@
+"""The residual stream of a forward pass: the only module that knows how additions and norms are fused with products.
+
+Layers say what they read and what they add. Whether a product adds itself to the residual, whether a norm is computed with
+the addition before it or deferred to the product after it, and whether it is rounded to float8, is decided here by the
+stream's size and the weight formats of both products.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.layers.linear import Activation, Linear, prefers_few_launches
+from headway.engine.layers.norm import RMSNorm
+from headway.kernels import add_linear
+
+
+class ResidualStream:
+    """[tokens, hidden], in place, and at most one addition that has yet to be computed.
+
+    An addition waits for the norm after it, so that one launch can compute both. Mutable: the layers of one forward pass are
+    its only writers, one after the other.
+    """
+
+    def __init__(
+        self,
+        residual: torch.Tensor,  # [tokens, hidden], changed in place
+        scale: float = 1.0,
+    ) -> None:
+        """scale: what is added is multiplied by it first."""
+        self._residual: torch.Tensor | None = residual
+        self._tokens: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._scale = scale
+        self._addition: tuple[torch.Tensor, Linear] | None = None
+
+    @classmethod
+    def of_tokens(
+        cls,
+        token_ids: torch.Tensor,  # [tokens] int64
+        embedding: torch.Tensor,  # [vocab, hidden]
+        scale: float = 1.0,
+    ) -> ResidualStream:
+        """Returns a stream of embedded tokens; the first norm looks them up."""
+        stream = cls(embedding, scale)
+        stream._residual, stream._tokens = None, (token_ids, embedding)
+        return stream
+
+    def add(
+        self,
+        x: torch.Tensor,  # [tokens, in of the writer]
+        writer: Linear,
+    ) -> None:
+        """Adds the writer's product with x, times the scale."""
+        assert self._addition is None, "a norm comes between two additions"
+        self._addition = x, writer
+
+    def normed(self, norm: RMSNorm, reader: Linear | None = None) -> Activation:
+        """Returns the norm of the stream, in the form that is best for the reader; without one, in the stream's dtype."""
+        step = None if reader is None else reader.input_step
+        if self._residual is None:
+            assert self._tokens is not None
+            self._residual, x = norm.embedded(*self._tokens, step)
+            return Activation(x)
+        if self._addition is None:
+            return Activation(norm(self._residual, step))
+        x, writer = self._addition
+        if reader is not None and reader.can_fuse and self._defers(norm, writer):
+            self._addition = None
+            scaled, deferred = add_linear(x, writer.weight, self._residual, norm.weight, norm.spec.epsilon)
+            return Activation(scaled, deferred)
+        delta = self._added()
+        return Activation(
+            norm(self._residual, step) if delta is None else norm.of_sum(delta, self._residual, step)
+        )
+
+    def sum(self) -> torch.Tensor:
+        """Returns the stream, [tokens, hidden], with all that was added."""
+        assert self._residual is not None, "no layer has read the tokens"
+        delta = None if self._addition is None else self._added()
+        return self._residual if delta is None else self._residual.add_(delta)
+
+    def _added(self) -> torch.Tensor | None:
+        """Computes the addition. Returns what is still to be added to the residual, [tokens, hidden], or None."""
+        assert self._addition is not None
+        assert self._residual is not None
+        (x, writer), self._addition = self._addition, None
+        if self._scale != 1:
+            return writer(x).mul_(self._scale)
+        return writer.added_to(self._residual, x)
+
+    def _defers(self, norm: RMSNorm, writer: Linear) -> bool:
+        """Returns whether the product that the stream waits for applies the norm's weight, and the reader the rest."""
+        assert self._residual is not None
+        has_form = self._scale == 1 and not norm.spec.unit_offset
+        return has_form and writer.can_fuse and writer.bias is None and prefers_few_launches(self._residual)
