@@ -83,7 +83,6 @@ class Attention:
     def _append(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
         """Writes keys and values to the cache; returns the rotated queries, [tokens, q_heads, head_dim]."""
         if self._is_fused(x):
-            assert self.input.bias is not None
             return qkv_rope_append(
                 x.values,
                 self.input.weight,
@@ -114,7 +113,7 @@ class Attention:
         """Returns whether one launch multiplies, rotates and writes to the cache."""
         is_rotated_whole = self._spec.rope.rotary_dim == self._spec.head_dim
         has_form = self._head_norms is None and is_rotated_whole and self._spec.head_dim % 64 == 0
-        if not has_form or self.input.bias is None or not self.input.can_fuse:
+        if not has_form or not self.input.can_fuse:
             return False
         is_short = x.deferred is not None or prefers_few_launches(x.values)
         return is_short or (x.values.is_cuda and is_streamed(x.values, self.input.weight))

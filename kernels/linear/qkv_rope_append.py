@@ -67,11 +67,12 @@ def _qkv_kernel(
     CUT: tl.constexpr,
     TILES: tl.constexpr,
     EPSILON: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
     INVITES_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """One program OUTPUTS / 2 pairs of a head and one of SPLIT parts of the inputs."""
+    """Each program computes OUTPUTS / 2 pairs of a head and one of SPLIT parts of the inputs."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     PAIRS: tl.constexpr = OUTPUTS // 2
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -82,7 +83,8 @@ def _qkv_kernel(
     is_row = row < num_rows
     weight_row = head * HEAD_DIM + first_dim + pair_of(place) + tl.where(is_second(place), HALF, 0)
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
-    bias = tl.load(bias_ptr + weight_row).to(tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + weight_row).to(tl.float32)
     # With a late norm `add_linear` stands in front, which lets others start only after its own wait, and what writes
     # positions and slots stands further in front: they are there, if only in the L2 cache. Without one it is `rms_norm`,
     # which lets others start before it waits.
@@ -106,7 +108,9 @@ def _qkv_kernel(
     if is_last:
         if TILES > 0:
             sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
-        first, second = split_pairs((sums + bias[:, None]).to(query_ptr.dtype.element_ty), ROWS, OUTPUTS)
+        if HAS_BIAS:
+            sums += bias[:, None]
+        first, second = split_pairs(sums.to(query_ptr.dtype.element_ty), ROWS, OUTPUTS)
         first, second = first.to(tl.float32), second.to(tl.float32)
         turned_first = first * cos - second * sin
         turned_second = second * cos + first * sin
@@ -160,8 +164,9 @@ def _streamed_qkv_kernel(
     STARTS: gl.constexpr,
     UNIT: gl.constexpr,
     UNDER_WAY: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
 ) -> None:
-    """One program OUTPUTS / 2 pairs of a head."""
+    """Each program computes OUTPUTS / 2 pairs of a head."""
     pairs: gl.constexpr = OUTPUTS // 2
     half: gl.constexpr = HEAD_DIM // 2
     head = gl.program_id(0) // (half // pairs)
@@ -177,10 +182,11 @@ def _streamed_qkv_kernel(
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, layout))
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
     # Asked for now, needed after the sums.
-    pair = gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
-    first_bias_ptr = bias_ptr + head * HEAD_DIM + first_dim + pair
-    first_bias = gl.load(first_bias_ptr).to(gl.float32)
-    second_bias = gl.load(first_bias_ptr + half).to(gl.float32)
+    if HAS_BIAS:
+        pair = gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
+        first_bias_ptr = bias_ptr + head * HEAD_DIM + first_dim + pair
+        first_bias = gl.load(first_bias_ptr).to(gl.float32)
+        second_bias = gl.load(first_bias_ptr + half).to(gl.float32)
     position = gl.load(position_ptr + row, mask=is_row, other=0)
     slot = gl.load(slot_ptr + row, mask=is_row, other=-1)
     turn_ptr = table_ptr + position[None, :] * HEAD_DIM + dim[:, None]
@@ -194,8 +200,12 @@ def _streamed_qkv_kernel(
     (sums,) = sums_of(stream, 1)
     first, second = split_paired(sums, ROWS, OUTPUTS, PAIRED)
     dtype: gl.constexpr = query_ptr.dtype.element_ty
-    first = by_rows((first + first_bias[:, None]).to(dtype), ROWS, pairs).to(gl.float32)
-    second = by_rows((second + second_bias[:, None]).to(dtype), ROWS, pairs).to(gl.float32)
+    if HAS_BIAS:
+        first += first_bias[:, None]
+    first = by_rows(first.to(dtype), ROWS, pairs).to(gl.float32)
+    if HAS_BIAS:
+        second += second_bias[:, None]
+    second = by_rows(second.to(dtype), ROWS, pairs).to(gl.float32)
     # In one way for any number of rows: which of two products is fused is the compiler's choice else.
     turned_first = gl.fma(first, cos, -(second * sin))
     turned_second = gl.fma(second, cos, first * sin)
@@ -229,7 +239,7 @@ def _store_streamed(
 def qkv_rope_append(
     x: torch.Tensor,  # [tokens, hidden] float
     weight: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim, hidden] float: queries', keys', values'
-    bias: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim] float
+    bias: torch.Tensor | None,  # [(q_heads + 2 * kv_heads) * head_dim] float
     norm: LateNorm | None,  # of x; None: x is normed
     positions: torch.Tensor,  # [tokens] int64
     cos_sin: torch.Tensor,  # [max_position, head_dim] float32: cosines, then sines
@@ -237,10 +247,10 @@ def qkv_rope_append(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: the turned queries.
+    """Returns the rotated queries, [tokens, q_heads, head_dim].
 
-    Few tokens; the product is rounded once before it is turned. With a late norm positions and slots are older than the
-    launch in front of this one: they are read before that has ended.
+    For few tokens; the product is rounded once before it is rotated. With a deferred norm positions and slots are older than
+    the preceding launch: they are read before that has ended.
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0
@@ -250,23 +260,26 @@ def qkv_rope_append(
         return qkv_rope_append_twin(
             x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping
         )
-    check_dense(positions, cos_sin, key_cache, value_cache, slot_mapping, bias)
+    check_dense(positions, cos_sin, key_cache, value_cache, slot_mapping)
+    if bias is not None:
+        check_dense(bias)
     (tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     q_heads = num_outputs // head_dim - 2 * kv_heads
     query = torch.empty(tokens, q_heads, head_dim, dtype=x.dtype, device=x.device)
+    bias_or_any = query if bias is None else bias
     if streams is not None:
         _streamed_qkv_kernel[(streams.programs,)](
-            described_rows(x, streams), described_pairs(weight, streams, blocks=num_outputs // head_dim), bias, positions,
+            described_rows(x, streams), described_pairs(weight, streams, blocks=num_outputs // head_dim), bias_or_any, positions,
             cos_sin, slot_mapping, query, key_cache, value_cache, tokens, num_inputs // inputs_of(x, streams), q_heads, kv_heads,
-            HEAD_DIM=head_dim, PAIRED=PAIRED, **stream_constants_of(x, streams),
+            HEAD_DIM=head_dim, PAIRED=PAIRED, HAS_BIAS=bias is not None, **stream_constants_of(x, streams),
         )  # fmt: skip
         return query
     cut = cut_of(num_outputs, x)._replace(outputs=2 * _PAIRS)
     _qkv_kernel[(num_outputs // cut.outputs * cut.split,)](
-        x, weight, bias, x if norm is None else norm.squares, positions, cos_sin, slot_mapping,
+        x, weight, bias_or_any, x if norm is None else norm.squares, positions, cos_sin, slot_mapping,
         query, key_cache, value_cache, *workspace_of(cut.split, x),
         tokens, num_inputs, x.stride(0), q_heads, kv_heads, HEAD_DIM=head_dim,
         TILES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
-        **constants_of(cut, x),
+        HAS_BIAS=bias is not None, **constants_of(cut, x),
     )  # fmt: skip
     return query

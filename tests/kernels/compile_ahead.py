@@ -319,11 +319,11 @@ CASES = [
                     | {"x_desc": descriptor(kind, 2, rows // 2, inputs)}
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, inputs)},
                     streamed_by_copies(kind, inputs, rows, under_way=under_way)
-                    | {"STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim},
+                    | {"STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim, "HAS_BIAS": has_bias},
                     least_capability=90,
                     most_capability=90,
                 )
-                for head_dim in (64, 128, 256)
+                for head_dim, has_bias in ((64, True), (128, True), (256, True), (128, False))
             ),
         )
     ),
@@ -395,7 +395,7 @@ CASES = [
                 "_qkv_kernel",
                 LINEAR,
                 {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 128, "SPLIT": split, "TILES": tiles, "EPSILON": 1e-5}
-                | {"HEAD_DIM": 64 * split}
+                | {"HEAD_DIM": 64 * split, "HAS_BIAS": rows == 16}
                 | STREAMED,
                 4,
                 5,

@@ -11,7 +11,7 @@ from headway.kernels.types._deferred_norm import LateNorm
 def qkv_rope_append(
     x: torch.Tensor,  # [tokens, hidden] float
     weight: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim, hidden] float: queries', keys', values'
-    bias: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim] float
+    bias: torch.Tensor | None,  # [(q_heads + 2 * kv_heads) * head_dim] float
     norm: LateNorm | None,  # of x; None: x is normed
     positions: torch.Tensor,  # [tokens] int64
     cos_sin: torch.Tensor,  # [max_position, head_dim] float32: cosines, then sines
@@ -19,12 +19,13 @@ def qkv_rope_append(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: the turned queries."""
+    """Returns the rotated queries, [tokens, q_heads, head_dim]."""
     kv_heads, head_dim = key_cache.shape[2:]
     product = torch.nn.functional.linear(x, weight)
     if norm is not None:
         product = (product * norm.factor(x.shape[1])).to(x.dtype)
-    heads = (product + bias).view(len(x), -1, head_dim)
+    product = product if bias is None else product + bias
+    heads = product.view(len(x), -1, head_dim)
     query, key, value = heads.tensor_split((heads.shape[1] - 2 * kv_heads, heads.shape[1] - kv_heads), dim=1)
     rope_append(query, key, value, positions, cos_sin, key_cache, value_cache, slot_mapping)
     return query

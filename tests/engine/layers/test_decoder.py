@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
+from headway_testing.families import tiny_model
 from headway_testing.paged import PagedSequences, load
 
 from headway.engine.layers import attention, linear, stream
@@ -104,6 +105,44 @@ def test_fused_products_compute_what_single_launches_do(
         torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
     calls = 2 * len(model.spec.layers) + 1 if sizes is EMBEDDED else 0
     assert fused.call_count == calls
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "appends", "defers"),
+    [
+        ("Qwen2ForCausalLM", {}, 3, 5),
+        ("Qwen2ForCausalLM", {"tie_word_embeddings": True}, 3, 5),
+        ("LlamaForCausalLM", {}, 3, 5),
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, 3, 0),
+        ("Qwen3ForCausalLM", {}, 0, 5),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, 0, 2),
+    ],
+    ids=str,
+)
+def test_every_family_keeps_the_fusions_that_its_form_allows(
+    architecture: str,
+    changes: dict[str, object],
+    appends: int,
+    defers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """appends: layers whose q, k and v are multiplied, rotated and cached at once. defers: norms that wait for a product."""
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64, "num_attention_heads": 2}
+    tiny_model(architecture, **sizes, **changes).save_pretrained(tmp_path)
+    model = load(tmp_path, dtype="float64")
+    tokens = torch.randint(0, 151, (30,), generator=torch.Generator().manual_seed(0))
+    appending, deferring = mock.Mock(wraps=attention.qkv_rope_append), mock.Mock(wraps=stream.add_linear)
+    monkeypatch.setattr(attention, "qkv_rope_append", appending)
+    monkeypatch.setattr(stream, "add_linear", deferring)
+    results = []
+    for answer in (False, True):
+        fuse(monkeypatch, answer)
+        sequences = PagedSequences(model, 2, 40)
+        results.append((sequences.forward([(0, 0, 20), (1, 0, 10)], tokens), *sequences.pool.by_block()))
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=0, atol=1e-5)
+    assert (appending.call_count, deferring.call_count) == (appends, defers)
 
 
 def as_chunks(inputs: ForwardInputs) -> ForwardInputs:

@@ -39,12 +39,20 @@ MANY_SLOTS = {
 class Case:
     """Tensors of one call. The table is no table of angles: pairs are scaled too."""
 
-    def __init__(self, slots: list[int], shape: tuple[int, int, int, int], device: torch.device) -> None:
+    def __init__(
+        self,
+        slots: list[int],
+        shape: tuple[int, int, int, int],
+        device: torch.device,
+        *,
+        has_bias: bool = True,
+    ) -> None:
         self.q_heads, self.kv_heads, self.head_dim, hidden = shape
         heads = self.q_heads + 2 * self.kv_heads
         self.x, self.weight = tensors(len(slots), heads * self.head_dim, hidden, device)
         generator = torch.Generator().manual_seed(len(slots))
-        self.bias = torch.randn(heads * self.head_dim, generator=generator).to(self.x)
+        bias = torch.randn(heads * self.head_dim, generator=generator).to(self.x)
+        self.bias = bias if has_bias else None
         caches = torch.randn(2, BLOCKS, BLOCK_SIZE, self.kv_heads, self.head_dim, generator=generator)
         self.caches = caches.to(self.x)
         self.table = torch.randn(MAX_POSITION, self.head_dim, generator=generator).to(device)
@@ -61,7 +69,8 @@ class Case:
         product = x.double() @ self.weight.double().T
         if norm is not None:
             product *= norm.factor(x.shape[1]).double()
-        heads = (product + self.bias.double()).view(len(x), -1, self.head_dim)
+        product = product if self.bias is None else product + self.bias.double()
+        heads = product.view(len(x), -1, self.head_dim)
         query, key, value = heads.split([self.q_heads, self.kv_heads, self.kv_heads], dim=1)
         rope(query, key, self.positions, self.table.double())
         before = self.caches.clone()
@@ -86,19 +95,21 @@ def enough_programs_to_split_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("slots", SLOTS.values(), ids=SLOTS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
 def test_queries_turn_and_the_named_slots_change(
-    slots: list[int], shape: tuple[int, int, int, int], device: torch.device
+    has_bias: bool, slots: list[int], shape: tuple[int, int, int, int], device: torch.device
 ) -> None:
-    case = Case(slots, shape, device)
+    case = Case(slots, shape, device, has_bias=has_bias)
     case.check(case.x, None)
 
 
 @pytest.mark.parametrize("slots", SLOTS.values(), ids=SLOTS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
 def test_a_norm_is_completed(
-    slots: list[int], shape: tuple[int, int, int, int], device: torch.device
+    has_bias: bool, slots: list[int], shape: tuple[int, int, int, int], device: torch.device
 ) -> None:
-    case = Case(slots, shape, device)
+    case = Case(slots, shape, device, has_bias=has_bias)
     hidden = shape[3]
     x, weight = tensors(len(slots), hidden, 128, device)
     stream = 5 * torch.randn(len(slots), hidden, generator=torch.Generator().manual_seed(7)).to(x)
@@ -181,9 +192,12 @@ def test_layers_wait_for_one_another_in_a_graph(
 @pytest.mark.gpu
 @pytest.mark.parametrize("slots", [*SLOTS.values(), *MANY_SLOTS.values()], ids=[*SLOTS, *MANY_SLOTS])
 @pytest.mark.parametrize("shape", WIDE_SHAPES, ids=str)
-def test_a_wide_product_does_the_same(slots: list[int], shape: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
+def test_a_wide_product_does_the_same(
+    has_bias: bool, slots: list[int], shape: tuple[int, int, int, int]
+) -> None:
     """Where bulk copies are, weights stream; of more than 64 rows it is the library's."""
-    case = Case(slots, shape, torch.device("cuda"))
+    case = Case(slots, shape, torch.device("cuda"), has_bias=has_bias)
     assert is_streamed(case.x, case.weight) == (is_hopper(case.x.device) and len(slots) <= 64)
     case.check(case.x, None)
 
