@@ -63,9 +63,17 @@ class ResidualStream:
         if self._addition is None:
             return Activation(norm(self._residual, step))
         x, writer = self._addition
-        if reader is not None and reader.can_fuse and self._defers(norm, writer):
+        if reader is not None and reader.can_fuse and self._defers(writer):
             self._addition = None
-            scaled, deferred = add_linear(x, writer.weight, self._residual, norm.weight, norm.spec.epsilon)
+            scaled, deferred = add_linear(
+                x,
+                writer.weight,
+                self._residual,
+                norm.weight,
+                norm.spec.epsilon,
+                bias=writer.bias,
+                unit_offset=norm.spec.unit_offset,
+            )
             return Activation(scaled, deferred)
         delta = self._added()
         return Activation(
@@ -87,8 +95,7 @@ class ResidualStream:
             return writer(x).mul_(self._scale)
         return writer.added_to(self._residual, x)
 
-    def _defers(self, norm: RMSNorm, writer: Linear) -> bool:
-        """Returns whether the product that the stream waits for applies the norm's weight, and the reader the rest."""
+    def _defers(self, writer: Linear) -> bool:
+        """Returns whether the writer's product applies the weight of the norm after it, and the reader's the rest."""
         assert self._residual is not None
-        has_form = self._scale == 1 and not norm.spec.unit_offset
-        return has_form and writer.can_fuse and writer.bias is None and prefers_few_launches(self._residual)
+        return self._scale == 1 and writer.can_fuse and prefers_few_launches(self._residual)

@@ -23,6 +23,7 @@ from headway.kernels.types._deferred_norm import LateNorm, square_tiles
 def _add_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     norm_ptr: tl.tensor,
     scaled_ptr: tl.tensor,
@@ -40,11 +41,13 @@ def _add_kernel(
     SPLIT: tl.constexpr,
     CUT: tl.constexpr,
     TILES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
     OVERLAPS: tl.constexpr,
     INVITES_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
@@ -52,9 +55,13 @@ def _add_kernel(
     weight_row = tl.minimum(output, num_outputs - 1)
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     norm_weight = tl.load(norm_ptr + output, mask=is_output, other=0).to(tl.float32)
+    if UNIT_OFFSET:
+        norm_weight += 1.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + output, mask=is_output, other=0).to(tl.float32)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
-    # Asked for now, needed after the sums.
+    # The load is issued now, and its result is needed after the sums.
     is_cell = is_row[None, :] & is_output[:, None]
     residual_cell = residual_ptr + row[None, :] * residual_stride + output[:, None]
     residual = tl.load(residual_cell, mask=is_cell, other=0)
@@ -64,6 +71,8 @@ def _add_kernel(
     )  # fmt: skip
     sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
+        if HAS_BIAS:
+            sums += bias[:, None]
         total = (sums + residual.to(tl.float32)).to(residual.dtype)
         stream = total.to(tl.float32)
         tl.store(residual_cell, total, mask=is_cell)
@@ -80,21 +89,25 @@ def add_linear(
     residual: torch.Tensor,  # [rows, hidden] float, in place: += x @ weight.T
     norm_weight: torch.Tensor,  # [hidden] float: of the norm that comes next
     epsilon: float,
+    *,
+    bias: torch.Tensor | None = None,  # [hidden] float, added, too
+    unit_offset: bool = False,  # the norm multiplies by 1 + norm_weight
 ) -> tuple[torch.Tensor, LateNorm]:
-    """([rows, hidden]: the new residual times norm_weight, what is left to do of the norm).
+    """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the norm.
 
-    The residual is rounded once, as its product with norm_weight is.
+    The residual is rounded once, as its product with the norm's weight is.
     """
     if choice_of(x, weight, FusedOperation.ADD_NORM).kernel is LinearKernel.LIBRARY:
-        return add_linear_twin(x, weight, residual, norm_weight, epsilon)
+        return add_linear_twin(x, weight, residual, norm_weight, epsilon, bias=bias, unit_offset=unit_offset)
     (rows, num_inputs), hidden = x.shape, weight.shape[0]
-    assert residual.stride(1) == norm_weight.stride(0) == 1, "outputs stand side by side"
+    assert residual.stride(1) == norm_weight.stride(0) == 1, "outputs are adjacent in memory"
+    assert bias is None or bias.stride(0) == 1, "outputs are adjacent in memory"
     scaled = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
     squares = torch.empty(rows, square_tiles(hidden), dtype=torch.float32, device=x.device)
     cut = cut_of(hidden, x)._replace(outputs=64)
     _add_kernel[(blocks_of(hidden, 64) * cut.split,)](
-        x, weight, residual, norm_weight, scaled, squares, *workspace_of(cut.split, x),
+        x, weight, x if bias is None else bias, residual, norm_weight, scaled, squares, *workspace_of(cut.split, x),
         rows, hidden, num_inputs, x.stride(0), residual.stride(0),
-        TILES=squares.shape[1], **constants_of(cut, x),
+        TILES=squares.shape[1], HAS_BIAS=bias is not None, UNIT_OFFSET=unit_offset, **constants_of(cut, x),
     )  # fmt: skip
     return scaled, LateNorm(squares, epsilon)

@@ -385,7 +385,9 @@ CASES = [
                 "add_linear",
                 "_add_kernel",
                 LINEAR,
-                {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 128, "SPLIT": split, "TILES": tiles} | STREAMED,
+                {"ROWS": rows, "OUTPUTS": 64, "INPUTS": 128, "SPLIT": split, "TILES": tiles}
+                | {"HAS_BIAS": rows == 32, "UNIT_OFFSET": rows == 32}
+                | STREAMED,
                 4,
                 5,
                 STRIDES,

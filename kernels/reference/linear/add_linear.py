@@ -13,9 +13,13 @@ def add_linear(
     residual: torch.Tensor,  # [rows, hidden] float, in place: += x @ weight.T
     norm_weight: torch.Tensor,  # [hidden] float: of the norm that comes next
     epsilon: float,
+    *,
+    bias: torch.Tensor | None = None,  # [hidden] float, added, too
+    unit_offset: bool = False,  # the norm multiplies by 1 + norm_weight
 ) -> tuple[torch.Tensor, LateNorm]:
-    """([rows, hidden]: the new residual times norm_weight, what is left to do of the norm)."""
-    residual += torch.nn.functional.linear(x, weight)
+    """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the norm."""
+    residual += torch.nn.functional.linear(x, weight, bias)
     squares = torch.zeros(len(x), 64 * square_tiles(weight.shape[0]), dtype=torch.float32, device=x.device)
     squares[:, : weight.shape[0]] = residual.float().square()
-    return residual * norm_weight, LateNorm(squares.view(len(x), -1, 64).sum(2), epsilon)
+    factor = 1 + norm_weight if unit_offset else norm_weight
+    return residual * factor, LateNorm(squares.view(len(x), -1, 64).sum(2), epsilon)

@@ -113,9 +113,9 @@ def test_fused_products_compute_what_single_launches_do(
         ("Qwen2ForCausalLM", {}, 3, 5),
         ("Qwen2ForCausalLM", {"tie_word_embeddings": True}, 3, 5),
         ("LlamaForCausalLM", {}, 3, 5),
-        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, 3, 0),
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, 3, 5),
         ("Qwen3ForCausalLM", {}, 0, 5),
-        ("Qwen3ForCausalLM", {"attention_bias": True}, 0, 2),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, 0, 5),
     ],
     ids=str,
 )

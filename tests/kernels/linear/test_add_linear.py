@@ -44,6 +44,22 @@ def test_the_stream_grows_and_is_normed_later(
     torch.testing.assert_close(factor.double(), exact, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("unit_offset", [False, True], ids=["weight", "one-plus-weight"])
+@pytest.mark.parametrize(("hidden", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_a_bias_and_an_offset_of_the_norm(
+    hidden: int, inputs: int, unit_offset: bool, device: torch.device
+) -> None:
+    x, weight = tensors(5, hidden, inputs, device)
+    residual, gain = stream(5, hidden, x), norm_weight(hidden, x)
+    bias = torch.randn(hidden, generator=torch.Generator().manual_seed(3)).to(x)
+    expected = residual.double() + x.double() @ weight.double().T + bias.double()
+    scaled, norm = add_linear(x, weight, residual, gain, EPSILON, bias=bias, unit_offset=unit_offset)
+    assert_near(residual, expected)
+    assert_near(scaled, expected * (gain.double() + unit_offset))
+    exact = torch.rsqrt(residual.double().square().mean(1, keepdim=True) + EPSILON)
+    torch.testing.assert_close(norm.factor(hidden).double(), exact, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 32])
 @pytest.mark.parametrize("hidden", [192, 200, 2304], ids=str)
 def test_a_gated_product_completes_the_norm(rows: int, hidden: int, device: torch.device) -> None:
