@@ -276,7 +276,7 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
     if not config.deterministic or model.device.type != "cuda":
         return None
     for linear in model.linears():
-        linear.fix_order_of_sums()
+        linear.make_batch_invariant()
     return max(WINDOW_TILE_QUERIES // _sharing(model), 1)
 
 

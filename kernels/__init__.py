@@ -46,7 +46,7 @@ from headway.kernels.speculation.verify_and_rewind import verify_and_rewind
 from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
-from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._deferred_norm import DeferredNorm
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._processor_state import LogitsProcessorState
@@ -56,9 +56,9 @@ __all__ = [
     "FEW_ROWS",
     "MAX_HIDDEN_OF_FEW_LAUNCHES",
     "MIN_INPUTS_MULTIPLE",
+    "DeferredNorm",
     "DraftWindow",
     "HeadNorms",
-    "LateNorm",
     "LogitsProcessorState",
     "RoundWindow",
     "RowState",

@@ -5,7 +5,7 @@ beside it. On the CPU this is ruled out in one of two ways: float32 weights are 
 sums run in one order whatever the number of rows (tried on this machine before it is relied on); all others
 take up to ROWS_AT_ONCE rows, with rows of zeros up to a multiple of 16. On a GPU up to 32 rows in 16-bit types
 take one kernel whose sums are cut by the weight's shape alone, as up to 64 do of a large weight on Hopper; the
-library, which takes more, promises no such thing. `fix_order_of_sums` does without it. None of this holds for few
+library, which takes more, promises no such thing. `make_batch_invariant` does without it. None of this holds for few
 bits, which are for drafts alone: these may be wrong, and so may depend on what else is drafted.
 """
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from headway.kernels import (
     MIN_INPUTS_MULTIPLE,
-    LateNorm,
+    DeferredNorm,
     fixed_linear,
     float8_linear,
     fuses_residual_add,
@@ -58,12 +58,12 @@ class Activation(NamedTuple):
     """
 
     values: torch.Tensor
-    deferred: LateNorm | None = None
+    deferred: DeferredNorm | None = None
 
 
 class Linear:
     """x W^T + b. Mutable: `pack_all` may take the weight, once it is loaded, and give a packed form of it;
-    `fix_order_of_sums` chooses the kernel on a GPU, `round_to_float8` inputs and weights of 8 bits."""
+    `make_batch_invariant` chooses the kernel on a GPU, `round_to_float8` inputs and weights of 8 bits."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Linear:
         self._weight: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
         self._least_rows = 1
-        self._has_fixed_order = False
+        self._is_batch_invariant = False
         self._float8: Float8Weight | None = None
 
     @property
@@ -104,7 +104,7 @@ class Linear:
             weight, scale, step, dtype = self._float8
             return float8_linear(x, weight, step, scale, self.bias, dtype=dtype)
         if x.is_cuda:
-            multiply = fixed_linear if self._has_fixed_order else skinny_linear
+            multiply = fixed_linear if self._is_batch_invariant else skinny_linear
             return multiply(x, self.weight, self.bias)
         num_rows = x.shape[0]
         if self._packed is not None:
@@ -122,7 +122,7 @@ class Linear:
         x: torch.Tensor,  # [n, in]
     ) -> torch.Tensor | None:
         """Returns what is still to be added to the residual, [n, out]; None: it was added."""
-        if not x.is_cuda or self._has_fixed_order or self._float8 is not None:
+        if not x.is_cuda or self._is_batch_invariant or self._float8 is not None:
             return self(x)
         if fuses_residual_add(x, self.weight) or (self.can_fuse and prefers_few_launches(residual)):
             skinny_linear(x, self.weight, self.bias, residual=residual, out=residual)
@@ -134,24 +134,24 @@ class Linear:
 
     def gated(self, x: Activation) -> torch.Tensor:  # [n, in] -> [n, out / 2]
         """Returns silu of the first half of the outputs times the second half."""
-        is_plain = not self._has_fixed_order and self._float8 is None and self.bias is None
+        is_plain = not self._is_batch_invariant and self._float8 is None and self.bias is None
         if is_plain and (x.values.is_cuda or x.deferred is not None):
             return gated_linear(x.values, self.weight, norm=x.deferred)
         return silu_mul(self(x))
 
-    def fix_order_of_sums(self) -> None:
+    def make_batch_invariant(self) -> None:
         """On a GPU, from now on, a row's result is the same beside any number of others. Not in float64, nor in float8."""
-        self._has_fixed_order = True
+        self._is_batch_invariant = True
 
     @property
     def can_fuse(self) -> bool:
         """Whether a kernel that computes more than the product may multiply by `weight`."""
-        is_plain = self._weight is not None and not self._has_fixed_order
+        is_plain = self._weight is not None and not self._is_batch_invariant
         return is_plain and self.weight.shape[1] % MIN_INPUTS_MULTIPLE == 0
 
     @property
-    def has_fixed_order(self) -> bool:
-        return self._has_fixed_order
+    def is_batch_invariant(self) -> bool:
+        return self._is_batch_invariant
 
     @property
     def input_step(self) -> torch.Tensor | None:  # [1] float32

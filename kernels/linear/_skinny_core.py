@@ -40,7 +40,7 @@ def _fetch_ahead(weights_ptr: tl.tensor) -> None:
 
 
 @jit
-def _invite(is_time: tl.tensor) -> None:
+def launch_dependents(is_time: tl.tensor) -> None:
     if is_time:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -90,7 +90,7 @@ def sum_products(
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for first in range(begin, end, INPUTS):
         if OVERLAPS:
-            _invite(first == invites_at)
+            launch_dependents(first == invites_at)
         weights = tl.load(tile_ptr + (first - begin))
         inputs = tl.load(inputs_ptr + first, mask=is_row[:, None], other=0)
         sums = tl.dot(weights, tl.trans(inputs), sums, input_precision="ieee")
@@ -166,14 +166,14 @@ def load_squares(
     ROWS: tl.constexpr,
     TILES: tl.constexpr,
 ) -> tl.tensor:
-    """[ROWS, TILES] float32: of a LateNorm."""
+    """[ROWS, TILES] float32: of a DeferredNorm."""
     row, tile = tl.arange(0, ROWS)[:, None], tl.arange(0, TILES)[None, :]
     exists = (row < num_rows) & (tile * 64 < num_inputs)
     return tl.load(squares_ptr + row * TILES + tile, mask=exists, other=0.0)
 
 
 @jit
-def late_factor(squares: tl.tensor, num_inputs: tl.tensor, EPSILON: tl.constexpr) -> tl.tensor:
+def deferred_factor(squares: tl.tensor, num_inputs: tl.tensor, EPSILON: tl.constexpr) -> tl.tensor:
     """[ROWS] float32: by which the norm would have multiplied the inputs."""
     return tl.rsqrt(tl.sum(squares, 1) / num_inputs + EPSILON)
 

@@ -16,7 +16,7 @@ from headway.kernels.linear._skinny_core import (
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 from headway.kernels.reference.linear.add_linear import add_linear as add_linear_twin
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, tl
-from headway.kernels.types._deferred_norm import LateNorm, square_tiles
+from headway.kernels.types._deferred_norm import DeferredNorm, square_tiles
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -92,7 +92,7 @@ def add_linear(
     *,
     bias: torch.Tensor | None = None,  # [hidden] float, added, too
     unit_offset: bool = False,  # the norm multiplies by 1 + norm_weight
-) -> tuple[torch.Tensor, LateNorm]:
+) -> tuple[torch.Tensor, DeferredNorm]:
     """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the norm.
 
     The residual is rounded once, as its product with the norm's weight is.
@@ -110,4 +110,4 @@ def add_linear(
         rows, hidden, num_inputs, x.stride(0), residual.stride(0),
         TILES=squares.shape[1], HAS_BIAS=bias is not None, UNIT_OFFSET=unit_offset, **constants_of(cut, x),
     )  # fmt: skip
-    return scaled, LateNorm(squares, epsilon)
+    return scaled, DeferredNorm(squares, epsilon)

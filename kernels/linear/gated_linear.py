@@ -27,9 +27,9 @@ from headway.kernels.linear._skinny_core import (
     Cut,
     constants_of,
     cut_of,
+    deferred_factor,
     first_weights,
     is_second,
-    late_factor,
     load_squares,
     pair_of,
     split_pairs,
@@ -39,7 +39,7 @@ from headway.kernels.linear.dispatch import PAIRED, FusedOperation, LinearKernel
 from headway.kernels.reference.linear.gated_linear import gated_linear as gated_linear_twin
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, takes_triton, tl
-from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._deferred_norm import DeferredNorm
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -79,7 +79,7 @@ def _gated_kernel(
         ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
     )  # fmt: skip
     if SQUARES > 0:
-        sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
+        sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]
     gate, up = split_pairs(sums, ROWS, OUTPUTS)
     result = gate / (1.0 + tl.exp(-gate)) * up
     output = first_output + tl.arange(0, OUTPUTS // 2)
@@ -158,7 +158,7 @@ def gated_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
     *,
-    norm: LateNorm | None = None,  # of x
+    norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
     """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); in float32 and rounded once, but where the library multiplies.
@@ -185,7 +185,7 @@ def gated_linear(
     return result
 
 
-def _launch_few(x: torch.Tensor, weight: torch.Tensor, norm: LateNorm | None, out: torch.Tensor) -> None:
+def _launch_few(x: torch.Tensor, weight: torch.Tensor, norm: DeferredNorm | None, out: torch.Tensor) -> None:
     (rows, num_inputs), num_outputs = x.shape, out.shape[1]
     cut = _cut(num_outputs, x)
     _gated_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](

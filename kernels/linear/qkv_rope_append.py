@@ -22,9 +22,9 @@ from headway.kernels.linear._skinny_core import (
     add_up,
     constants_of,
     cut_of,
+    deferred_factor,
     first_weights,
     is_second,
-    late_factor,
     load_squares,
     pair_of,
     split_pairs,
@@ -34,7 +34,7 @@ from headway.kernels.linear._skinny_core import (
 from headway.kernels.linear.dispatch import PAIRED, FusedOperation, LinearKernel
 from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append as qkv_rope_append_twin
 from headway.kernels.runtime._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
-from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._deferred_norm import DeferredNorm
 
 # Dimensions that one program turns with as many others: of a head of 128 the second takes 32 .. 63 and 96 .. 127.
 _PAIRS = 32
@@ -85,9 +85,9 @@ def _qkv_kernel(
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row).to(tl.float32)
-    # With a late norm `add_linear` stands in front, which lets others start only after its own wait, and what writes
-    # positions and slots stands further in front: they are there, if only in the L2 cache. Without one it is `rms_norm`,
-    # which lets others start before it waits.
+    # With a deferred norm the preceding kernel is that of `add_linear`, which launches its dependents only after its own
+    # wait, and what writes positions and slots precedes it: they are written, if only to the L2 cache. Without one it is
+    # `rms_norm`, which launches its dependents before it waits.
     if OVERLAPS and TILES == 0:
         tl.extra.cuda.gdc_wait()
     position = tl.load(position_ptr + row, mask=is_row, other=0, cache_modifier=".cg")
@@ -107,7 +107,7 @@ def _qkv_kernel(
     sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         if TILES > 0:
-            sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
+            sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]
         if HAS_BIAS:
             sums += bias[:, None]
         first, second = split_pairs(sums.to(query_ptr.dtype.element_ty), ROWS, OUTPUTS)
@@ -240,7 +240,7 @@ def qkv_rope_append(
     x: torch.Tensor,  # [tokens, hidden] float
     weight: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim, hidden] float: queries', keys', values'
     bias: torch.Tensor | None,  # [(q_heads + 2 * kv_heads) * head_dim] float
-    norm: LateNorm | None,  # of x; None: x is normed
+    norm: DeferredNorm | None,  # of x; None: x is normed
     positions: torch.Tensor,  # [tokens] int64
     cos_sin: torch.Tensor,  # [max_position, head_dim] float32: cosines, then sines
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written

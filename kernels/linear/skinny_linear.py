@@ -14,8 +14,8 @@ from headway.kernels.linear._skinny_core import (
     add_up,
     constants_of,
     cut_of,
+    deferred_factor,
     first_weights,
-    late_factor,
     load_squares,
     sum_products,
     workspace_of,
@@ -23,7 +23,7 @@ from headway.kernels.linear._skinny_core import (
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 from headway.kernels.reference.linear.skinny_linear import skinny_linear as skinny_linear_twin
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, tl
-from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._deferred_norm import DeferredNorm
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -74,7 +74,7 @@ def _linear_kernel(
     sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         if SQUARES > 0:
-            sums *= late_factor(squares, num_inputs, EPSILON)[None, :]
+            sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]
         if HAS_BIAS:
             sums += tl.load(bias_ptr + output, mask=is_output, other=0).to(tl.float32)[:, None]
         is_cell = (row < num_rows)[None, :] & is_output[:, None]
@@ -90,7 +90,7 @@ def skinny_linear(
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
     *,
-    norm: LateNorm | None = None,  # of x
+    norm: DeferredNorm | None = None,  # of x
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
 ) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from headway.kernels.runtime._triton import blocks_of, power_of_two
 
 
-class LateNorm(NamedTuple):
+class DeferredNorm(NamedTuple):
     """A root-mean-square norm whose weight a product's inputs bear already: what remains is one factor a row."""
 
     squares: torch.Tensor  # [rows, square_tiles(hidden)] float32: sums over 64 columns of the residual each

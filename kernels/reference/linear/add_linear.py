@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.types._deferred_norm import LateNorm, square_tiles
+from headway.kernels.types._deferred_norm import DeferredNorm, square_tiles
 
 
 def add_linear(
@@ -16,10 +16,10 @@ def add_linear(
     *,
     bias: torch.Tensor | None = None,  # [hidden] float, added, too
     unit_offset: bool = False,  # the norm multiplies by 1 + norm_weight
-) -> tuple[torch.Tensor, LateNorm]:
+) -> tuple[torch.Tensor, DeferredNorm]:
     """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the norm."""
     residual += torch.nn.functional.linear(x, weight, bias)
     squares = torch.zeros(len(x), 64 * square_tiles(weight.shape[0]), dtype=torch.float32, device=x.device)
     squares[:, : weight.shape[0]] = residual.float().square()
     factor = 1 + norm_weight if unit_offset else norm_weight
-    return residual * factor, LateNorm(squares.view(len(x), -1, 64).sum(2), epsilon)
+    return residual * factor, DeferredNorm(squares.view(len(x), -1, 64).sum(2), epsilon)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._deferred_norm import DeferredNorm
 
 
 def gated_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
     *,
-    norm: LateNorm | None = None,  # of x
+    norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
     """[rows, outputs]: silu(x @ gate.T) * (x @ up.T)."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.elementwise.rope_append import rope_append
-from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._deferred_norm import DeferredNorm
 
 
 def qkv_rope_append(
     x: torch.Tensor,  # [tokens, hidden] float
     weight: torch.Tensor,  # [(q_heads + 2 * kv_heads) * head_dim, hidden] float: queries', keys', values'
     bias: torch.Tensor | None,  # [(q_heads + 2 * kv_heads) * head_dim] float
-    norm: LateNorm | None,  # of x; None: x is normed
+    norm: DeferredNorm | None,  # of x; None: x is normed
     positions: torch.Tensor,  # [tokens] int64
     cos_sin: torch.Tensor,  # [max_position, head_dim] float32: cosines, then sines
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written

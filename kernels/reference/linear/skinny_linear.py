@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.types._deferred_norm import LateNorm
+from headway.kernels.types._deferred_norm import DeferredNorm
 
 
 def skinny_linear(
@@ -12,7 +12,7 @@ def skinny_linear(
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
     *,
-    norm: LateNorm | None = None,  # of x
+    norm: DeferredNorm | None = None,  # of x
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs]; may be the residual
 ) -> torch.Tensor:

@@ -5,7 +5,15 @@ import torch
 from headway_testing.late import LateCopy
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import LateNorm, add_linear, gated_linear, is_streamed, qkv_rope_append, rms_norm, rope
+from headway.kernels import (
+    DeferredNorm,
+    add_linear,
+    gated_linear,
+    is_streamed,
+    qkv_rope_append,
+    rms_norm,
+    rope,
+)
 from headway.kernels.linear import _skinny_core as _skinny
 from headway.kernels.runtime._device import is_hopper
 
@@ -59,12 +67,12 @@ class Case:
         self.positions = torch.randint(0, MAX_POSITION, (len(slots),), generator=generator).to(device)
         self.slots = torch.tensor(slots, device=device)
 
-    def run(self, x: torch.Tensor, norm: LateNorm | None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, norm: DeferredNorm | None) -> torch.Tensor:
         return qkv_rope_append(
             x, self.weight, self.bias, norm, self.positions, self.table, *self.caches, self.slots
         )
 
-    def check(self, x: torch.Tensor, norm: LateNorm | None) -> None:
+    def check(self, x: torch.Tensor, norm: DeferredNorm | None) -> None:
         """x as it is to be multiplied, in float64."""
         product = x.double() @ self.weight.double().T
         if norm is not None:
@@ -143,7 +151,7 @@ def test_a_row_gets_the_same_beside_any_others(shape: tuple[int, int, int, int])
     for rows in (1, 2, 4, 16, 17, 27):
         some = slice(3, 3 + rows)
         case.positions, case.slots = positions[some], slots[some]
-        assert torch.equal(case.run(scaled[some], LateNorm(norm.squares[some], EPSILON)), together[some])
+        assert torch.equal(case.run(scaled[some], DeferredNorm(norm.squares[some], EPSILON)), together[some])
         assert torch.equal(case.caches, caches)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import LateNorm, skinny_linear
+from headway.kernels import DeferredNorm, skinny_linear
 from headway.kernels.types._deferred_norm import square_tiles
 
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
@@ -37,7 +37,7 @@ def test_a_deferred_norm_is_applied_before_the_bias(outputs: int, inputs: int, d
     x, weight = tensors(3, outputs, inputs, device)
     bias, residual = torch.randn(outputs).to(x), torch.randn(3, outputs).to(x)
     squares = torch.rand(3, square_tiles(inputs)).to(device)
-    norm = LateNorm(squares, 1e-5)
+    norm = DeferredNorm(squares, 1e-5)
     mean = squares[:, : -(-inputs // 64)].double().sum(1, keepdim=True) / inputs
     product = x.double() @ weight.double().T * (mean + 1e-5).rsqrt()
     assert_near(skinny_linear(x, weight, norm=norm), product)
