@@ -82,13 +82,8 @@ def assemble(
     max_model_len = _max_model_len(config, device)
     model = _load(config, device, max_model_len, progress)
     draft_lm_head, draft_layers = _draft_lm_head(config, model), _draft_layers(config, model)
-    # Many rows read float8 where few read 4 bits.
-    if model.mtp is not None and draft_lm_head in ("fp8", "int4"):
-        model.mtp.quantize_lm_head()
-    if model.mtp is not None and draft_lm_head == "int4":
-        model.mtp.screen_lm_head()
-    if model.mtp is not None and draft_layers == "fp8":
-        model.mtp.round_linears()
+    if model.mtp is not None:
+        model.mtp.choose_formats(draft_lm_head, draft_layers)
     prefill_window = _make_deterministic(config, model)
     depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)

@@ -11,23 +11,16 @@ from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, r
 from headway.kernels.elementwise.rope import rope
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.silu_mul import silu_mul
-from headway.kernels.linear._hopper_core import fuses_residual_add, is_streamed
-from headway.kernels.linear._hopper_gated_gemm import most_dense_rows
+from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
 from headway.kernels.linear._skinny_core import reserve_workspace
-from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.api import adds_residual, defers_norm, fuses_qkv, linear, most_gated_rows
 from headway.kernels.linear.dispatch import (
     FEW_ROWS,
     MAX_HIDDEN_OF_FEW_LAUNCHES,
-    MIN_INPUTS_MULTIPLE,
-    is_short_stream,
+    MIN_ADDED_ROWS,
+    most_screened_rows,
 )
-from headway.kernels.linear.fixed_linear import fixed_linear
-from headway.kernels.linear.float8_linear import float8_linear
-from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.linear.qkv_rope_append import qkv_rope_append
-from headway.kernels.linear.quantized_linear import quantized_linear
-from headway.kernels.linear.screened_linear import screened_linear
-from headway.kernels.linear.skinny_linear import skinny_linear
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.runtime._device import has_float8_products
 from headway.kernels.runtime._precompile import compile_in_workers
@@ -47,59 +40,73 @@ from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import DeferredNorm
+from headway.kernels.types._epilogue import Activation, Epilogue, NextNorm
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._processor_state import LogitsProcessorState
 from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
+from headway.kernels.types._weights import (
+    DenseWeight,
+    Float8Weight,
+    Int4ScreenedWeight,
+    PackedCpuWeight,
+    Weight,
+)
 
 __all__ = [
     "FEW_ROWS",
     "MAX_HIDDEN_OF_FEW_LAUNCHES",
-    "MIN_INPUTS_MULTIPLE",
+    "MIN_ADDED_ROWS",
+    "Activation",
     "DeferredNorm",
+    "DenseWeight",
     "DraftWindow",
+    "Epilogue",
+    "Float8Weight",
     "HeadNorms",
+    "Int4ScreenedWeight",
     "LogitsProcessorState",
+    "NextNorm",
+    "PackedCpuWeight",
     "RoundWindow",
     "RowState",
-    "add_linear",
+    "Weight",
     "add_rms_norm",
+    "adds_residual",
     "advance",
     "begin_decode",
+    "can_be_packed",
     "compile_in_workers",
     "copy_results_to_host",
     "count_tokens",
+    "defers_norm",
     "embed_rms_norm",
-    "fixed_linear",
-    "float8_linear",
     "force_acceptance",
-    "fuses_residual_add",
-    "gated_linear",
+    "fuses_qkv",
     "gumbel_noise",
     "has_float8_products",
-    "is_short_stream",
-    "is_streamed",
     "kv_append",
+    "least_packed_rows",
+    "linear",
     "mamba_state_selective_copy",
-    "most_dense_rows",
+    "most_gated_rows",
+    "most_screened_rows",
     "open_drafts",
     "pack_nibbles",
+    "pack_weight",
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
     "prepare_verify_inputs",
     "process_logits",
     "qkv_rope_append",
-    "quantized_linear",
     "reserve_workspace",
     "rewind_kv_cache",
     "rms_norm",
     "rope",
     "rope_append",
     "sample",
-    "screened_linear",
     "silu_mul",
-    "skinny_linear",
     "stamp",
     "store_pending_states",
     "stream_read",

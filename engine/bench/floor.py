@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.linear import Linear, most_screened_rows
+from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
-from headway.kernels import stream_read
+from headway.kernels import most_screened_rows, stream_read
 
 GPU_READ_BYTES, CPU_READ_BYTES = 4 << 30, 256 << 20  # far more than a cache holds
 GPU_MATRIX, CPU_MATRIX = 8192, 1024

@@ -33,7 +33,6 @@ from headway.engine.execution.results import DeviceResults, StepHandle
 from headway.engine.execution.round import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import cut_to_windows
-from headway.engine.layers.linear import MIN_ADDED_ROWS
 from headway.engine.protocol.errors import ConfigError, describe_fault
 from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, are_broken, pick_tokens, score_tokens
 from headway.engine.scheduling.plan import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
@@ -47,9 +46,10 @@ from headway.engine.state.row_tensors import RowTensors, numbers_of
 from headway.engine.state.transfer import to_device
 from headway.kernels import (
     FEW_ROWS,
+    MIN_ADDED_ROWS,
     begin_decode,
     compile_in_workers,
-    most_dense_rows,
+    most_gated_rows,
     reserve_workspace,
     stamp,
 )
@@ -412,7 +412,7 @@ class Runner:
         that a step may take is tried. Raises ConfigError."""
         most, drafts, config = self._max_prefill_tokens, self.model.mtp is not None, self.model.spec
         gate_up = 2 * config.intermediate_size, config.hidden_size
-        dense = most_dense_rows(most, gate_up, self.model.dtype, self.device)
+        dense = most_gated_rows(most, gate_up, self.model.dtype, self.device)
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
         if not drafts:
             # Prompts that no graph is for may have one token too few for products that add themselves.

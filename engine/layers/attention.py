@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
-from headway.engine.layers.linear import Activation, Linear, prefers_few_launches
+from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import AttentionSpec
 from headway.engine.state.specs import LayerState, PagedSpec
 from headway.kernels import (
+    Activation,
     HeadNorms,
-    is_streamed,
+    fuses_qkv,
     paged_attention,
     prefill_attention,
     qkv_rope_append,
@@ -113,10 +114,7 @@ class Attention:
         """Returns whether one launch multiplies, rotates and writes to the cache."""
         is_rotated_whole = self._spec.rope.rotary_dim == self._spec.head_dim
         has_form = self._head_norms is None and is_rotated_whole and self._spec.head_dim % 64 == 0
-        if not has_form or not self.input.can_fuse:
-            return False
-        is_short = x.deferred is not None or prefers_few_launches(x.values)
-        return is_short or (x.values.is_cuda and is_streamed(x.values, self.input.weight))
+        return has_form and fuses_qkv(x, self.input.stored)
 
     def _attend(
         self,

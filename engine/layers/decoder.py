@@ -9,13 +9,14 @@ import torch
 
 from headway.engine.layers.attention import Attention
 from headway.engine.layers.inputs import ForwardInputs
-from headway.engine.layers.linear import Activation, Linear
+from headway.engine.layers.linear import Linear
 from headway.engine.layers.mlp import GatedMlp
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.models.spec import LayerSpec, ModelSpec
 from headway.engine.state.specs import LayerState, StateSpec
+from headway.kernels import Activation
 
 
 class Mixer(Protocol):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.layers.linear import Activation, Linear
+from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import DenseSpec
+from headway.kernels import Activation
 
 
 class GatedMlp:

@@ -10,11 +10,13 @@ import torch
 
 from headway.engine.layers.decoder import DecoderLayer
 from headway.engine.layers.inputs import ForwardInputs
-from headway.engine.layers.linear import Linear, QuantizedLinear, ScreenedLinear, largest_normed
+from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm, embed_normed, normed
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
+from headway.engine.layers.weights import float8_weight, int4_screened_weight, largest_normed
 from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
 from headway.engine.state.specs import BlockSpec, StateSpec
 
@@ -22,8 +24,8 @@ from headway.engine.state.specs import BlockSpec, StateSpec
 class MtpHead:
     """The MTP layer of a model, with the model's own embedding and output layer.
 
-    Its keys and values are the pool's layer after those of the decoder. Mutable: `quantize_lm_head`, `screen_lm_head` and
-    `round_linears` change the format of the weights that drafts read, once, after loading.
+    Its keys and values are the pool's layer after those of the decoder. Mutable: `choose_formats` changes the
+    formats of the weights that drafts read, once, after loading.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class MtpHead:
         self.spec, self._norm, self._pool_layer = spec.mtp, spec.norm, len(spec.layers)
         self._residual_scale = spec.residual_scale
         self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
-        self._draft_lm_head: Linear | QuantizedLinear | ScreenedLinear = lm_head
+        self._draft_lm_head = lm_head
         self.hidden_norm = place.empty(hidden)
         self.token_norm = place.empty(hidden)
         self.input = Linear(place.empty(hidden, 2 * hidden))
@@ -96,16 +98,6 @@ class MtpHead:
         stream = self._stream(hidden, inputs.token_ids)
         self.block.update_state(stream, inputs, pool.layer(self._pool_layer))
 
-    def quantize_lm_head(self) -> None:
-        """From now on `logits` reads a copy of the lm_head in float8_e4m3fn."""
-        self._draft_lm_head = QuantizedLinear(self._lm_head, largest_input=largest_normed(self.final_norm))
-
-    def screen_lm_head(self) -> None:
-        """From now on `logits` of at most `most_screened_rows` rows are exact where they could be greatest, else about
-        right."""
-        assert not isinstance(self._draft_lm_head, ScreenedLinear), "it was screened before"
-        self._draft_lm_head = ScreenedLinear(self._lm_head, self._draft_lm_head)
-
     def norms_by_linear(self) -> dict[Linear, tuple[torch.Tensor, ...]]:
         """Each linear layer whose input is the output of norms, with the weights of these norms, [hidden] each."""
         return {
@@ -114,10 +106,23 @@ class MtpHead:
             self.block.feed_forward.input: (self.block.feed_forward_norm.weight,),
         }
 
-    def round_linears(self) -> None:
-        """From now on the layers of `norms_by_linear` multiply float8_e4m3fn by float8_e4m3fn; their weights are given up."""
-        for linear, norms in self.norms_by_linear().items():
-            linear.round_to_float8(largest_input=max(map(largest_normed, norms)))
+    def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
+        """Changes the formats of the weights that drafts read.
+
+        lm_head "fp8": `logits` multiplies in float8; "int4": with few rows logits are exact where they could be the greatest and
+        approximate elsewhere, with more rows in float8. layers "fp8": the layers of `norms_by_linear` multiply in float8, and
+        their weights are given up.
+        """
+        if lm_head in ("fp8", "int4"):
+            exact = self._lm_head.weight
+            rounded = float8_weight(exact, largest_input=largest_normed(self.final_norm))
+            self._draft_lm_head = Linear(
+                rounded if lm_head == "fp8" else int4_screened_weight(exact, rounded)
+            )
+        if layers == "fp8":
+            for linear, norms in self.norms_by_linear().items():
+                largest = max(map(largest_normed, norms))
+                linear.store(float8_weight(linear.weight, largest_input=largest))
 
     def _stream(
         self,

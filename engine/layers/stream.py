@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.layers.linear import Activation, Linear, prefers_few_launches
+from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
-from headway.kernels import add_linear
+from headway.kernels import Activation, Epilogue, NextNorm, defers_norm, linear
 
 
 class ResidualStream:
@@ -63,18 +63,15 @@ class ResidualStream:
         if self._addition is None:
             return Activation(norm(self._residual, step))
         x, writer = self._addition
-        if reader is not None and reader.can_fuse and self._defers(writer):
+        if (
+            reader is not None
+            and self._scale == 1
+            and defers_norm(self._residual, writer.stored, reader.stored)
+        ):
             self._addition = None
-            scaled, deferred = add_linear(
-                x,
-                writer.weight,
-                self._residual,
-                norm.weight,
-                norm.spec.epsilon,
-                bias=writer.bias,
-                unit_offset=norm.spec.unit_offset,
-            )
-            return Activation(scaled, deferred)
+            next_norm = NextNorm(norm.weight, norm.spec.epsilon, norm.spec.unit_offset)
+            epilogue = Epilogue(writer.bias, residual=self._residual, next_norm=next_norm)
+            return linear(Activation(x), writer.stored, epilogue)
         delta = self._added()
         return Activation(
             norm(self._residual, step) if delta is None else norm.of_sum(delta, self._residual, step)
@@ -94,8 +91,3 @@ class ResidualStream:
         if self._scale != 1:
             return writer(x).mul_(self._scale)
         return writer.added_to(self._residual, x)
-
-    def _defers(self, writer: Linear) -> bool:
-        """Returns whether the writer's product applies the weight of the norm after it, and the reader's the rest."""
-        assert self._residual is not None
-        return self._scale == 1 and writer.can_fuse and prefers_few_launches(self._residual)

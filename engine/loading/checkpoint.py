@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.linear import pack_all
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
+from headway.engine.layers.weights import pack_all
 from headway.engine.models.family import WeightNames
 from headway.engine.models.model_files import is_regular_file, read_json_object
 from headway.engine.models.registry import FAMILY_OF, read_model_spec

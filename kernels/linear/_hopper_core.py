@@ -20,7 +20,6 @@ from headway.kernels.linear.dispatch import (
     DeviceTraits,
     FusedOperation,
     LinearChoice,
-    LinearKernel,
     LinearShape,
     TmaGemmConfig,
     choose,
@@ -304,16 +303,6 @@ def is_copied(tensor: torch.Tensor) -> bool:
     """In bulk: its rows are whole and begin at multiples of 16 bytes."""
     row_bytes = tensor.stride(0) * tensor.element_size()
     return tensor.stride(1) == 1 and row_bytes % 16 == 0 and tensor.data_ptr() % 16 == 0
-
-
-def is_streamed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Returns whether `qkv_rope_append` without a deferred norm uses a TMA kernel; the caller looks at the heads' size."""
-    return choice_of(x, weight, FusedOperation.QKV).kernel is LinearKernel.TMA
-
-
-def fuses_residual_add(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Returns whether `skinny_linear` uses a TMA kernel: it loads a residual along with the weight, which costs nothing."""
-    return choice_of(x, weight, FusedOperation.ADD).kernel is LinearKernel.TMA
 
 
 def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, int | bool]:

@@ -12,8 +12,8 @@ import torch
 from headway.kernels.linear.dispatch import GATED_INPUTS as INPUTS
 from headway.kernels.linear.dispatch import GATED_OUTPUTS as OUTPUTS
 from headway.kernels.linear.dispatch import GATED_ROWS as ROWS
-from headway.kernels.linear.dispatch import MIN_GATED_ROWS, PAIRED, is_persistent_shape
-from headway.kernels.runtime._device import is_hopper, multiprocessors
+from headway.kernels.linear.dispatch import PAIRED
+from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
     blocks_of,
@@ -142,17 +142,6 @@ def _dense_gated_kernel(
     hopper.tma.store_wait(pendings=0)
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.invalidate(arrivals.index(stage))
-
-
-def most_dense_rows(
-    most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> int:
-    """The most rows, up to so many, whose gated product with such a weight is of this kind; 0: none are."""
-    if not is_hopper(device):
-        return 0
-    sizes = (most, *range(most // ROWS * ROWS, MIN_GATED_ROWS - 1, -ROWS))
-    programs = multiprocessors(device)
-    return next((rows for rows in sizes if is_persistent_shape(rows, *weight_shape, dtype, programs)), 0)
 
 
 def dense_gated_linear(

@@ -18,6 +18,12 @@ MIN_INPUTS_MULTIPLE = 64
 # and 0.71 in six at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4. No number of rows may decide:
 # a row's result is the same beside any of up to FEW_ROWS.
 MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
+# Norms of that many rows are bound by memory, and the library adds a product to the residual at no cost: an H200 takes 7.59 ms
+# instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with prompts (7B shape, depth 3).
+MIN_ADDED_ROWS = 128
+# With more rows float8 is as fast as 4 bits, where logits are flat; a sum of _LONG_SUM inputs or more is a long one.
+_MAX_SCREENED_ROWS, _MAX_SCREENED_ROWS_OF_SHORT_SUMS, _LONG_SUM = 16, 8, 2048
+_MAX_FLOAT8_SKINNY_ROWS = 16
 # A TMA kernel computes a tile of OUTPUTS outputs, and a copy has these bytes of each. Where the tile of rows is the largest
 # and all programs run at once, small copies leave less to do after the last.
 OUTPUTS, COPY_BYTES, SMALL_COPY_BYTES = 64, 512, 256
@@ -63,8 +69,26 @@ class LinearKernel(Enum):
         "float32 accumulation; activation in float32; one rounding",
     )
     LIBRARY = KernelTraits(
-        "The library's, which may depend on the number of rows.",
+        "The library's, which may depend on the number of rows; on a CPU rows are padded to multiples of 16 and multiplied by "
+        "up to 128 at once, so that it does not.",
         "The library's product is rounded once; an activation rounds again",
+    )
+    BATCH_INVARIANT = KernelTraits(
+        "By ascending input in MMA instructions of one kind, in one accumulator, whatever the number of rows.",
+        "float32 accumulation; bias in float32; one rounding; an activation rounds again",
+    )
+    FLOAT8_SKINNY = KernelTraits(
+        "By ascending input in MMA instructions of 32 inputs, for up to 16 rows.",
+        "Inputs are rounded to float8; accumulation as the tensor core does it; scale in float32; one rounding",
+    )
+    INT4_SCREENED = KernelTraits(
+        "Integer sums are exact in any order; of outputs that could be the greatest by the threads' order, whatever the number "
+        "of rows.",
+        "Inputs are rounded to 8 bits; float32 sums of exact outputs; one rounding",
+    )
+    PACKED_CPU = KernelTraits(
+        "oneDNN's, tried to be the same for any number of rows before it is relied on.",
+        "float32 accumulation without a rounding after it",
     )
 
 
@@ -80,6 +104,14 @@ class FusedOperation(Enum):
     QKV_DEFERRED = "rotary embedding and KV cache of a product with a deferred norm"
 
 
+class WeightFormat(Enum):
+    """What a weight is made of, and its inputs, where their sizes decide. Others have one kernel: BATCH_INVARIANT, PACKED_CPU."""
+
+    PLAIN = "both of one dtype, float8 among them"
+    FLOAT8_OF_16_BITS = "a weight in float8 whose inputs are still to be rounded"
+    INT4_SCREENED = "a weight in 4 bits, and the exact one"
+
+
 class LinearShape(NamedTuple):
     """Sizes of a product and the layout of its operands."""
 
@@ -90,6 +122,7 @@ class LinearShape(NamedTuple):
     is_dense: bool = True  # the weight has no gaps, and neither have the inputs of a row
     is_bulk: bool = True  # and TMA can copy both operands
     is_bulk_out: bool = True  # and can write the result
+    format: WeightFormat = WeightFormat.PLAIN
 
 
 class DeviceTraits(NamedTuple):
@@ -120,6 +153,9 @@ class LinearChoice(NamedTuple):
 
 def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) -> LinearChoice:
     """Returns the kernel for a launch, and the configuration of a TMA kernel."""
+    kernel = _kernel_of_format(shape, device)
+    if kernel is not None:
+        return LinearChoice(kernel)
     config = _tma_config(shape, device, operation)
     if config is not None:
         return LinearChoice(LinearKernel.TMA, config)
@@ -128,6 +164,39 @@ def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) 
     if operation is FusedOperation.SILU_MUL and _is_persistent(shape, device):
         return LinearChoice(LinearKernel.PERSISTENT_GATED)
     return LinearChoice(LinearKernel.LIBRARY)
+
+
+def _kernel_of_format(shape: LinearShape, device: DeviceTraits) -> LinearKernel | None:
+    """Returns the kernel that a format has for itself; None: the product is computed like one of plain weights."""
+    match shape.format:
+        case WeightFormat.FLOAT8_OF_16_BITS if device.has_triton and shape.rows <= _MAX_FLOAT8_SKINNY_ROWS:
+            return LinearKernel.FLOAT8_SKINNY
+        # Where they are more, another weight is read.
+        case WeightFormat.INT4_SCREENED if shape.rows <= most_screened_rows(shape.inputs):
+            return LinearKernel.INT4_SCREENED
+    return None
+
+
+def most_screened_rows(num_inputs: int) -> int:
+    """Returns the most rows that are computed with weights in 4 bits."""
+    return _MAX_SCREENED_ROWS if num_inputs >= _LONG_SUM else _MAX_SCREENED_ROWS_OF_SHORT_SUMS
+
+
+def adds_residual(shape: LinearShape, device: DeviceTraits, *, has_bias: bool) -> bool:
+    """Returns whether the product is best added to a residual in its epilogue, or else with the norm after it."""
+    kernel = choose(shape, device, FusedOperation.ADD).kernel
+    if kernel is LinearKernel.SKINNY:
+        return is_short_stream(shape.rows, shape.outputs, shape.dtype)
+    return kernel is LinearKernel.TMA or (shape.rows >= MIN_ADDED_ROWS and not has_bias)
+
+
+def fuses_qkv(shape: LinearShape, device: DeviceTraits, *, is_deferred: bool) -> bool:
+    """Returns whether queries, keys and values are best multiplied, rotated and cached in one launch, where their heads have
+    the form for it."""
+    operation = FusedOperation.QKV_DEFERRED if is_deferred else FusedOperation.QKV
+    kernel = choose(shape, device, operation).kernel
+    is_short = is_short_stream(shape.rows, shape.inputs, shape.dtype)
+    return kernel is LinearKernel.TMA or (kernel is LinearKernel.SKINNY and (is_deferred or is_short))
 
 
 def is_short_stream(rows: int, hidden: int, dtype: torch.dtype) -> bool:
@@ -191,6 +260,15 @@ def is_persistent_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype
         return False
     all_tiles = _blocks(rows, GATED_ROWS) * _blocks(outputs, GATED_OUTPUTS)
     return all_tiles >= _MIN_SHARE_OF_WAVES * _blocks(all_tiles, programs) * programs
+
+
+def most_gated_rows(most: int, outputs: int, inputs: int, dtype: torch.dtype, device: DeviceTraits) -> int:
+    """Returns the most rows, up to that number, whose gated product the persistent kernel computes; 0: none are."""
+    if not device.has_tma:
+        return 0
+    sizes = (most, *range(most // GATED_ROWS * GATED_ROWS, MIN_GATED_ROWS - 1, -GATED_ROWS))
+    programs = device.multiprocessors
+    return next((n for n in sizes if is_persistent_shape(n, outputs, inputs, dtype, programs)), 0)
 
 
 def _is_persistent(shape: LinearShape, device: DeviceTraits) -> bool:

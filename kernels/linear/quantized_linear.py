@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.linear._hopper_core import shape_of, traits_of
+from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, WeightFormat, choose
 from headway.kernels.linear.float8_linear import float8_linear
 from headway.kernels.reference.linear.quantized_linear import quantized_linear as quantized_linear_twin
 from headway.kernels.runtime._device import overlap, shared_memory_bytes
@@ -21,8 +23,7 @@ from headway.kernels.runtime._triton import (
     tl,
 )
 
-_MAX_ROWS = 16
-_OUTPUTS, _INPUTS = 128, 128
+_TILE_ROWS, _OUTPUTS, _INPUTS = 16, 128, 128
 # Two programs share a multiprocessor, or one has it where two would have fewer stages than _FEW_STAGES.
 _PROGRAMS, _FEW_STAGES = 2, 3
 
@@ -116,14 +117,15 @@ def quantized_linear(
     _round_kernel[(rows,)](
         x, rounded, step, num_inputs, x.stride(0), BLOCK=block, OVERLAPS=overlaps, num_warps=8, **launch
     )
-    if rows > _MAX_ROWS:
+    shape = shape_of(rounded, weight)._replace(format=WeightFormat.FLOAT8_OF_16_BITS)
+    if choose(shape, traits_of(x), FusedOperation.ADD).kernel is not LinearKernel.FLOAT8_SKINNY:
         product = float8_linear(rounded, weight, step, scale, dtype=x.dtype)
         return product if out is None else out.copy_(product)
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
-    fitting_stages = shared_memory_bytes(x.device) // ((_OUTPUTS + _MAX_ROWS) * _INPUTS)
+    fitting_stages = shared_memory_bytes(x.device) // ((_OUTPUTS + _TILE_ROWS) * _INPUTS)
     _quantized_kernel[(blocks_of(num_outputs, _OUTPUTS),)](
         rounded, step, weight, scale, result, rows, num_outputs, num_inputs, result.stride(0),
-        ROWS=_MAX_ROWS, OUTPUTS=_OUTPUTS, INPUTS=_INPUTS, OVERLAPS=overlaps, num_warps=4,
+        ROWS=_TILE_ROWS, OUTPUTS=_OUTPUTS, INPUTS=_INPUTS, OVERLAPS=overlaps, num_warps=4,
         num_stages=max(fitting_stages // _PROGRAMS, min(fitting_stages, _FEW_STAGES), 1), **launch,
     )  # fmt: skip
     return result

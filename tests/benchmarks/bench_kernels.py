@@ -21,6 +21,8 @@ import torch.nn.functional as F
 
 from headway import kernels
 from headway.kernels import reference
+from headway.kernels.linear.gated_linear import gated_linear
+from headway.kernels.linear.skinny_linear import skinny_linear
 from headway.kernels.runtime._triton import jit, tl
 
 Launch = Callable[[], object]
@@ -138,9 +140,9 @@ def linear_line(name: str, rows: int) -> Line:
     size = 2 * outputs * inputs
     weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
     x, out = randn(rows, inputs), poisoned(rows, outputs)
-    kernels.skinny_linear(x, weights[0], out=out)
+    skinny_linear(x, weights[0], out=out)
     error = relative_error(out, x.double() @ weights[0].double().T)
-    own = microseconds([lambda w=w: kernels.skinny_linear(x, w, out=out) for w in weights], size / 4e6)
+    own = microseconds([lambda w=w: skinny_linear(x, w, out=out) for w in weights], size / 4e6)
     library = microseconds([lambda w=w: F.linear(x, w) for w in weights], size / 4e6)
     return Line("skinny_linear", f"{name}, {rows} rows", own, size, "read", error, library)
 
@@ -152,10 +154,10 @@ def added_line(name: str, rows: int) -> Line:
     weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
     x, residual = randn(rows, inputs), randn(rows, outputs)
     expected = residual.double() + x.double() @ weights[0].double().T
-    kernels.skinny_linear(x, weights[0], residual=residual, out=residual)
+    skinny_linear(x, weights[0], residual=residual, out=residual)
     error = relative_error(residual, expected)
     residual.zero_()
-    launches = [lambda w=w: kernels.skinny_linear(x, w, residual=residual, out=residual) for w in weights]
+    launches = [lambda w=w: skinny_linear(x, w, residual=residual, out=residual) for w in weights]
     own = microseconds(launches, size / 4e6)
     library = microseconds([lambda w=w: residual.addmm_(x, w.T) for w in weights], size / 4e6)
     return Line("skinny_linear, added", f"{name}, {rows} rows", own, size, "read", error, library)
@@ -193,11 +195,11 @@ def gate_up_line(rows: int) -> Line:
     size, work = 2 * outputs * inputs, 2 * rows * outputs * inputs
     weights = [randn(outputs, inputs).mul_(inputs**-0.5) for _ in range(copies(size))]
     x, out = randn(rows, inputs), poisoned(rows, outputs // 2)
-    kernels.gated_linear(x, weights[0], out=out)
+    gated_linear(x, weights[0], out=out)
     gate, up = (x.double() @ weights[0].double().T).chunk(2, 1)
     error = relative_error(out, F.silu(gate) * up)
     estimate = max(size / 4e6, work / 6e8)
-    own = microseconds([lambda w=w: kernels.gated_linear(x, w, out=out) for w in weights], estimate)
+    own = microseconds([lambda w=w: gated_linear(x, w, out=out) for w in weights], estimate)
     library = microseconds([lambda w=w: kernels.silu_mul(F.linear(x, w)) for w in weights], estimate)
     bound = (size, "read") if rows < ROWS_BOUND_BY_PRODUCTS else (work, "matmul")
     return Line("gated_linear", f"{rows} rows", own, *bound, error, library)

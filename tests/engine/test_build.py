@@ -229,10 +229,10 @@ def test_deterministic_prompts_take_the_windows_of_rounds(
     """And all linear layers one kernel; on a CPU nothing needs to change."""
     shape = model(**changes)
     assert _make_deterministic(EngineConfig(model_path="", deterministic=True), shape) == window  # type: ignore[arg-type]
-    assert {linear._is_batch_invariant for linear in shape.linears()} == {window is not None}
+    assert {linear.is_batch_invariant for linear in shape.linears()} == {window is not None}
     shape = model(**changes)
     assert _make_deterministic(EngineConfig(model_path=""), shape) is None  # type: ignore[arg-type]
-    assert not any(linear._is_batch_invariant for linear in shape.linears())
+    assert not any(linear.is_batch_invariant for linear in shape.linears())
 
 
 def test_what_cannot_be_deterministic_is_refused() -> None:

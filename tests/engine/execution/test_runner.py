@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headway.engine.execution import graphs as graphs_module
 from headway.engine.execution import runner as runner_module
 from headway.engine.execution.graphs import Graphs, Round
-from headway.engine.layers.linear import MIN_ADDED_ROWS
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.sampling import sampler
 from headway.engine.scheduling.plan import PrefillChunk
+from headway.kernels import MIN_ADDED_ROWS
 
 
 @pytest.mark.parametrize("make", [constructed_mimo, random_qwen2], ids=lambda make: make.__name__)

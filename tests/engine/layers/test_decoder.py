@@ -12,11 +12,12 @@ from headway_testing.checkpoints import random_mimo
 from headway_testing.families import tiny_model
 from headway_testing.paged import PagedSequences, load
 
-from headway.engine.layers import attention, linear, stream
+from headway.engine.layers import attention, stream
 from headway.engine.layers.inputs import Chunks, ForwardInputs
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
 from headway.engine.models.registry import read_model_spec
+from headway.kernels.linear import api
 
 EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
     "vocab_size": 4096,
@@ -77,9 +78,9 @@ def test_logits_of_a_window_are_bitwise_those_of_single_steps(
 
 
 def fuse(monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
-    """Lets streams of a few tokens be fused as a GPU fuses them, with the kernels' twins, or not."""
-    for module in (linear, stream, attention):
-        monkeypatch.setattr(module, "prefers_few_launches", lambda _: answer)
+    """Lets layers fuse what a GPU fuses in streams of a few tokens, with the kernels' twins, or not."""
+    monkeypatch.setattr(stream, "defers_norm", lambda *_: answer)
+    monkeypatch.setattr(attention, "fuses_qkv", lambda *_: answer)
 
 
 @pytest.mark.parametrize("sizes", [{"head_dim": 16}, EMBEDDED], ids=["odd-tiles", "whole-tiles"])
@@ -132,9 +133,9 @@ def test_every_family_keeps_the_fusions_that_its_form_allows(
     tiny_model(architecture, **sizes, **changes).save_pretrained(tmp_path)
     model = load(tmp_path, dtype="float64")
     tokens = torch.randint(0, 151, (30,), generator=torch.Generator().manual_seed(0))
-    appending, deferring = mock.Mock(wraps=attention.qkv_rope_append), mock.Mock(wraps=stream.add_linear)
+    appending, deferring = mock.Mock(wraps=attention.qkv_rope_append), mock.Mock(wraps=api.add_linear)
     monkeypatch.setattr(attention, "qkv_rope_append", appending)
-    monkeypatch.setattr(stream, "add_linear", deferring)
+    monkeypatch.setattr(api, "add_linear", deferring)
     results = []
     for answer in (False, True):
         fuse(monkeypatch, answer)

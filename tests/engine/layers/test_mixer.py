@@ -10,11 +10,12 @@ from headway_testing.checkpoints import random_mimo
 from headway_testing.paged import PagedSequences, load
 from torch.nn.functional import rms_norm, silu
 
-from headway.engine.layers import attention, linear, stream
+from headway.engine.layers import attention, stream
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs
-from headway.engine.layers.linear import Activation, Linear
+from headway.engine.layers.linear import Linear
 from headway.engine.state.specs import LayerState, StateSpec
+from headway.kernels import Activation
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 NUM_CHANNELS = 192
@@ -62,8 +63,8 @@ def hybrid(path: Path) -> tuple[CausalLM, RunningSum]:
 
 @pytest.mark.parametrize("is_fused", [False, True], ids=["single-launches", "fused"])
 def test_a_running_sum_mixes_tokens(is_fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear, stream, attention):
-        monkeypatch.setattr(module, "prefers_few_launches", lambda _: is_fused)
+    monkeypatch.setattr(stream, "defers_norm", lambda *_: is_fused)
+    monkeypatch.setattr(attention, "fuses_qkv", lambda *_: is_fused)
     model, mixer = hybrid(tmp_path / "model")
     tokens = torch.randint(0, 151, (21,), generator=torch.Generator().manual_seed(0))
     sequences = PagedSequences(model, 2, 16)

@@ -166,7 +166,7 @@ def test_float8_holds_all_that_the_heads_norm_may_give(size: float, tmp_path: Pa
     rows[0], rows[0, -1] = 0, 1
     carry = rms_norm(rows, weight, 1e-6)
     full = model.mtp.logits(carry)
-    model.mtp.quantize_lm_head()
+    model.mtp.choose_formats("fp8", "full")
     errors = (model.mtp.logits(carry) - full).norm(dim=1) / full.norm(dim=1)
     assert bool((errors < 0.06).all()), errors
     assert errors[1:].mean() > 0.005
@@ -186,7 +186,7 @@ def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> 
         num_linears = len(model.linears())
         if model is models[1]:
             rounded = model.mtp.norms_by_linear()
-            model.mtp.round_linears()
+            model.mtp.choose_formats("full", "fp8")
             assert [linear.input_step is not None for linear in rounded] == [True] * 3
             assert len(model.linears()) == num_linears
         sequences = PagedSequences(model, 1, 64)
@@ -209,7 +209,7 @@ def test_each_product_takes_all_that_its_norm_may_give(sizes: tuple[float, ...],
     norms = (head.hidden_norm, head.token_norm, block.input_norm.weight, block.feed_forward_norm.weight)
     for norm, size in zip(norms, sizes, strict=True):
         norm.copy_(torch.linspace(-1, 0.5, len(norm)) * size)
-    model.mtp.round_linears()
+    model.mtp.choose_formats("full", "fp8")
     bounds = {head.input: max(sizes[:2]), block.mixer.input: sizes[2], block.feed_forward.input: sizes[3]}
     for linear, bound in bounds.items():
         assert linear.input_step is not None

@@ -4,7 +4,9 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import add_linear, gated_linear, rms_norm
+from headway.kernels import rms_norm
+from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.gated_linear import gated_linear
 
 EPSILON = 1e-3
 ROWS = {"one": 1, "window": 4, "odd": 19, "most": 32, "beyond": 65}

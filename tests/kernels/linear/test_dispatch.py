@@ -5,13 +5,17 @@ import torch
 
 from headway.kernels.linear.dispatch import (
     FEW_ROWS,
+    MIN_ADDED_ROWS,
     DeviceTraits,
     FusedOperation,
     LinearChoice,
     LinearKernel,
     LinearShape,
     TmaGemmConfig,
+    WeightFormat,
+    adds_residual,
     choose,
+    fuses_qkv,
     is_short_stream,
 )
 
@@ -187,3 +191,70 @@ def test_the_width_of_a_stream_decides_about_fusion_and_no_number_of_rows_up_to_
     rows: int, hidden: int, dtype: torch.dtype, expected: bool
 ) -> None:
     assert is_short_stream(rows, hidden, dtype) is expected
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "outputs", "inputs", "dtype", "expected"),
+    [
+        ("sm_90", 1, 4096, 4096, "bf16", True),  # loaded along with the weight
+        ("sm_90", 64, 4096, 4096, "bf16", True),
+        ("sm_90", 65, 4096, 4096, "bf16", False),  # the norm adds it
+        ("sm_90", MIN_ADDED_ROWS - 1, 4096, 4096, "bf16", False),
+        ("sm_90", MIN_ADDED_ROWS, 4096, 4096, "bf16", True),  # the library adds it
+        ("sm_80", 1, 4096, 4096, "bf16", False),
+        ("sm_80", FEW_ROWS, 1024, 3072, "bf16", True),  # a narrow stream
+        ("sm_80", FEW_ROWS + 1, 1024, 3072, "bf16", False),
+        ("sm_80", 1, 1024, 3072, "fp16", False),
+        ("sm_80", 1, 1024, 3000, "bf16", False),
+    ],
+    ids=str,
+)
+def test_where_a_product_adds_itself_to_the_residual(
+    device: str, rows: int, outputs: int, inputs: int, dtype: str, expected: bool
+) -> None:
+    shape = LinearShape(rows, outputs, inputs, DTYPES[dtype])
+    assert adds_residual(shape, DEVICES[device], has_bias=False) is expected
+    is_library = rows >= MIN_ADDED_ROWS
+    assert adds_residual(shape, DEVICES[device], has_bias=True) is (expected and not is_library)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "outputs", "inputs", "dtype", "plain", "deferred"),
+    [
+        ("sm_90", 1, 6144, 4096, "bf16", True, True),
+        ("sm_90", 64, 6144, 4096, "fp16", True, False),
+        ("sm_90", 65, 6144, 4096, "bf16", False, False),
+        ("sm_80", 1, 6144, 4096, "bf16", False, True),  # deferred norms are of narrow streams alone
+        ("sm_80", 1, 2048, 1024, "bf16", True, True),
+        ("sm_80", 1, 2048, 1024, "fp16", False, True),
+        ("sm_80", FEW_ROWS + 1, 2048, 1024, "bf16", False, False),
+        ("cpu", 1, 2048, 1024, "bf16", False, False),
+    ],
+    ids=str,
+)
+def test_where_q_k_and_v_are_rotated_and_cached_at_once(
+    device: str, rows: int, outputs: int, inputs: int, dtype: str, plain: bool, deferred: bool
+) -> None:
+    shape = LinearShape(rows, outputs, inputs, DTYPES[dtype])
+    found = [fuses_qkv(shape, DEVICES[device], is_deferred=is_deferred) for is_deferred in (False, True)]
+    assert found == [plain, deferred]
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "inputs", "expected"),
+    [
+        ("FLOAT8_OF_16_BITS", 16, 4096, "FLOAT8_SKINNY"),
+        ("FLOAT8_OF_16_BITS", 17, 4096, "TMA"),
+        ("FLOAT8_OF_16_BITS", 65, 4096, "LIBRARY"),
+        ("INT4_SCREENED", 16, 2048, "INT4_SCREENED"),
+        ("INT4_SCREENED", 17, 2048, "TMA"),
+        ("INT4_SCREENED", 8, 1024, "INT4_SCREENED"),
+        ("INT4_SCREENED", 9, 1024, "SKINNY"),
+    ],
+)
+def test_the_number_of_rows_decides_about_formats_of_drafts(
+    form: str, rows: int, inputs: int, expected: str
+) -> None:
+    dtype = torch.float8_e4m3fn if form == "FLOAT8_OF_16_BITS" else torch.bfloat16
+    shape = LinearShape(rows, 151_680, inputs, dtype, format=WeightFormat[form])
+    assert choose(shape, DEVICES["sm_90"], FusedOperation.ADD).kernel is LinearKernel[expected]

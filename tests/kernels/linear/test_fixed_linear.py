@@ -6,7 +6,7 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import fixed_linear
+from headway.kernels.linear.fixed_linear import fixed_linear
 
 KERNEL = sys.modules["headway.kernels.linear.fixed_linear"]
 # Of each kind of tile one that is full and one that is not.

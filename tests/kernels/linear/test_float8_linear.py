@@ -4,9 +4,10 @@ import pytest
 import torch
 from headway_testing.products import assert_each_launch_waits
 
-from headway.kernels import float8_linear, rms_norm, silu_mul
+from headway.kernels import rms_norm, silu_mul
 from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
+from headway.kernels.linear.float8_linear import float8_linear
 
 # Whole sums, in two parts of an even and an odd number of copies, in four; three tiles a program.
 SHAPES = [(6144, 4096), (4096, 8192), (4096, 11776), (2048, 16384), (22016, 4096)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import gated_linear
+from headway.kernels.linear.gated_linear import gated_linear
 
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
 # Outputs x inputs: many inputs, an odd end, inputs that only the smaller cut divides, inputs for the library.

@@ -14,7 +14,7 @@ from headway_testing.products import (
     tensors,
 )
 
-from headway.kernels import gated_linear, rms_norm, skinny_linear
+from headway.kernels import rms_norm
 from headway.kernels.linear import _hopper_core as _streamed
 from headway.kernels.linear._hopper_core import (
     choice_of,
@@ -24,6 +24,8 @@ from headway.kernels.linear._hopper_core import (
     traits_of,
 )
 from headway.kernels.linear.dispatch import FusedOperation, TmaGemmConfig, tma_config_of_many
+from headway.kernels.linear.gated_linear import gated_linear
+from headway.kernels.linear.skinny_linear import skinny_linear
 
 CPU = torch.device("cpu")
 # Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than run at once, in two waves and in many.

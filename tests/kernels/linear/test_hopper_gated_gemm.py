@@ -4,10 +4,10 @@ import pytest
 import torch
 from headway_testing.products import Place, assert_each_near, beside_rubbish, tensors
 
-from headway.kernels import gated_linear, most_dense_rows
-from headway.kernels.linear import _hopper_core, _hopper_gated_gemm
+from headway.kernels.linear import _hopper_core
 from headway.kernels.linear._hopper_core import choice_of
-from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
+from headway.kernels.linear.dispatch import DeviceTraits, FusedOperation, LinearKernel, most_gated_rows
+from headway.kernels.linear.gated_linear import gated_linear
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,11 @@ def test_many_rows_of_whole_waves_are_for_it(
     [(8192, 4096, 8192), (1024, 4096, 768), (767, 4096, 767), (640, 4096, 0), (8192, 100, 0)],
     ids=str,
 )
-def test_a_start_finds_rows_to_warm_it_up_with(
-    most: int, inputs: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_hopper(monkeypatch)
-    assert most_dense_rows(most, (22016, inputs), torch.bfloat16, torch.device("cpu")) == expected
-    assert most_dense_rows(most, (22016, inputs), torch.float32, torch.device("cpu")) == 0
+def test_a_start_finds_rows_to_warm_it_up_with(most: int, inputs: int, expected: int) -> None:
+    hopper, other = (DeviceTraits(132, has_tma=has_tma) for has_tma in (True, False))
+    assert most_gated_rows(most, 22016, inputs, torch.bfloat16, hopper) == expected
+    assert most_gated_rows(most, 22016, inputs, torch.float32, hopper) == 0
+    assert most_gated_rows(most, 22016, inputs, torch.bfloat16, other) == 0
 
 
 def test_what_cannot_be_copied_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +66,6 @@ def test_what_cannot_be_copied_is_left_to_the_library(monkeypatch: pytest.Monkey
 def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_hopper_core, "has_bulk_copies", lambda x: True)
     monkeypatch.setattr(_hopper_core, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(_hopper_gated_gemm, "is_hopper", lambda device: True)
-    monkeypatch.setattr(_hopper_gated_gemm, "multiprocessors", lambda device: 132)
 
 
 def is_persistent(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:

@@ -5,16 +5,10 @@ import torch
 from headway_testing.late import LateCopy
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import (
-    DeferredNorm,
-    add_linear,
-    gated_linear,
-    is_streamed,
-    qkv_rope_append,
-    rms_norm,
-    rope,
-)
+from headway.kernels import Activation, DeferredNorm, DenseWeight, fuses_qkv, qkv_rope_append, rms_norm, rope
 from headway.kernels.linear import _skinny_core as _skinny
+from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.runtime._device import is_hopper
 
 MAX_POSITION, BLOCK_SIZE, BLOCKS, EPSILON = 50, 4, 6, 1e-3
@@ -206,7 +200,8 @@ def test_a_wide_product_does_the_same(
 ) -> None:
     """Where bulk copies are, weights stream; of more than 64 rows it is the library's."""
     case = Case(slots, shape, torch.device("cuda"), has_bias=has_bias)
-    assert is_streamed(case.x, case.weight) == (is_hopper(case.x.device) and len(slots) <= 64)
+    is_taken = fuses_qkv(Activation(case.x), DenseWeight(case.weight))
+    assert is_taken == (is_hopper(case.x.device) and len(slots) <= 64)
     case.check(case.x, None)
 
 

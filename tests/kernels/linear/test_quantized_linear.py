@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.kernels import quantized_linear
+from headway.kernels.linear.quantized_linear import quantized_linear
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 64, 130])

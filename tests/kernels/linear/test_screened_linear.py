@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from headway.kernels import pack_nibbles, screened_linear
+from headway.kernels import pack_nibbles
+from headway.kernels.linear.screened_linear import screened_linear
 from headway.kernels.types._int4_packing import unpack_nibbles
 
 DEVIATIONS = 2.5

@@ -4,7 +4,8 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels import DeferredNorm, skinny_linear
+from headway.kernels import DeferredNorm
+from headway.kernels.linear.skinny_linear import skinny_linear
 from headway.kernels.types._deferred_norm import square_tiles
 
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}

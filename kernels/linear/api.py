@@ -1,0 +1,152 @@
+"""Linear layers of any weight format, with what is computed before and after the product.
+
+One call each; `dispatch.py` says which kernel computes it. Also answers what a caller has to know of that choice: whether a
+residual addition, a norm or the KV cache's update is best computed with the product.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.elementwise.silu_mul import silu_mul
+from headway.kernels.linear import dispatch
+from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
+from headway.kernels.linear._hopper_core import shape_of, traits_of
+from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, WeightFormat
+from headway.kernels.linear.fixed_linear import fixed_linear
+from headway.kernels.linear.float8_linear import float8_linear
+from headway.kernels.linear.gated_linear import gated_linear
+from headway.kernels.linear.quantized_linear import quantized_linear
+from headway.kernels.linear.screened_linear import screened_linear
+from headway.kernels.linear.skinny_linear import skinny_linear
+from headway.kernels.types._epilogue import PLAIN, Activation, Epilogue
+from headway.kernels.types._weights import (
+    DenseWeight,
+    Float8Weight,
+    Int4ScreenedWeight,
+    PackedCpuWeight,
+    Weight,
+)
+
+
+def linear(
+    x: Activation,
+    weight: Weight,
+    epilogue: Epilogue = PLAIN,
+    *,
+    out: torch.Tensor | None = None,  # [rows, out]; may be the residual
+) -> Activation:
+    """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] of "silu_mul".
+
+    With a next_norm the result's norm is deferred, and out is not written. Only dense weights that are not batch-invariant
+    read or write deferred norms. No launch that is still under way may write the weight.
+    """
+    if isinstance(weight, DenseWeight) and _fuses(x, weight, epilogue):
+        return _fused(x, weight.values, epilogue, out)
+    assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
+    assert epilogue.next_norm is None, "this weight's format defers no norm"
+    product = _product(x.values, weight, epilogue.bias)
+    if epilogue.activation == "silu_mul":
+        product = silu_mul(product)
+    if epilogue.residual is not None:
+        return Activation(torch.add(epilogue.residual, product, out=out))
+    return Activation(product if out is None else out.copy_(product))
+
+
+def adds_residual(
+    x: torch.Tensor,  # [rows, in]
+    weight: Weight,
+    *,
+    has_bias: bool,
+) -> bool:
+    """Returns whether a product is best added to a residual in its epilogue, or else with the norm after it."""
+    if not isinstance(weight, DenseWeight) or weight.is_batch_invariant or not x.is_cuda:
+        return False
+    return dispatch.adds_residual(shape_of(x, weight.values), traits_of(x), has_bias=has_bias)
+
+
+def defers_norm(
+    residual: torch.Tensor,  # [rows, hidden]
+    writer: Weight,
+    reader: Weight,
+) -> bool:
+    """Returns whether the norm after the writer's addition to the residual is best deferred to the reader's product."""
+    is_short = dispatch.is_short_stream(len(residual), residual.shape[1], residual.dtype)
+    return residual.is_cuda and is_short and _takes_skinny(writer) and _takes_skinny(reader)
+
+
+def fuses_qkv(x: Activation, weight: Weight) -> bool:
+    """Returns whether `qkv_rope_append` is best for such a product; the caller looks at the form of its heads."""
+    if not isinstance(weight, DenseWeight) or weight.is_batch_invariant or not x.values.is_cuda:
+        return False
+    shape = shape_of(x.values, weight.values)
+    return dispatch.fuses_qkv(shape, traits_of(x.values), is_deferred=x.deferred is not None)
+
+
+def most_gated_rows(
+    most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> int:
+    """Returns the most rows, up to that number, whose gated product is computed by the persistent kernel; 0: none are."""
+    return dispatch.most_gated_rows(most, *weight_shape, dtype, traits_of(torch.empty(0, device=device)))
+
+
+def _takes_skinny(weight: Weight) -> bool:
+    if not isinstance(weight, DenseWeight) or weight.is_batch_invariant:
+        return False
+    return weight.values.shape[1] % dispatch.MIN_INPUTS_MULTIPLE == 0
+
+
+def _fuses(x: Activation, weight: DenseWeight, epilogue: Epilogue) -> bool:
+    """On a CPU kernels are the twins, which promise no order of sums: only what nothing else computes is theirs."""
+    is_deferred = x.deferred is not None or epilogue.next_norm is not None
+    return not weight.is_batch_invariant and (x.values.is_cuda or is_deferred)
+
+
+def _fused(x: Activation, weight: torch.Tensor, epilogue: Epilogue, out: torch.Tensor | None) -> Activation:
+    bias, activation, residual, norm = epilogue
+    if norm is not None:
+        assert residual is not None, "a norm follows a residual addition"
+        assert (x.deferred, activation) == (None, "none"), "no kernel computes all that"
+        return Activation(
+            *add_linear(
+                x.values,
+                weight,
+                residual,
+                norm.weight,
+                norm.epsilon,
+                bias=bias,
+                unit_offset=norm.unit_offset,
+            )
+        )
+    if activation == "none":
+        return Activation(skinny_linear(x.values, weight, bias, norm=x.deferred, residual=residual, out=out))
+    assert residual is None, "no kernel adds a gated product to a residual"
+    if bias is None:
+        return Activation(gated_linear(x.values, weight, norm=x.deferred, out=out))
+    gated = silu_mul(skinny_linear(x.values, weight, bias, norm=x.deferred))
+    return Activation(gated if out is None else out.copy_(gated))
+
+
+def _product(
+    x: torch.Tensor,  # [rows, in]
+    weight: Weight,
+    bias: torch.Tensor | None,  # [out]
+) -> torch.Tensor:  # [rows, out]
+    match weight:
+        case DenseWeight(values, _):
+            return fixed_linear(x, values, bias) if x.is_cuda else padded_linear(x, values, bias)
+        case PackedCpuWeight():
+            return packed_linear(x, weight, bias)
+        case Float8Weight(values, scale, step, dtype) if x.dtype == values.dtype:
+            return float8_linear(x, values, step, scale, bias, dtype=dtype)
+        case Float8Weight(values, scale, step, _):
+            assert bias is None, "inputs are rounded for output layers, which have no bias"
+            return quantized_linear(x, values, scale, step)
+        case Int4ScreenedWeight(exact, packed, scales, errors, spreads, many):
+            assert bias is None, "weights in 4 bits are for output layers, which have no bias"
+            shape = shape_of(x, exact)._replace(format=WeightFormat.INT4_SCREENED)
+            choice = dispatch.choose(shape, traits_of(x), FusedOperation.ADD)
+            if choice.kernel is not LinearKernel.INT4_SCREENED:
+                return linear(Activation(x), many).values
+            return screened_linear(x, exact, packed, scales, errors, spreads)

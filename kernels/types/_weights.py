@@ -1,0 +1,54 @@
+"""The formats of a linear layer's weight, one value type each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class DenseWeight(NamedTuple):
+    """A weight in the model's dtype.
+
+    is_batch_invariant: on a GPU a row's result is the same to the last bit among any number of other rows, but in float64.
+    """
+
+    values: torch.Tensor  # [out, in] float
+    is_batch_invariant: bool = False
+
+
+class Float8Weight(NamedTuple):
+    """A weight with one scale for all, for inputs in float8 with one scale for all: 4 significant bits each.
+
+    For drafts, which may be wrong. Inputs are float8_e4m3fn already, or are rounded to multiples of `step` first.
+    """
+
+    values: torch.Tensor  # [out, in] float8_e4m3fn
+    scale: torch.Tensor  # [1] float32: values times scale are the weight
+    step: torch.Tensor  # [1] float32: inputs are multiples of it, at most 448 times it
+    dtype: torch.dtype  # of the products
+
+
+class Int4ScreenedWeight(NamedTuple):
+    """A weight in 4 bits and the exact one, for what mostly asks for the greatest output: drafts.
+
+    Few rows read the 4 bits and, of outputs that could be the greatest, the exact weight; see `screened_linear`. More rows
+    read `many`.
+    """
+
+    exact: torch.Tensor  # [out, in] float
+    packed: torch.Tensor  # [out, in // 2] int8: of pack_nibbles
+    scales: torch.Tensor  # [out] float32
+    errors: torch.Tensor  # [out] float32
+    spreads: torch.Tensor  # [2] float32
+    many: DenseWeight | Float8Weight
+
+
+class PackedCpuWeight(NamedTuple):
+    """A float32 weight in oneDNN's layout. Inputs of fewer rows than least_rows are padded: see `packed_linear`."""
+
+    packed: torch.Tensor
+    least_rows: int
+
+
+Weight = DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight
