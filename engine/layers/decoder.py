@@ -20,7 +20,7 @@ from headway.kernels import Activation
 
 
 class Mixer(Protocol):
-    """What mixes tokens of a sequence: attention, or a recurrence.
+    """A layer that mixes the tokens of a sequence: attention, or a recurrence.
 
     It declares the state that it keeps between steps and gets the tensors of that state with each call. It reads the
     residual stream through `input` only and writes to it through `output` only; how these products are fused with the norm

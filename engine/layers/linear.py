@@ -83,5 +83,5 @@ class Linear:
 
     @property
     def input_step(self) -> torch.Tensor | None:  # [1] float32
-        """What inputs are multiples of, float8_e4m3fn each; None: they are of the weight's dtype."""
+        """The step of which inputs are multiples, float8_e4m3fn each; None: inputs are of the weight's dtype."""
         return self._stored.step if isinstance(self._stored, Float8Weight) else None

@@ -1,1 +1,1 @@
-"""Matrix products of few and many rows, with their prologues and epilogues."""
+"""Matrix products of few and many rows, with their prologues and epilogues. The entry is `api.linear`."""

@@ -1,11 +1,10 @@
-"""Products of few rows (of gates, up to 128) with a large weight of 16 bits or of float8 on Hopper, to whose shared memory
-weights flow by bulk copies.
+"""Products of few rows (of gates, up to 128) with a large weight of 16 bits or of float8 on Hopper, whose weights are loaded to
+shared memory by TMA.
 
-A program has a multiprocessor to itself and fills it with its first weights before the kernel in front has ended; it
-waits for that one only before it asks for inputs. So memory is read while kernels end and start. In Gluon, Triton's lower
-level, where copies are asked for and waited for apart. It is not interpreted, and other devices lack some of the
-instructions: these take _skinny.py. No launch that is still under way may write the weight. Knows no operation but the
-product.
+A program has a multiprocessor to itself and loads its first weights before the preceding kernel has ended (PDL); it waits for
+that one only before it loads inputs. So memory is read while kernels end and start. Written in Gluon, Triton's lower level,
+where copies are issued and waited for separately. It is not interpreted, and other devices lack some of the instructions:
+these use _skinny_core.py. No launch that is still under way may write the weight. Knows no operation but the product.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from headway.kernels.runtime._triton import (
     tl,
 )
 
-# The fewest rows that the tensor cores take: the rest of the shared memory is the weights'.
+# The fewest rows of an MMA instruction: the rest of the shared memory is the weights'.
 _MIN_TILE_ROWS = 8
-# Programs begin their sums at so many places, or fewer: not all ask for the same inputs at once, but some do, which spares
-# the L2 cache. Of whole sums, of parts, of more rows than MAX_ROWS: 64 rows of q, k and v 14.9 us, from 16 places 15.4.
+# Programs begin their sums at that many inputs, or fewer: not all load the same inputs at once, but some do, which spares
+# the L2 cache. For whole sums, for parts, for more rows than MAX_ROWS: 64 rows of q, k and v 14.9 us, from 16 inputs 15.4.
 _STARTS, _STARTS_OF_PARTS, _STARTS_OF_MANY = 4, 6, 16
-# The last part of a split sum asks for the other parts' sums AHEAD copies before its own end. 64 rows of `o` 9.4 us, where all
-# parts ended at once 11.3.
+# The last part of a split sum loads the other parts' sums AHEAD copies before its own end. 64 rows of `o` take 9.4 us, where
+# all parts ended at once 11.3.
 AHEAD = 3
 _SWIZZLE_BYTES, _WARPS = 128, 4
 
@@ -62,7 +61,7 @@ def _fetch_weights(
     TILES: gl.constexpr,
     PAIRED: gl.constexpr,
 ) -> None:
-    """Asks for one copy of the tiles that begin with output `first`, or of pairs with run `first` of a block."""
+    """Issues one copy of the tiles that begin with output `first`, or of pairs with run `first` of a block."""
     runs: gl.constexpr = OUTPUTS // (2 * PAIRED) if PAIRED > 0 else 0
     for tile in gl.static_range(TILES):
         place = weights.index(stage * TILES + tile)
@@ -92,8 +91,8 @@ def fetch_inputs(
 
 @gluon_jit_once_for()
 def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
-    """(row, is_row), [ROWS] each: which row stands where, as described_rows has it, and whether it is to be stored from
-    there. 5 rows in a tile of 8: rows 0, 1, 2, 3, 1, 2, 3, 4, stored from all places but the fifth to seventh."""
+    """Returns (row, is_row), [ROWS] each: the row of each index of a tile, as described_rows loads it, and whether that index
+    stores it. 5 rows in a tile of 8: rows 0, 1, 2, 3, 1, 2, 3, 4, stored from all indices but the fifth to seventh."""
     place = gl.arange(0, ROWS, layout=layout)
     is_first = place < ROWS // 2
     row = gl.where(is_first, place, place - ROWS + num_rows)
@@ -118,9 +117,9 @@ def open_stream(
     STARTS: gl.constexpr,
     UNIT: gl.constexpr,
 ) -> gl.tuple:
-    """Asks for as many of copies begin .. end - 1 as there is room for, from one of STARTS places on; UNIT copies are a large
-    one. Nothing that a kernel wrote is read before the one in front has ended, which is when this returns and when the next
-    may start. Its last are the tiles' sums, zeros yet, [OUTPUTS, ROWS] float32 each as the tensor cores hold them."""
+    """Issues STAGES of copies begin .. end - 1, from one of STARTS inputs on; UNIT copies are a large one. Nothing that a kernel
+    wrote is read before the preceding one has ended, which is when this returns and when the next may start. The last value
+    of the result is the tiles' sums, zeros yet, [OUTPUTS, ROWS] float32 each in the layout of the tensor cores."""
     bits: gl.constexpr = x_desc.dtype.primitive_bitwidth
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits)
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
@@ -139,7 +138,7 @@ def open_stream(
             weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
         copy = gl.where(copy + 1 == end, begin, copy + 1)
-    # In this order: attention behind reads starts before its own wait, and a norm in front may not have waited yet.
+    # In this order: a following attention kernel reads starts before its own wait, and a preceding norm may not have waited yet.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     copy = own
@@ -172,8 +171,8 @@ def sum_stream(
     STAGES: gl.constexpr,
     UNDER_WAY: gl.constexpr,
 ) -> gl.tuple:
-    """The stream with `until` copies summed up, of which `done` were. The products of UNDER_WAY copies, none or one, are still
-    under way while the next are asked for."""
+    """Returns the stream with `until` copies summed up, of which `done` were. The products of UNDER_WAY copies, none or one, are
+    still under way while the next are issued."""
     gl.static_assert(UNDER_WAY < STAGES and UNDER_WAY <= 1)
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
     weights, inputs, arrivals, own, stage, parity, sums = stream
@@ -182,13 +181,13 @@ def sum_stream(
         hopper.mbarrier.wait(arrivals.index(stage), parity)
         transposed = inputs.index(stage).permute((1, 0))
         running: gl.tuple = ()
-        # Float8 sums stay in the tensor cores, some 13 bits, from the first input to the last, as is Triton's way on Hopper:
-        # what was added up elsewhere after so many inputs would depend on the size of copies.
+        # Float8 sums stay in the tensor cores, about 13 bits, from the first input to the last, as Triton does on Hopper:
+        # sums added in registers after some inputs would depend on the size of copies.
         for tile in gl.static_range(TILES):
             place = weights.index(stage * TILES + tile)
             running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
         sums = _waited(running, UNDER_WAY, TILES)
-        # Into the place of what has been multiplied.
+        # Into the stage that has been multiplied.
         free = gl.where(stage == 0, STAGES - 1, stage - 1) if UNDER_WAY > 0 else stage
         summed = turn - UNDER_WAY
         exists = (summed >= 0) & (summed + STAGES < copies)
@@ -208,7 +207,7 @@ def sum_stream(
 
 @gluon_jit_once_for()
 def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> gl.tuple:
-    """Until the products of no more than so many copies are under way."""
+    """Waits until the products of at most UNDER_WAY copies are under way."""
     if TILES == 1:
         return (hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY, deps=running),)
     else:
@@ -217,7 +216,7 @@ def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> 
 
 @gluon_jit_once_for()
 def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
-    """Of each tile [OUTPUTS, ROWS] float32, once all copies are summed up and no warp's products read them any more."""
+    """Returns each tile's sums, [OUTPUTS, ROWS] float32, once all copies are summed up and no warp's products read them."""
     sums = _waited(stream[-1], 0, TILES)
     tl.debug_barrier()
     return sums
@@ -225,7 +224,7 @@ def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
 
 @gluon_jit_once_for()
 def close_stream(stream: gl.tuple, STAGES: gl.constexpr) -> None:
-    """The last that a program does: until then the barriers keep their memory, and nothing has to wait for it."""
+    """Ends a program: until then the barriers keep their memory, and nothing has to wait for it."""
     arrivals = stream[2]
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.invalidate(arrivals.index(stage))
@@ -233,12 +232,12 @@ def close_stream(stream: gl.tuple, STAGES: gl.constexpr) -> None:
 
 @gluon_jit_once_for()
 def by_rows(
-    cells: gl.tensor,  # [OUTPUTS, ROWS], as the tensor cores leave them: a thread has two rows of an output
+    cells: gl.tensor,  # [OUTPUTS, ROWS], in the layout of the tensor cores: a thread has two rows of an output
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
 ) -> gl.tensor:
-    """The same, so that a thread has outputs of a row side by side: up to 16 bytes of memory at once, not 2. Of the fewest
-    rows as they are, which is faster: their threads have few."""
+    """Returns the same in a layout where a thread has adjacent outputs of a row, up to 16 bytes of memory at once, not 2. Tiles
+    of the fewest rows stay as they are, which is faster: their threads have few."""
     if ROWS > 8:
         own: gl.constexpr = min(OUTPUTS * ROWS // (32 * gl.num_warps()), 8)
         across: gl.constexpr = OUTPUTS // own
@@ -257,7 +256,7 @@ def cells_of(
     OUTPUTS: gl.constexpr,
     layout: gl.constexpr,
 ) -> gl.tuple:
-    """(offset, whether it is one) of each cell of a tile, [OUTPUTS, ROWS] each, where rows are `stride` apart in memory."""
+    """Returns the offset of each cell of a tile and whether it exists, [OUTPUTS, ROWS] each; rows have that stride."""
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
     output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
     return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
@@ -270,7 +269,7 @@ def split_paired(
     OUTPUTS: gl.constexpr,
     PAIRED: gl.constexpr,
 ) -> gl.tuple:
-    """([OUTPUTS / 2, ROWS], likewise): the firsts and the seconds of the pairs."""
+    """Returns the firsts and the seconds of the pairs, [OUTPUTS / 2, ROWS] each."""
     runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
     first, second = gl.split(gl.permute(gl.reshape(sums, [runs, 2, PAIRED, ROWS]), (0, 2, 3, 1)))
     return gl.reshape(first, [OUTPUTS // 2, ROWS]), gl.reshape(second, [OUTPUTS // 2, ROWS])
@@ -300,17 +299,17 @@ def traits_of(x: torch.Tensor) -> DeviceTraits:
 
 
 def is_copied(tensor: torch.Tensor) -> bool:
-    """In bulk: its rows are whole and begin at multiples of 16 bytes."""
+    """Returns whether TMA can copy it: its rows are whole and begin at multiples of 16 bytes."""
     row_bytes = tensor.stride(0) * tensor.element_size()
     return tensor.stride(1) == 1 and row_bytes % 16 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, int | bool]:
-    """The constants that all kernels share, and the options of the launch."""
+    """Returns the constants that all kernels share, and the options of the launch."""
     rows = padded_rows(x.shape[0])
     # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up: `gate_up` of 64 rows
-    # 45.2 us, and 47.3 with the wait. Else it counts more how much is asked for at once, above all of MANY_ROWS, which leave
-    # room for two or three copies.
+    # 45.2 us, and 47.3 with the wait. Otherwise the bytes in flight matter more, above all for MANY_ROWS, which leave room for
+    # two or three copies.
     is_under_way = rows == MAX_ROWS or streams.programs > multiprocessors(x.device)
     stage_bytes = (streams.tiles * OUTPUTS + rows) * streams.copy_bytes
     return {
@@ -333,14 +332,14 @@ def _starts(streams: TmaGemmConfig, rows: int) -> int:
 
 
 def inputs_of(tensor: torch.Tensor, streams: TmaGemmConfig) -> int:
-    """Of a copy."""
+    """Returns the inputs of a TMA copy."""
     return streams.copy_bytes // tensor.element_size()
 
 
 def described_rows(x: torch.Tensor, streams: TmaGemmConfig) -> TensorDescriptor:
-    """As two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a tile of 8 are rows 0 .. 3 and
-    rows 1 .. 4. A row that a copy finds to be outside takes it longer than one that is there (a tile of 64: `gate_up`
-    52 us where 33 of them were there, 47 where all are). Only of 1 to 4 rows some of the 8 are outside."""
+    """Describes x as two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a tile of 8 are rows
+    0 .. 3 and rows 1 .. 4. A row out of bounds takes a copy longer than one that exists (a tile of 64: `gate_up` 52 us where
+    33 of them existed, 47 where all do). Only for 1 to 4 rows some of the 8 are out of bounds."""
     (rows, num_inputs), half = x.shape, padded_rows(x.shape[0]) // 2
     shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
     strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]
@@ -352,7 +351,8 @@ def padded_rows(num_rows: int) -> int:
 
 
 def described_pairs(weight: torch.Tensor, streams: TmaGemmConfig, *, blocks: int) -> TensorDescriptor:
-    """Output i of a block's first half pairs with output i of its second: [blocks, runs, 2, PAIRED, inputs]."""
+    """Describes a weight in which output i of a block's first half is paired with output i of its second, as
+    [blocks, runs, 2, PAIRED, inputs]."""
     num_inputs, half = weight.shape[1], weight.shape[0] // (2 * blocks)
     shape = [blocks, half // PAIRED, 2, PAIRED, num_inputs]
     strides = [2 * half * num_inputs, PAIRED * num_inputs, half * num_inputs, num_inputs, 1]

@@ -1,8 +1,8 @@
-"""Gated products of many rows on Hopper: each of the multiprocessors' programs computes one tile after the other and asks for
-the inputs of the next while it ends one, gate and `up` side by side, so that their product is the only one to be written.
+"""Gated products of many rows on Hopper, by a persistent kernel: each multiprocessor's program computes one tile after another
+and loads the inputs of the next while it ends one. A tile has both gate and `up`, so that only their product is written.
 
-In Gluon, Triton's lower level; not interpreted. Hopper at full load is bound by its power: what saves a pass over memory
-saves time, though the library's own product alone is no slower.
+Written in Gluon, Triton's lower level, which is not interpreted. Hopper at full load is bound by its power: saving a pass over
+memory saves time, though the library's own product alone is no slower.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _fetch(
 
 @gluon_jit_once_for()
 def _place_of(index: gl.tensor, row_tiles: gl.tensor, tiles: gl.tensor, GROUP: gl.constexpr) -> gl.tuple:
-    """(tile of rows, tile of outputs): of GROUP tiles of outputs all rows, then of the next."""
+    """Returns (tile of rows, tile of outputs): all rows of GROUP tiles of outputs, then of the next GROUP."""
     group = index // (GROUP * row_tiles)
-    width = gl.maximum(gl.minimum(tiles - group * GROUP, GROUP), 1)  # behind the last tile, too
+    width = gl.maximum(gl.minimum(tiles - group * GROUP, GROUP), 1)  # after the last tile, too
     place = index % (GROUP * row_tiles)
     return place // width, group * GROUP + place % width
 
@@ -78,7 +78,7 @@ def _dense_gated_kernel(
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """One program a multiprocessor."""
+    """There is one program a multiprocessor."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, OUTPUTS, 16]
     )
@@ -91,7 +91,7 @@ def _dense_gated_kernel(
         hopper.mbarrier.init(arrivals.index(stage), count=1)
     tl.extra.cuda.gdc_wait()
     all_tiles = row_tiles * tiles
-    # Copies are asked for STAGES - 1 before they are multiplied, those of the next tile while one ends.
+    # Copies are issued STAGES - 1 before they are multiplied, those of the next tile while one ends.
     asked = gl.program_id(0)
     row_tile, tile = _place_of(asked, row_tiles, tiles, GROUP)
     for stage in gl.static_range(STAGES - 1):
@@ -111,7 +111,7 @@ def _dense_gated_kernel(
             sums = hopper.warpgroup_mma(
                 inputs.index(stage), transposed, sums, use_acc=done > 0, is_async=True
             )
-            # The product before this one has ended in all warps: its place is free.
+            # The preceding product has ended in all warps: its stage is free.
             sums = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[sums])
             tl.debug_barrier()
             if copy == num_copies:

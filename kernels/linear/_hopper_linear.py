@@ -1,4 +1,4 @@
-"""The streamed product, with what may be added to it: see _streamed.py. Launched by several operations."""
+"""The TMA product with its epilogue: see _hopper_core.py. Launched by several operations."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def streamed_linear(
     bias: torch.Tensor | None = None,  # [outputs] float
     residual: torch.Tensor | None = None,  # [rows, outputs] float
 ) -> None:
-    """x @ weight.T * step * scale + bias + residual, of what is given."""
+    """Writes x @ weight.T * step * scale + bias + residual, as far as these are given."""
     rows, num_inputs = x.shape
     assert (step is None) == (scale is None), "step and scale come together"
-    # Else parts may wait for others that cannot start.
+    # Otherwise parts could wait for others that cannot start.
     assert streams.split == 1 or streams.programs <= multiprocessors(x.device)
     _streamed_linear_kernel[(streams.programs,)](
         described_rows(x, streams), described_weight(weight, streams), out if step is None else step,

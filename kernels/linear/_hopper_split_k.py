@@ -1,7 +1,7 @@
-"""Parts of a sum that programs of one launch have, handed over through the L2 cache to the one that has the last part.
+"""Split-K across programs of one launch: partial sums go through the L2 cache to the program of the last part.
 
-For the streamed products: see _streamed.py, which cuts the sums so that the other parts have been handed over when the last
-program asks for them. Knows no operation.
+For the TMA kernels of _hopper_core.py; dispatch.py splits sums so that the other parts are written when the last program loads
+them. Knows no operation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def hand_over(
     OUTPUTS: gl.constexpr,
     SPLIT: gl.constexpr,
 ) -> None:
-    """To the program that has the tile's last part."""
+    """Writes a part's sums for the program of the tile's last part."""
     layout: gl.constexpr = sums.type.layout
     cells = _partial_cells(partial_ptr, tile, layout, ROWS, OUTPUTS, SPLIT)
     gl.store(cells + part * (OUTPUTS * ROWS), sums)
@@ -38,10 +38,10 @@ def sums_handed_over(
     OUTPUTS: gl.constexpr,
     SPLIT: gl.constexpr,
 ) -> gl.tuple:
-    """Of each part but the last [OUTPUTS, ROWS] float32, asked for. For the last, which waits here until they are there.
+    """Waits for the other parts of a tile and returns their sums, [OUTPUTS, ROWS] float32 each, whose loads are issued.
 
-    That they come: there are no more programs than multiprocessors, what else has these ends by itself, and those of the
-    other parts wait for nobody; besides, programs start in the order of their numbers, and theirs are lower."""
+    The wait ends: there are no more programs than multiprocessors, any other kernel on these ends by itself, and programs of
+    other parts wait for none; besides, programs start in the order of their numbers, and theirs are lower."""
     while _arrived(arrived_ptr + tile) < SPLIT - 1:
         pass
     cells = _partial_cells(partial_ptr, tile, layout, ROWS, OUTPUTS, SPLIT)
@@ -53,14 +53,15 @@ def sums_handed_over(
 
 @gluon_jit_once_for()
 def forget_arrivals(arrived_ptr: gl.tensor, tile: gl.tensor) -> None:
-    """Once all threads have seen them, for the next launch. Behind the sums: before them it takes 0.5 us."""
+    """Resets the number of parts for the next launch, once all threads have read it. Called after the sums, before which it
+    would take 0.5 us."""
     tl.debug_barrier()
     gl.store(arrived_ptr + tile, 0)
 
 
 @gluon_jit_once_for()
 def _arrived(arrived_ptr: gl.tensor) -> gl.tensor:
-    """How many have. What they wrote before is seen by whoever loads behind."""
+    """Returns the number of partial sums written (acquire load)."""
     return tl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [arrived_ptr], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -75,8 +76,8 @@ def _partial_cells(
     OUTPUTS: gl.constexpr,
     SPLIT: gl.constexpr,
 ) -> gl.tensor:
-    """[OUTPUTS, ROWS]: where the tile's first part stands. What the threads have, one behind the other, so that a warp writes
-    256 bytes at once: of eight outputs eight rows, of which a thread has two side by side."""
+    """Returns the addresses of the tile's first part, [OUTPUTS, ROWS]: in the order of the threads, so that a warp writes
+    256 bytes at once, eight rows of eight outputs, of which a thread has two adjacent ones."""
     place = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))[:, None]
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))[None, :]
     warp: gl.constexpr = OUTPUTS // gl.num_warps()

@@ -1,8 +1,8 @@
 """Products of few rows with a large weight, at the speed at which the weights can be read.
 
 Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first operand
-of the product. How the sum over the inputs is cut depends on the weight's shape alone, so a row's result is
-the same beside any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper take
+of the product. How the sum over the inputs is split depends on the weight's shape alone, so a row's result is
+the same among any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper are multiplied by
 _hopper_core.py. Knows no operation.
 """
 
@@ -20,11 +20,11 @@ from headway.kernels.runtime._triton import blocks_of, jit, power_of_two, tl
 _MIN_TILE_ROWS = 16
 # Sums over the inputs are cut at multiples of _CUT where their number allows it, else of _MIN_INPUTS.
 _CUT, _MIN_INPUTS = 128, 64
-# Short sums are not split: the parts would take longer to add up than to make.
+# Short sums are not split: their parts would take longer to reduce than to compute.
 _MAX_SPLIT, _MIN_CUTS_TO_SPLIT, _MIN_CUTS_OF_A_PART = 8, 16, 4
-# Where a program sums few inputs, its start weighs: there the next kernel is invited so many tiles before the end,
-# and this one has its first weights fetched into the L2 cache, _AHEAD inputs of each output, while it waits.
-_SHORT_SUM, _INVITES_BEFORE_END, _AHEAD = 2048, 6, 256
+# Where a program sums few inputs, its start costs most: there the next kernel is launched that many tiles before the end
+# (PDL), and this one prefetches its first weights into the L2 cache, _AHEAD inputs of each output, while it waits.
+_SHORT_SUM, _DEPENDENTS_BEFORE_END, _AHEAD = 2048, 6, 256
 _AT_ONCE = 1 << 16
 # Sums are split only where all parts of all tiles, 64 outputs x 64 rows each, run at once: one a multiprocessor.
 _MAX_PARTS = 1024
@@ -32,7 +32,7 @@ _MAX_PARTS = 1024
 
 @jit
 def _fetch_ahead(weights_ptr: tl.tensor) -> None:
-    """_AHEAD 16-bit weights from each address into the L2 cache."""
+    """Prefetches _AHEAD 16-bit weights from each address into the L2 cache."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;", "=r,l", [weights_ptr], dtype=tl.int32,
         is_pure=False, pack=1,
@@ -40,8 +40,9 @@ def _fetch_ahead(weights_ptr: tl.tensor) -> None:
 
 
 @jit
-def launch_dependents(is_time: tl.tensor) -> None:
-    if is_time:
+def launch_dependents(is_due: tl.tensor) -> None:
+    """Lets the next kernel start (PDL)."""
+    if is_due:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -55,7 +56,7 @@ def first_weights(
     CUT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> tl.tensor:
-    """[OUTPUTS] addresses of the weights with which the part begins; may be called before the kernel in front ends."""
+    """Returns [OUTPUTS] addresses of the weights with which the part begins; may be called before the preceding kernel ends."""
     weights_ptr = weight_ptr + output.to(tl.int64) * num_inputs + num_inputs // CUT * part // SPLIT * CUT
     if FETCHES_AHEAD:
         _fetch_ahead(weights_ptr)
@@ -76,9 +77,9 @@ def sum_products(
     SPLIT: tl.constexpr,
     CUT: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    INVITES_AT: tl.constexpr,
+    DEPENDENTS_AT: tl.constexpr,
 ) -> tl.tensor:
-    """[OUTPUTS, ROWS] float32: the part's sums. Rows behind num_rows are zeros."""
+    """Returns [OUTPUTS, ROWS] float32, the part's sums. Rows from num_rows on are zeros."""
     row = tl.arange(0, ROWS)
     column = tl.arange(0, INPUTS)
     is_row = row < num_rows
@@ -86,11 +87,11 @@ def sum_products(
     end = num_inputs // CUT * (part + 1) // SPLIT * CUT
     tile_ptr = weights_ptr[:, None] + column[None, :]
     inputs_ptr = x_ptr + row[:, None] * x_stride + column[None, :]
-    invites_at = tl.maximum(begin, end - INVITES_AT * INPUTS)
+    dependents_at = tl.maximum(begin, end - DEPENDENTS_AT * INPUTS)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for first in range(begin, end, INPUTS):
         if OVERLAPS:
-            launch_dependents(first == invites_at)
+            launch_dependents(first == dependents_at)
         weights = tl.load(tile_ptr + (first - begin))
         inputs = tl.load(inputs_ptr + first, mask=is_row[:, None], other=0)
         sums = tl.dot(weights, tl.trans(inputs), sums, input_precision="ieee")
@@ -98,7 +99,7 @@ def sum_products(
 
 
 @jit
-def add_up(
+def reduce_split_k(
     sums: tl.tensor,  # [OUTPUTS, ROWS] float32: the part's
     partial_ptr: tl.tensor,
     arrived_ptr: tl.tensor,
@@ -108,8 +109,8 @@ def add_up(
     OUTPUTS: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(the tile's sums, the parts added in their order; whether this program has them: of a tile's programs the last to
-    arrive does)."""
+    """Returns the tile's sums, its parts added in their order, and whether this program has them: the last of a tile's
+    programs to arrive does."""
     if SPLIT == 1:
         return sums, True
     cells = _cells(partial_ptr, tile, ROWS, OUTPUTS, SPLIT)
@@ -128,16 +129,16 @@ def add_up(
 def _cells(
     partial_ptr: tl.tensor, tile: tl.tensor, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPLIT: tl.constexpr
 ) -> tl.tensor:
-    # Outputs side by side: threads share them out in one way for any ROWS, and add up their squares in one order.
+    # Outputs are adjacent: threads divide them in one way for any ROWS, and sum their squares in one order.
     cell = tl.arange(0, OUTPUTS)[:, None] + tl.arange(0, ROWS)[None, :] * OUTPUTS
     return partial_ptr + tile * (SPLIT * OUTPUTS * ROWS) + cell
 
 
 @jit
 def pair_of(place: tl.tensor) -> tl.tensor:
-    """Two outputs that belong together stand eight places apart, where a tensor core leaves both in one thread.
+    """Returns the pair of each output of a tile. Both of a pair are eight apart, so that a tensor core leaves them to one thread.
 
-    Places 0 .. 7 and 8 .. 15 of a tile are the first and the second of pairs 0 .. 7, the next 16 are pairs 8 .. 15.
+    Outputs 0 .. 7 and 8 .. 15 of a tile are the first and the second of pairs 0 .. 7, the next 16 are pairs 8 .. 15.
     """
     return place // 16 * 8 + place % 8
 
@@ -153,7 +154,7 @@ def split_pairs(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """([OUTPUTS / 2, ROWS], likewise): the firsts and the seconds of the pairs."""
+    """Returns the firsts and the seconds of the pairs, [OUTPUTS / 2, ROWS] each."""
     first, second = tl.split(tl.permute(tl.reshape(sums, (OUTPUTS // 16, 2, 8, ROWS)), (0, 2, 3, 1)))
     return tl.reshape(first, (OUTPUTS // 2, ROWS)), tl.reshape(second, (OUTPUTS // 2, ROWS))
 
@@ -166,7 +167,7 @@ def load_squares(
     ROWS: tl.constexpr,
     TILES: tl.constexpr,
 ) -> tl.tensor:
-    """[ROWS, TILES] float32: of a DeferredNorm."""
+    """Returns the squares of a DeferredNorm, [ROWS, TILES] float32."""
     row, tile = tl.arange(0, ROWS)[:, None], tl.arange(0, TILES)[None, :]
     exists = (row < num_rows) & (tile * 64 < num_inputs)
     return tl.load(squares_ptr + row * TILES + tile, mask=exists, other=0.0)
@@ -174,18 +175,18 @@ def load_squares(
 
 @jit
 def deferred_factor(squares: tl.tensor, num_inputs: tl.tensor, EPSILON: tl.constexpr) -> tl.tensor:
-    """[ROWS] float32: by which the norm would have multiplied the inputs."""
+    """Returns [ROWS] float32, the factors by which the norm would have multiplied the inputs."""
     return tl.rsqrt(tl.sum(squares, 1) / num_inputs + EPSILON)
 
 
 class Cut(NamedTuple):
-    """How a launch is cut. Only `split` has a part in the result's rounding."""
+    """The tiles of a launch. Only `split` affects the result's rounding."""
 
     outputs: int
     inputs: int
     split: int
     stages: int
-    invites_at: int  # tiles before the end of the sum
+    dependents_at: int  # tiles before the end of the sum
     fetches_ahead: bool
 
 
@@ -194,7 +195,7 @@ def _padded(num_rows: int) -> int:
 
 
 def cut_of(num_outputs: int, x: torch.Tensor) -> Cut:
-    """Measured on the H200. Tiles that are all resident at once share the bandwidth evenly."""
+    """Returns the tiles of a launch, as measured on an H200. Tiles that are all resident at once share the bandwidth evenly."""
     (num_rows, num_inputs), num_multiprocessors = x.shape, multiprocessors(x.device)
     tiles, cut = blocks_of(num_outputs, 64), _cut(num_inputs)
     cuts = num_inputs // cut
@@ -208,11 +209,11 @@ def cut_of(num_outputs: int, x: torch.Tensor) -> Cut:
         return Cut(128, _MIN_INPUTS, 1, 4, _AT_ONCE, False)
     if cut < _CUT:
         return Cut(64, _MIN_INPUTS, split, 8, _AT_ONCE, False)
-    return Cut(64, _CUT, split, 5, _INVITES_BEFORE_END if is_short else _AT_ONCE, is_short)
+    return Cut(64, _CUT, split, 5, _DEPENDENTS_BEFORE_END if is_short else _AT_ONCE, is_short)
 
 
 def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
-    """The constants that all kernels share, and the options of the launch."""
+    """Returns the constants that all kernels share, and the options of the launch."""
     rows, (overlaps, launch) = _padded(x.shape[0]), overlap(x.device)
     fitting_stages = shared_memory_bytes(x.device) // ((cut.outputs + rows) * cut.inputs * x.element_size())
     return {
@@ -222,7 +223,7 @@ def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
         "SPLIT": cut.split,
         "CUT": _cut(x.shape[1]),
         "OVERLAPS": overlaps,
-        "INVITES_AT": cut.invites_at,
+        "DEPENDENTS_AT": cut.dependents_at,
         "FETCHES_AHEAD": overlaps and cut.fetches_ahead,
         "num_warps": 4,
         "num_stages": min(cut.stages, max(fitting_stages, 1)),
@@ -230,12 +231,12 @@ def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
 
 
 def workspace_of(split: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Partial sums, and how many of a tile have arrived; nothing is written there where sums are whole."""
+    """Returns room for partial sums, and for the number of a tile's parts that have arrived; unused where sums are not split."""
     return _workspace(x.device) if split > 1 else (x, x)
 
 
 def reserve_workspace(device: torch.device) -> None:
-    """What such sums need there, before graphs of them are captured; it stays."""
+    """Allocates the workspace of split sums, which stays allocated, before graphs of them are captured."""
     _workspace(device)
 
 
@@ -245,7 +246,7 @@ def _cut(num_inputs: int) -> int:
 
 @functools.cache
 def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Partial sums and, for each tile, how many have arrived: zero between launches, which use one stream."""
+    """Returns partial sums and, for each tile, the number of parts written: zero between launches, which use one stream."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a product of split sums must run once on the device before a graph of one is captured"

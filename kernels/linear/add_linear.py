@@ -6,10 +6,10 @@ import torch
 
 from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._skinny_core import (
-    add_up,
     constants_of,
     cut_of,
     first_weights,
+    reduce_split_k,
     sum_products,
     workspace_of,
 )
@@ -44,7 +44,7 @@ def _add_kernel(
     HAS_BIAS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    INVITES_AT: tl.constexpr,
+    DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
     """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
@@ -67,9 +67,9 @@ def _add_kernel(
     residual = tl.load(residual_cell, mask=is_cell, other=0)
     sums = sum_products(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
-        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, DEPENDENTS_AT,
     )  # fmt: skip
-    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
+    sums, is_last = reduce_split_k(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         if HAS_BIAS:
             sums += bias[:, None]

@@ -13,8 +13,8 @@ from headway.kernels.linear import dispatch
 from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
 from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, WeightFormat
-from headway.kernels.linear.fixed_linear import fixed_linear
 from headway.kernels.linear.float8_linear import float8_linear
 from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.linear.quantized_linear import quantized_linear
@@ -135,7 +135,7 @@ def _product(
 ) -> torch.Tensor:  # [rows, out]
     match weight:
         case DenseWeight(values, _):
-            return fixed_linear(x, values, bias) if x.is_cuda else padded_linear(x, values, bias)
+            return batch_invariant_linear(x, values, bias) if x.is_cuda else padded_linear(x, values, bias)
         case PackedCpuWeight():
             return packed_linear(x, weight, bias)
         case Float8Weight(values, scale, step, dtype) if x.dtype == values.dtype:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 
 # With more than FEW_ROWS rows the library is as fast as the skinny kernel, but for sums more than twice as long as the
-# result is wide. No kernel for few rows takes more than MAX_ROWS, but that of gates.
+# result is wide. No kernel for few rows computes more than MAX_ROWS, but that of gates.
 FEW_ROWS, MAX_ROWS = 32, 64
 MIN_INPUTS_MULTIPLE = 64
 # Launches cost time where products are short. A round of a model 1,024 wide takes an H200 0.80 ms in nine launches a layer
 # and 0.71 in six at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4. No number of rows may decide:
-# a row's result is the same beside any of up to FEW_ROWS.
+# a row's result is the same among any of up to FEW_ROWS.
 MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
 # Norms of that many rows are bound by memory, and the library adds a product to the residual at no cost: an H200 takes 7.59 ms
 # instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with prompts (7B shape, depth 3).
@@ -43,7 +43,7 @@ TMA_TYPES = *HALF_TYPES, torch.float8_e4m3fn
 
 
 class KernelTraits(NamedTuple):
-    """What a kernel promises of its results."""
+    """A kernel's promises about its results."""
 
     order_of_sums: str
     rounding: str
@@ -93,7 +93,7 @@ class LinearKernel(Enum):
 
 
 class FusedOperation(Enum):
-    """What a launch computes besides the product, as far as it decides about the kernel."""
+    """The operations that a launch fuses with the product, as far as they decide about the kernel."""
 
     ADD = "optional bias, scale and residual"
     ADD_DEFERRED = "optional bias and residual of a product with a deferred norm"
@@ -105,7 +105,7 @@ class FusedOperation(Enum):
 
 
 class WeightFormat(Enum):
-    """What a weight is made of, and its inputs, where their sizes decide. Others have one kernel: BATCH_INVARIANT, PACKED_CPU."""
+    """The formats whose kernel sizes decide about. Others have one kernel each: BATCH_INVARIANT and PACKED_CPU."""
 
     PLAIN = "both of one dtype, float8 among them"
     FLOAT8_OF_16_BITS = "a weight in float8 whose inputs are still to be rounded"
@@ -126,7 +126,7 @@ class LinearShape(NamedTuple):
 
 
 class DeviceTraits(NamedTuple):
-    """What matters of a device."""
+    """The properties of a device that decide about kernels."""
 
     multiprocessors: int
     has_tma: bool  # Hopper with Gluon

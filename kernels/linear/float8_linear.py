@@ -1,4 +1,4 @@
-"""A linear layer whose inputs and weights are float8_e4m3fn, each with one scale for all: few rows by _streamed_linear.py on
+"""A linear layer whose inputs and weights are float8_e4m3fn, each with one scale for all: few rows by _hopper_linear.py on
 Hopper, others by the library."""
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def float8_linear(
     *,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """[rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias.
+    """Returns [rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias.
 
-    On CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16. No launch that is still under way may
+    Runs on CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16. No launch that is still under way may
     write the weight.
     """
     if not x.is_cuda:

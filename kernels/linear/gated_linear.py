@@ -1,6 +1,7 @@
-"""A gate and its `up` in one product, and the gated activation: few rows as skinny_linear, many as _dense.py.
+"""A gate and its `up` in one product, and the gated activation: few rows by the kernels of skinny_linear, many by
+_hopper_gated_gemm.py.
 
-What lies between, odd shapes and other types are PyTorch's, and the activation a launch of its own.
+Row counts between these, odd shapes and other types are PyTorch's, and the activation is a launch of its own.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def _gated_kernel(
     SQUARES: tl.constexpr,
     EPSILON: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    INVITES_AT: tl.constexpr,
+    DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """One program OUTPUTS rows of the weight: half of them the gate's, beside each its row of `up`."""
+    """Each program computes OUTPUTS rows of the weight: half of them the gate's, each paired with its row of `up`."""
     place, row = tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
     first_output = tl.program_id(0) * (OUTPUTS // 2)
     paired_output = tl.minimum(first_output + pair_of(place), num_outputs - 1)
@@ -76,7 +77,7 @@ def _gated_kernel(
         squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, SQUARES)
     sums = sum_products(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, 0,
-        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, DEPENDENTS_AT,
     )  # fmt: skip
     if SQUARES > 0:
         sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]
@@ -107,7 +108,7 @@ def _streamed_gated_kernel(
     UNIT: gl.constexpr,
     UNDER_WAY: gl.constexpr,
 ) -> None:
-    """One program TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up` that belong to them."""
+    """Each program computes TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up` paired with them."""
     first_tile = gl.program_id(0) * TILES
     first = first_tile * (OUTPUTS // (2 * PAIRED))
     stream = open_stream(
@@ -161,16 +162,16 @@ def gated_linear(
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T); in float32 and rounded once, but where the library multiplies.
+    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T), in float32 and rounded once, but where the library multiplies.
 
-    No launch that is still under way may write the weight: it may be read before the launch in front has ended.
+    No launch that is still under way may write the weight: it may be read before the preceding launch has ended.
     """
     operation = FusedOperation.SILU_MUL if norm is None else FusedOperation.SILU_MUL_DEFERRED
     kernel, streams = choice_of(x, weight, operation, out)
     is_library = kernel is LinearKernel.LIBRARY
     if not takes_triton(x) or (norm is not None and is_library):
         return gated_linear_twin(x, weight, norm=norm, out=out)
-    assert out is None or out.stride(-1) == 1, "outputs stand side by side"
+    assert out is None or out.stride(-1) == 1, "outputs are adjacent in memory"
     if is_library:
         gated = silu_mul(torch.nn.functional.linear(x, weight))
         return gated if out is None else out.copy_(gated)
@@ -197,7 +198,7 @@ def _launch_few(x: torch.Tensor, weight: torch.Tensor, norm: DeferredNorm | None
 
 
 def _cut(num_outputs: int, x: torch.Tensor) -> Cut:
-    """Small tiles where the device would stand half empty."""
+    """Returns small tiles where large ones would fill half of the device."""
     if blocks_of(2 * num_outputs, 64) <= multiprocessors(x.device):
         return cut_of(2 * num_outputs, x)._replace(split=1)
     return Cut(128, 64, 1, 4, 1, False)

@@ -19,7 +19,6 @@ from headway.kernels.linear._hopper_core import (
     sums_of,
 )
 from headway.kernels.linear._skinny_core import (
-    add_up,
     constants_of,
     cut_of,
     deferred_factor,
@@ -27,6 +26,7 @@ from headway.kernels.linear._skinny_core import (
     is_second,
     load_squares,
     pair_of,
+    reduce_split_k,
     split_pairs,
     sum_products,
     workspace_of,
@@ -36,7 +36,7 @@ from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append as 
 from headway.kernels.runtime._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
 from headway.kernels.types._deferred_norm import DeferredNorm
 
-# Dimensions that one program turns with as many others: of a head of 128 the second takes 32 .. 63 and 96 .. 127.
+# Pairs of dimensions that one program rotates: of a head of 128 the second program rotates 32 .. 63 with 96 .. 127.
 _PAIRS = 32
 
 
@@ -69,7 +69,7 @@ def _qkv_kernel(
     EPSILON: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    INVITES_AT: tl.constexpr,
+    DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
     """Each program computes OUTPUTS / 2 pairs of a head and one of SPLIT parts of the inputs."""
@@ -102,9 +102,9 @@ def _qkv_kernel(
         squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, TILES)
     sums = sum_products(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
-        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, DEPENDENTS_AT,
     )  # fmt: skip
-    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
+    sums, is_last = reduce_split_k(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         if TILES > 0:
             sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]

@@ -1,7 +1,7 @@
 """A linear layer with float8_e4m3fn weights, half the bytes of bfloat16, whose inputs are rounded to float8 first.
 
-For drafts, which may be wrong; the target keeps its full weights. Up to 16 rows are multiplied by the kernel of this
-module, more by float8_linear.
+For drafts, which may be wrong; the target keeps its full weights. Few rows are multiplied by the kernel of this module, more
+by float8_linear.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _round_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a row: x is about step * rounded."""
+    """Each program rounds one row: x is about step * rounded."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_input = column < num_inputs

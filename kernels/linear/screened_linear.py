@@ -1,8 +1,8 @@
-"""A linear layer of which the greatest outputs are exact and all others about right, for a quarter of bfloat16's bytes.
+"""A linear layer whose greatest outputs are exact and whose others are approximate, for a quarter of bfloat16's bytes.
 
-For drafts: weights of 4 bits say which outputs could be a row's greatest, errors counted in, and of these alone the
-full weights are read. Errors are taken to be independent of the inputs: what is left out is hardly ever the greatest.
-What the target computes keeps its full weights.
+For drafts: weights of 4 bits say which outputs could be a row's greatest, errors counted in, and the full weights are read for
+these alone. Errors are assumed to be independent of the inputs: an output that is left out is hardly ever the greatest.
+The target's products keep their full weights.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MIN_TILE_ROWS = 16
 # [151680, 4096] takes an H200 82 us for 1 row; with four stages 88, with four warps 104.
 _STAGES, _WARPS = 3, 8
 _LARGEST = 127.0
-# Tiles in which one program looks for outputs to compute exactly, of up to _FEW_ROWS rows and of more; inputs for
+# Tiles in which one program looks for outputs to compute exactly, for up to _FEW_ROWS rows and for more; inputs for
 # which it has a warp.
 _FEW_ROWS, _SMALL_SHARE, _LARGE_SHARE, _INPUTS_OF_A_WARP = 4, 4, 16, 4096
-# How far off a rounded output may be, relative to it.
+# The largest relative error of a rounded output.
 _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
@@ -48,8 +48,8 @@ def _round_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a row: x is about step * rounded; error: how far off an output may be for each of its own, 0 for a row
-    of zeros."""
+    """Each program rounds one row: x is about step * rounded. error: what an output's error is multiplied by to bound the
+    product's, 0 for a row of zeros."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_input = column < num_inputs
@@ -69,7 +69,7 @@ def _round_kernel(
 
 @jit
 def _low(pairs: tl.tensor, IS_ASSEMBLED: tl.constexpr) -> tl.tensor:
-    """int8: 16 times the number in the lower four bits of each byte."""
+    """Returns int8, 16 times the number in the lower four bits of each byte."""
     if IS_ASSEMBLED:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 t; shl.b32 t, $1, 4; and.b32 $0, t, 0xF0F0F0F0; }", "=r,r", [pairs],
@@ -80,7 +80,7 @@ def _low(pairs: tl.tensor, IS_ASSEMBLED: tl.constexpr) -> tl.tensor:
 
 @jit
 def _high(pairs: tl.tensor, IS_ASSEMBLED: tl.constexpr) -> tl.tensor:
-    """int8: 16 times the number in the upper four bits of each byte."""
+    """Returns int8, 16 times the number in the upper four bits of each byte."""
     if IS_ASSEMBLED:
         return tl.inline_asm_elementwise(
             "and.b32 $0, $1, 0xF0F0F0F0;", "=r,r", [pairs], dtype=tl.int8, is_pure=True, pack=4
@@ -109,8 +109,7 @@ def _screen_kernel(
     IS_ASSEMBLED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program OUTPUTS outputs: what they are about and, of each row, how great the greatest of them could be at most
-    and is at least."""
+    """Each program computes OUTPUTS outputs approximately and, for each row, an upper and a lower bound of their maximum."""
     place = tl.arange(0, OUTPUTS)
     output = tl.program_id(0) * OUTPUTS + place
     column = tl.arange(0, NIBBLES)
@@ -169,9 +168,9 @@ def _rescore_kernel(
     ROUNDING: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a row and SHARE tiles of outputs: those that could be the row's greatest it computes exactly.
+    """Each program looks at SHARE tiles of one row's outputs and computes exactly those that could be the row's greatest.
 
-    Its tiles stand far apart: frequent tokens, which are likely, mostly stand together.
+    Its tiles are far apart: frequent tokens, which are likely, are mostly close to each other.
     """
     row = tl.program_id(0).to(tl.int64)
     if OVERLAPS:
@@ -215,22 +214,22 @@ def screened_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: x @ weight.T, exact where that could be the greatest of a row, else about so.
+    """Returns [rows, outputs]: x @ weight.T, exact where it could be the greatest of a row, else approximate.
 
     spreads: an output could be off by its error times sqrt(spreads[0] * sum(x ** 2) + spreads[1] * step ** 2), x being
-    rounded to multiples of step, the 127th part of its row's greatest. Of each 128 outputs the 8 greatest at most become
-    exact: drafts may be wrong, but not slow. On CUDA at most 32 rows; inputs are a multiple of 256.
+    rounded to multiples of step, the 127th part of its row's greatest. At most the 8 greatest of each 128 outputs become
+    exact: drafts may be wrong, but not slow. On CUDA there are at most 32 rows; inputs are a multiple of 256.
     """
     if not takes_triton(x):
         return screened_linear_twin(x, weight, packed, scales, errors, spreads, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     assert num_inputs % (2 * NIBBLES) == 0, f"{num_inputs} inputs are no multiple of {2 * NIBBLES}"
     assert rows <= _MAX_ROWS, f"{rows} rows, at most {_MAX_ROWS}"
-    assert x.stride(-1) == 1, f"inputs stand {x.stride(-1)} apart, not side by side"
+    assert x.stride(-1) == 1, f"inputs have a stride of {x.stride(-1)} instead of 1"
     check_dense(weight, packed, scales, errors, spreads)
     assert num_inputs == weight.shape[1] == 2 * packed.shape[1], (x.shape, weight.shape, packed.shape)
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
-    assert result.stride(-1) == 1, f"outputs stand {result.stride(-1)} apart, not side by side"
+    assert result.stride(-1) == 1, f"outputs have a stride of {result.stride(-1)} instead of 1"
     if rows == 0:
         return result
     device, tiles = x.device, blocks_of(num_outputs, OUTPUTS)

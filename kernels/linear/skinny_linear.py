@@ -11,12 +11,12 @@ import torch
 from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._hopper_linear import streamed_linear
 from headway.kernels.linear._skinny_core import (
-    add_up,
     constants_of,
     cut_of,
     deferred_factor,
     first_weights,
     load_squares,
+    reduce_split_k,
     sum_products,
     workspace_of,
 )
@@ -52,10 +52,10 @@ def _linear_kernel(
     SQUARES: tl.constexpr,
     EPSILON: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    INVITES_AT: tl.constexpr,
+    DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """One program OUTPUTS outputs and one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
@@ -69,9 +69,9 @@ def _linear_kernel(
         squares = load_squares(squares_ptr, num_rows, num_inputs, ROWS, SQUARES)
     sums = sum_products(
         x_ptr, weights_ptr, num_rows, num_inputs, x_stride, part,
-        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, INVITES_AT,
+        ROWS, OUTPUTS, INPUTS, SPLIT, CUT, OVERLAPS, DEPENDENTS_AT,
     )  # fmt: skip
-    sums, is_last = add_up(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
+    sums, is_last = reduce_split_k(sums, partial_ptr, arrived_ptr, tile, part, ROWS, OUTPUTS, SPLIT)
     if is_last:
         if SQUARES > 0:
             sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]
@@ -103,7 +103,9 @@ def skinny_linear(
     if kernel is LinearKernel.LIBRARY:
         return skinny_linear_twin(x, weight, bias, norm=norm, residual=residual, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
-    assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), "outputs stand side by side"
+    assert all(t is None or t.stride(-1) == 1 for t in (bias, residual, out)), (
+        "outputs are adjacent in memory"
+    )
     result = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
         streamed_linear(x, weight, streams, result, bias=bias, residual=residual)

@@ -9,7 +9,7 @@ from headway.kernels.reference.elementwise.rope import rope
 from headway.kernels.reference.elementwise.rope_append import rope_append
 from headway.kernels.reference.elementwise.silu_mul import silu_mul
 from headway.kernels.reference.linear.add_linear import add_linear
-from headway.kernels.reference.linear.fixed_linear import fixed_linear
+from headway.kernels.reference.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.reference.linear.gated_linear import gated_linear
 from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append
 from headway.kernels.reference.linear.quantized_linear import quantized_linear
@@ -36,11 +36,11 @@ __all__ = [
     "add_linear",
     "add_rms_norm",
     "advance",
+    "batch_invariant_linear",
     "begin_decode",
     "copy_results_to_host",
     "count_tokens",
     "embed_rms_norm",
-    "fixed_linear",
     "force_acceptance",
     "gated_linear",
     "gumbel_noise",

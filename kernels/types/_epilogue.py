@@ -28,7 +28,7 @@ class NextNorm(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What is computed with a product, in this order.
+    """The operations that are computed with a product, in this order.
 
     activation: "silu_mul" is silu of the first half of the outputs times the second half. next_norm: the sum with the
     residual, which is changed in place, is multiplied by the norm's weight; the rest is deferred.

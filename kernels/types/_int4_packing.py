@@ -1,17 +1,17 @@
-"""How two numbers of 4 bits share a byte. Knows no operation."""
+"""The packing of two 4-bit integers in a byte. Knows no operation."""
 
 from __future__ import annotations
 
 import torch
 
-# Bytes side by side that hold twice as many numbers: the first half of these in their lower four bits.
+# Adjacent bytes that hold twice their number of integers: the first half of these in their lower four bits.
 NIBBLES = 128
 
 
 def pack_nibbles(
     integers: torch.Tensor,  # [outputs, inputs] from -8 to 7; inputs are a multiple of 256
 ) -> torch.Tensor:
-    """[outputs, inputs // 2] int8: two a byte, those of inputs that stand NIBBLES apart."""
+    """Returns [outputs, inputs // 2] int8: two a byte, those of inputs that are NIBBLES apart."""
     halves = integers.to(torch.int8).view(len(integers), -1, 2, NIBBLES)
     return ((halves[:, :, 0] & 15) | (halves[:, :, 1] << 4)).flatten(1)
 
@@ -19,6 +19,6 @@ def pack_nibbles(
 def unpack_nibbles(
     packed: torch.Tensor,  # [outputs, inputs // 2] int8
 ) -> torch.Tensor:
-    """[outputs, inputs] int8, from -8 to 7."""
+    """Returns [outputs, inputs] int8, from -8 to 7."""
     pairs = packed.view(len(packed), -1, NIBBLES)
     return torch.stack(((pairs << 4) >> 4, pairs >> 4), 2).flatten(1)

@@ -123,7 +123,7 @@ def streamed_linear(
 
 
 LINEAR = linear("bf16")
-STREAMED = {"CUT": 128, "OVERLAPS": True, "INVITES_AT": 6, "FETCHES_AHEAD": True}
+STREAMED = {"CUT": 128, "OVERLAPS": True, "DEPENDENTS_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
     *(
@@ -407,8 +407,8 @@ CASES = [
     ),
     *(
         Case(
-            "fixed_linear",
-            "_fixed_kernel",
+            "batch_invariant_linear",
+            "_batch_invariant_kernel",
             pointers("x weight bias out", kind),
             {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "IS_WHOLE": is_whole}
             | {"HAS_BIAS": True, "OVERLAPS": True},

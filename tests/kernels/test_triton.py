@@ -32,7 +32,13 @@ GROUPS = {
     "sampling": ("sample",),
     "windows": ("paged_attention_pieces",),
     "prompts": ("prefill_attention", "varlen_attention", "process_logits"),
-    "linears": ("skinny_linear", "add_linear", "fixed_linear", "quantized_linear", "screened_linear"),
+    "linears": (
+        "skinny_linear",
+        "add_linear",
+        "batch_invariant_linear",
+        "quantized_linear",
+        "screened_linear",
+    ),
     "layers": ("qkv_rope_append", "rms_norm", "rope", "rope_append", "silu_mul", "kv_append"),
 }
 

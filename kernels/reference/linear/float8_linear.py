@@ -14,7 +14,7 @@ def float8_linear(
     *,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """[rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias."""
+    """Returns [rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias."""
     wide = torch.promote_types(dtype, torch.float32)
     product = torch.nn.functional.linear(x.to(wide), weight.to(wide)) * (step * scale).to(wide)
     return (product if bias is None else product + bias.to(wide)).to(dtype)

@@ -14,7 +14,7 @@ def gated_linear(
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: silu(x @ gate.T) * (x @ up.T)."""
+    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T)."""
     product = torch.nn.functional.linear(x, weight)
     if norm is not None:
         product = (product * norm.factor(x.shape[1])).to(x.dtype)

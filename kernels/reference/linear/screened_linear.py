@@ -1,4 +1,4 @@
-"""A linear layer of which the greatest outputs are exact and all others about right (PyTorch twin)."""
+"""A linear layer whose greatest outputs are exact and whose others are approximate (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from headway.kernels.types._int4_packing import unpack_nibbles
 
-# Of so many outputs side by side so many are looked at twice, at most.
+# At most LOOKED_AT of OUTPUTS adjacent outputs are computed exactly.
 OUTPUTS, LOOKED_AT = 128, 8
 _LARGEST, _TINY = 127.0, 1e-30
 
@@ -22,7 +22,7 @@ def screened_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """[rows, outputs]: x @ weight.T, exact where that could be the greatest of a row, else about so."""
+    """Returns [rows, outputs]: x @ weight.T, exact where it could be the greatest of a row, else approximate."""
     inputs = x.float()
     largest = inputs.abs().amax(1, keepdim=True)
     step = largest.clamp(min=_TINY) / _LARGEST

@@ -1,4 +1,4 @@
-"""fixed_linear against products in float64, and that a row's result is its own whatever stands beside it."""
+"""batch_invariant_linear against products in float64, and that a row's result is its own whatever stands beside it."""
 
 import sys
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels.linear.fixed_linear import fixed_linear
+from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 
-KERNEL = sys.modules["headway.kernels.linear.fixed_linear"]
+KERNEL = sys.modules["headway.kernels.linear.batch_invariant_linear"]
 # Of each kind of tile one that is full and one that is not.
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most of few": 64, "more": 65, "many": 300}
 # Outputs x inputs: an odd end, inputs that divide by 64 only, and by nothing.
@@ -21,19 +21,19 @@ def test_the_product(rows: int, outputs: int, inputs: int, device: torch.device)
     x, weight = tensors(rows, outputs, inputs, device)
     bias = torch.randn(outputs).to(x)
     product = x.double() @ weight.double().T
-    assert_near(fixed_linear(x, weight), product)
-    assert_near(fixed_linear(x, weight, bias), product + bias.double())
+    assert_near(batch_invariant_linear(x, weight), product)
+    assert_near(batch_invariant_linear(x, weight, bias), product + bias.double())
 
 
 def test_rows_of_a_wider_tensor(device: torch.device) -> None:
     x, weight = tensors(70, 96, 384, device)
     part = weight[:, :256].contiguous()
-    assert_near(fixed_linear(x[:, 64:320], part), x[:, 64:320].double() @ part.double().T)
+    assert_near(batch_invariant_linear(x[:, 64:320], part), x[:, 64:320].double() @ part.double().T)
 
 
 def test_no_rows(device: torch.device) -> None:
     x, weight = tensors(0, 128, 256, device)
-    assert fixed_linear(x, weight).shape == (0, 128)
+    assert batch_invariant_linear(x, weight).shape == (0, 128)
 
 
 def test_products_are_added_from_first_to_last(is_interpreted: bool) -> None:
@@ -51,7 +51,7 @@ def test_products_are_added_from_first_to_last(is_interpreted: bool) -> None:
         backwards += torch.outer(x[:, i], weight[:, i])
     assert not torch.equal(backwards, expected)
     for rows in ROWS.values():
-        assert torch.equal(fixed_linear(x[:rows], weight), expected[:rows])
+        assert torch.equal(batch_invariant_linear(x[:rows], weight), expected[:rows])
 
 
 def test_tiles_that_fill_the_device() -> None:
@@ -78,9 +78,9 @@ def test_tiles_that_fill_the_device() -> None:
 def test_a_row_gets_the_same_bits_beside_any_others(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     """Every kind of tile, the row at other places of it, and other rows with values that are not finite."""
     x, weight = tensors(2048, outputs, inputs, torch.device("cuda"), dtype)
-    together = fixed_linear(x, weight)
+    together = batch_invariant_linear(x, weight)
     assert_near(together, x.double() @ weight.double().T)
     for rows in (1, 2, 4, 16, 17, 64, 65, 128, 200, 256, 511, 1024):
-        assert torch.equal(fixed_linear(x[5 : 5 + rows], weight), together[5 : 5 + rows]), rows
+        assert torch.equal(batch_invariant_linear(x[5 : 5 + rows], weight), together[5 : 5 + rows]), rows
     x[8:] = torch.nan
-    assert torch.equal(fixed_linear(x, weight)[:8], together[:8])
+    assert torch.equal(batch_invariant_linear(x, weight)[:8], together[:8])

@@ -1,7 +1,7 @@
-"""Linear layers whose every result is summed in one order, however many rows there are.
+"""Batch-invariant linear layers: every result is summed in one order, whatever the number of rows.
 
 Weights are the first operand, products are added from the first input to the last in one accumulator of
-float32, by one kind of instruction. How many outputs, rows and inputs a program takes at a time has no part in it.
+float32, by one kind of instruction. The sizes of a program's tile do not matter for it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from typing import NamedTuple
 
 import torch
 
-from headway.kernels.reference.linear.fixed_linear import fixed_linear as fixed_linear_twin
+from headway.kernels.reference.linear.batch_invariant_linear import (
+    batch_invariant_linear as batch_invariant_linear_twin,
+)
 from headway.kernels.runtime._device import multiprocessors, overlap, shared_memory_bytes
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, power_of_two, takes_triton, tl
 
-# Up to so many rows one program takes them all, and waits for memory.
+# Up to that many rows are one tile, whose program is bound by memory.
 _FEW_ROWS = 64
 
 
 class _Tile(NamedTuple):
-    """What a program takes at a time. share: of the tensor cores' rate, about, once programs fill the device."""
+    """The tile of a program. share: the reached share of the tensor cores' rate, about, once programs fill the device."""
 
     outputs: int
     rows: int
@@ -29,19 +31,19 @@ class _Tile(NamedTuple):
     share: float = 1.0
 
 
-# Outputs in 64s: Hopper multiplies fewer by another instruction.
+# Outputs are multiples of 64: Hopper multiplies fewer by another instruction.
 _MANY_ROWS = (
     _Tile(128, 256, 64, 8, 4, 1.0),
     _Tile(128, 128, 64, 8, 4, 0.85),
     _Tile(64, 128, 64, 4, 4, 0.6),
     _Tile(64, 64, 64, 4, 4, 0.4),
 )
-# No tensor core multiplies float32: the operands lie in registers.
+# No tensor core multiplies float32: the operands are in registers.
 _FLOAT32 = _Tile(64, 32, 32, 4, 3)
 
 
 @jit_once_for("num_rows", "num_outputs")
-def _fixed_kernel(
+def _batch_invariant_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
@@ -57,7 +59,7 @@ def _fixed_kernel(
     HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program OUTPUTS outputs of ROWS rows; neighbours share weights. IS_WHOLE: INPUTS divides the inputs."""
+    """Each program computes OUTPUTS outputs of ROWS rows; neighbours share weights. IS_WHOLE: INPUTS divides the inputs."""
     row_tiles = (num_rows + ROWS - 1) // ROWS
     output = tl.program_id(0) // row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
     first_row = tl.program_id(0) % row_tiles * ROWS
@@ -90,29 +92,29 @@ def _fixed_kernel(
     tl.store(out_cell, sums.to(out_ptr.dtype.element_ty), mask=is_cell)
 
 
-def fixed_linear(
+def batch_invariant_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
 ) -> torch.Tensor:
-    """[rows, outputs]: x @ weight.T + bias, summed in float32 and rounded once.
+    """Returns [rows, outputs]: x @ weight.T + bias, summed in float32 and rounded once.
 
-    A row's result is its own to the last bit, but in float64, which PyTorch multiplies.
+    A row's result depends on no other row, not even in its last bit, but in float64, which PyTorch multiplies.
     """
     if not takes_triton(x) or x.dtype == torch.float64 or x.shape[0] == 0:
-        return fixed_linear_twin(x, weight, bias)
+        return batch_invariant_linear_twin(x, weight, bias)
     assert x.dtype == weight.dtype, (x.dtype, weight.dtype)
     assert x.stride(1) == 1, x.stride()
     assert weight.is_contiguous(), weight.stride()
-    assert bias is None or bias.is_contiguous(), "a bias without gaps"
+    assert bias is None or bias.is_contiguous(), "the bias has gaps"
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     out = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device)
-    # The interpreter, which has no bfloat16, takes float32 by the other tiles.
+    # The interpreter, which has no bfloat16, uses the other tiles for float32.
     is_float32 = x.is_cuda and x.dtype == torch.float32
     tile = _FLOAT32 if is_float32 else _tile(rows, num_inputs, num_outputs, multiprocessors(x.device))
     tile_bytes = (tile.outputs + tile.rows) * tile.inputs * x.element_size()
     overlaps, launch = overlap(x.device)
-    _fixed_kernel[(blocks_of(num_outputs, tile.outputs) * blocks_of(rows, tile.rows),)](
+    _batch_invariant_kernel[(blocks_of(num_outputs, tile.outputs) * blocks_of(rows, tile.rows),)](
         x, weight, x if bias is None else bias, out, rows, num_outputs, num_inputs, x.stride(0),
         ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, IS_WHOLE=num_inputs % tile.inputs == 0,
         HAS_BIAS=bias is not None, OVERLAPS=overlaps, num_warps=tile.num_warps,
@@ -122,7 +124,7 @@ def fixed_linear(
 
 
 def _tile(num_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int) -> _Tile:
-    """The one with which the device is done first, by its rounds of programs and what a program takes."""
+    """Returns the tile with the shortest estimated time, by its waves of programs and the time of a program."""
     if num_rows <= _FEW_ROWS:
         rows = max(power_of_two(num_rows), 16)
         outputs = 128 if blocks_of(num_outputs, 64) > 2 * num_multiprocessors else 64

@@ -1,14 +1,14 @@
-"""Linear layers whose sums run in one order (PyTorch twin): the library's own product, which promises none."""
+"""Batch-invariant linear layers (PyTorch twin): the library's own product, which promises no order of sums."""
 
 from __future__ import annotations
 
 import torch
 
 
-def fixed_linear(
+def batch_invariant_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
 ) -> torch.Tensor:
-    """[rows, outputs]: x @ weight.T + bias."""
+    """Returns [rows, outputs]: x @ weight.T + bias."""
     return torch.nn.functional.linear(x, weight, bias)
