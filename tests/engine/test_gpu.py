@@ -20,6 +20,7 @@ import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.exactness import Case, generate, generate_with, logits_of
+from headway_testing.families import CLASSES
 from headway_testing.local import LateRunner, LocalEngine
 from headway_testing.oracle import bfloat16_logits
 from headway_testing.poison import PoisoningRunner
@@ -38,12 +39,24 @@ from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduling.plan import Plan
 from headway.kernels import has_float8_products
 from headway.kernels.linear import _hopper_core as _streamed
+from headway.kernels.linear import dispatch
 
 pytestmark = pytest.mark.gpu
 
 DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)
 MAX_ULPS, MAX_NOISE, MAX_SHARE_BEYOND = 2, 8, 0.05
+NARROW = {
+    "vocab_size": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
 GREEDY = SamplingParams(temperature=0.0)
 # Of a log-probability, where products round their sums otherwise.
 MAX_SCORE_ERROR = 0.1
@@ -305,6 +318,39 @@ def test_products_whose_weights_stream_give_the_same_probabilities(
     assert max(abs(a - b) for a, b in found) < MAX_SCORE_ERROR
     if torch.cuda.get_device_capability()[0] == 9:
         assert any(a != b for a, b in found), "both took the same kernels"
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"])
+def test_fused_products_give_the_same_probabilities(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a narrow model of each family: scores of prompts and of the text, for as long as it is the same."""
+    config = CLASSES[architecture][0](**NARROW, architectures=[architecture])
+    config.save_pretrained(tmp_path)
+    chance = random.Random(0)
+    prompts = [[chance.randrange(4096) for _ in range(5 + i)] for i in range(3)]
+    sampling = SamplingParams(temperature=0.0, num_logprobs=1, num_prompt_logprobs=1)
+    runs = []
+    for is_fused in (True, False):
+        if not is_fused:
+            monkeypatch.setattr(dispatch, "is_short_stream", lambda *_: False)
+        engine = LocalEngine(config_of(model_path=str(tmp_path), load_format="dummy", depth=0, max_running=4))
+        for prompt in prompts:
+            engine.submit(prompt, max_tokens=8, sampling=sampling)
+        runs.append(list(engine.run().values()))
+        del engine
+        torch.cuda.empty_cache()
+    found: list[tuple[float, float]] = []
+    for fused, single in zip(*runs, strict=True):
+        assert fused.prompt_logprobs is not None
+        assert single.prompt_logprobs is not None
+        found += zip(fused.prompt_logprobs.logprobs, single.prompt_logprobs.logprobs, strict=True)
+        texts = zip(fused.token_ids, single.token_ids, strict=True)
+        num_same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], texts))
+        found += zip(fused.logprobs.logprobs[:num_same], single.logprobs.logprobs[:num_same], strict=True)
+    assert len(found) >= 15
+    assert max(abs(a - b) for a, b in found) < MAX_SCORE_ERROR
+    assert any(a != b for a, b in found), "both used the same kernels"
 
 
 @pytest.mark.parametrize(
