@@ -1,4 +1,4 @@
-"""Counts the whole window into each live row before the forward pass and hands it its blocks."""
+"""Counts the whole window into each live row before the forward pass and gives the row its blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from headway.kernels.reference.speculation._window import check_window
 from headway.kernels.reference.speculation.advance import advance as advance_twin
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import advance_row
 
 _ROWS = 128
 
@@ -42,19 +43,10 @@ def _advance_kernel(
     is_live = is_active & (length < tl.load(limit_ptr + row, mask=is_active, other=0))
     tl.store(prefill_ptr + row, tl.where(is_live, 0, 1), mask=is_active)
 
-    length += DEPTH + 1
-    tl.store(length_ptr + row, length, mask=is_live)
-    tl.store(offset_ptr + row, (length - 1) % BLOCK_SIZE, mask=is_live)
-    count = tl.load(count_ptr + row, mask=is_live, other=0).to(tl.int64)
-    new_count = (length - 1) // BLOCK_SIZE + 1
-    # At most one block a window, because DEPTH < BLOCK_SIZE: the one at the old count.
-    takes_block = is_live & (new_count > count)
-    is_inside = takes_block & (count < max_blocks)
-    granted_ptr += row * granted_row_stride + count * granted_column_stride
-    granted = tl.load(granted_ptr, mask=is_inside, other=-1)
-    tl.store(table_ptr + row * row_stride + count * column_stride, granted, mask=is_inside)
-    tl.store(last_id_ptr + row, granted, mask=takes_block)
-    tl.store(count_ptr + row, new_count, mask=takes_block)
+    advance_row(
+        row, length, is_live, length_ptr, offset_ptr, count_ptr, last_id_ptr, table_ptr, row_stride, column_stride,
+        granted_ptr, granted_row_stride, granted_column_stride, max_blocks, DEPTH, BLOCK_SIZE,
+    )  # fmt: skip
 
 
 def advance(

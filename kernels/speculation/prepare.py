@@ -8,6 +8,7 @@ from headway.kernels.reference.speculation.prepare import (
     prepare_next_forward_pass as prepare_next_forward_pass_twin,
 )
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import count_accepted, token_or_none
 
 _ROWS = 128
 
@@ -43,8 +44,8 @@ def _prepare_kernel(
         is_accepted = tl.load(mask_ptr + first + place + 1, mask=is_decode, other=0) != 0
         draft = tl.load(input_ptr + first + place + 1, mask=is_decode, other=0)
         cell_ptr = accepted_ptr + row * row_stride + place * column_stride
-        tl.store(cell_ptr, tl.where(is_accepted, draft, -1), mask=is_decode)
-        count += is_accepted.to(tl.int64)
+        tl.store(cell_ptr, token_or_none(is_accepted, draft), mask=is_decode)
+        count = count_accepted(count, is_accepted)
     tl.store(count_ptr + row, count, mask=is_decode)
 
 

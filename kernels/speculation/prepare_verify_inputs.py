@@ -10,6 +10,7 @@ from headway.kernels.reference.speculation.prepare_verify_inputs import (
 )
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import advance_row
 from headway.kernels.types._row_state import RoundWindow, RowState
 
 _ROWS, _WARPS = 32, 1
@@ -64,9 +65,9 @@ def _open_kernel(
     # A window reaches over at most one boundary, because DEPTH < BLOCK_SIZE: two blocks hold all of it.
     first_column = length // BLOCK_SIZE
     last_column = (length + DEPTH) // BLOCK_SIZE
-    granted_ptr += row * granted_stride
-    first_block = tl.load(granted_ptr + first_column, mask=is_live & (first_column < max_blocks), other=-1)
-    last_block = tl.load(granted_ptr + last_column, mask=is_live & (last_column < max_blocks), other=-1)
+    blocks_ptr = granted_ptr + row * granted_stride
+    first_block = tl.load(blocks_ptr + first_column, mask=is_live & (first_column < max_blocks), other=-1)
+    last_block = tl.load(blocks_ptr + last_column, mask=is_live & (last_column < max_blocks), other=-1)
     token = tl.load(last_token_ptr + row, mask=is_row, other=0)
     for place in tl.static_range(DEPTH + 1):
         if place > 0:
@@ -82,16 +83,10 @@ def _open_kernel(
         tl.store(slot_ptr + cell, tl.where(is_valid, slot, -1), mask=is_row)
         tl.store(valid_ptr + cell, is_valid, mask=is_row)
 
-    new_length = length + DEPTH + 1
-    tl.store(length_ptr + row, new_length, mask=is_live)
-    tl.store(offset_ptr + row, (new_length - 1) % BLOCK_SIZE, mask=is_live)
-    count = tl.load(count_ptr + row, mask=is_live, other=0)
-    takes_block = is_live & (last_column + 1 > count)
-    is_inside = takes_block & (count < max_blocks)
-    granted = tl.load(granted_ptr + count, mask=is_inside, other=-1)
-    tl.store(table_ptr + row * table_stride + count, granted, mask=is_inside)
-    tl.store(last_id_ptr + row, granted, mask=takes_block)
-    tl.store(count_ptr + row, last_column + 1, mask=takes_block)
+    advance_row(
+        row, length, is_live, length_ptr, offset_ptr, count_ptr, last_id_ptr, table_ptr, table_stride, 1,
+        granted_ptr, granted_stride, 1, max_blocks, DEPTH, BLOCK_SIZE,
+    )  # fmt: skip
 
 
 def prepare_verify_inputs(

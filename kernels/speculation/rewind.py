@@ -1,4 +1,4 @@
-"""Takes back the tokens of a window that verification rejected."""
+"""Rewinds the KV cache bookkeeping past rejected draft tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from headway.kernels.reference.speculation._window import check_window
 from headway.kernels.reference.speculation.rewind import rewind_kv_cache as rewind_kv_cache_twin
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import rewind_row
 
 _ROWS = 128
 
@@ -40,22 +41,13 @@ def _rewind_kernel(
     is_active = is_row & (row < active)
     can_rewind = is_active & (tl.load(prefill_ptr + row, mask=is_active, other=1) == 0)
     accepted = tl.load(accepted_ptr + row, mask=can_rewind, other=DEPTH).to(tl.int64)
-    rewound = tl.where(can_rewind, DEPTH - accepted, 0)
-
     length = tl.load(length_ptr + row, mask=can_rewind, other=0)
-    tl.store(length_ptr + row, length - rewound, mask=can_rewind)
-    remainder = tl.load(offset_ptr + row, mask=can_rewind, other=0) - rewound
-    falls_back = can_rewind & (remainder < 0)
-    tl.store(offset_ptr + row, tl.where(falls_back, remainder + BLOCK_SIZE, remainder), mask=can_rewind)
-
-    count = tl.load(count_ptr + row, mask=falls_back, other=1).to(tl.int64) - 1
-    tl.store(count_ptr + row, count, mask=falls_back)
+    offset = tl.load(offset_ptr + row, mask=can_rewind, other=0)
     last_id = tl.load(last_id_ptr + row, mask=is_active, other=0)
-    entry_ptr = table_ptr + row * row_stride + count * column_stride
-    tl.store(entry_ptr, -1, mask=falls_back & (count < max_blocks))
-    has_previous = falls_back & (count > 0)
-    previous = tl.load(entry_ptr - column_stride, mask=has_previous, other=-1)
-    tl.store(last_id_ptr + row, previous, mask=falls_back)
+    falls_back = rewind_row(
+        row, length, offset, accepted, can_rewind, length_ptr, offset_ptr, count_ptr, last_id_ptr,
+        table_ptr, row_stride, column_stride, max_blocks, DEPTH, BLOCK_SIZE,
+    )  # fmt: skip
     tl.store(release_ptr + row, last_id, mask=is_row)
     tl.store(remove_ptr + row, falls_back, mask=is_row)
 

@@ -1,4 +1,4 @@
-"""Which drafts of a packed batch the target agrees with."""
+"""Verifies the drafts of a packed batch against what the target chose."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from headway.kernels.reference.speculation.verify import (
     verify_speculative_tokens as verify_speculative_tokens_twin,
 )
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import accepts_draft, count_accepted
 
 _ROWS = 128
 
@@ -35,9 +36,9 @@ def _verify_kernel(
     for place in tl.static_range(DEPTH):
         draft = tl.load(input_ptr + first + place + 1, mask=is_decode, other=0)
         target = tl.load(output_ptr + first + place, mask=is_decode, other=0)
-        is_accepted = is_accepted & (draft == target)
+        is_accepted = accepts_draft(is_accepted, draft, target)
         tl.store(mask_ptr + first + place + 1, is_accepted, mask=is_decode)
-        accepted += is_accepted.to(tl.int64)
+        accepted = count_accepted(accepted, is_accepted)
     tl.store(last_ptr + row, first + accepted, mask=is_row)
 
 

@@ -10,6 +10,12 @@ from headway.kernels.reference.speculation.verify_and_rewind import (
 )
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import (
+    accepts_draft,
+    count_accepted,
+    rewind_row,
+    token_or_none,
+)
 from headway.kernels.types._row_state import RoundWindow, RowState
 
 _ROWS, _WARPS = 32, 1
@@ -59,8 +65,8 @@ def _commit_kernel(
         if place > 0:
             draft = tl.load(token_ptr + first + place, mask=is_row, other=0)
             is_valid = tl.load(valid_ptr + first + place, mask=is_row, other=0) != 0
-            is_accepted = is_accepted & (tl.where(is_valid, draft, -1) == picked)
-            accepted += is_accepted.to(tl.int64)
+            is_accepted = accepts_draft(is_accepted, token_or_none(is_valid, draft), picked)
+            accepted = count_accepted(accepted, is_accepted)
             picked = tl.load(picked_ptr + first + place, mask=is_row, other=0)
             bonus = tl.where(is_accepted, picked, bonus)
         tl.store(emitted_at + place + 1, picked, mask=is_row)
@@ -69,17 +75,10 @@ def _commit_kernel(
     tl.store(last_token_ptr + row, bonus, mask=is_live)
     tl.store(pending_count_ptr + row, accepted + 1, mask=is_live)
 
-    rewound = DEPTH - accepted
-    tl.store(length_ptr + row, length - rewound, mask=is_live)
-    remainder = offset - rewound
-    falls_back = is_live & (remainder < 0)
-    tl.store(offset_ptr + row, tl.where(falls_back, remainder + BLOCK_SIZE, remainder), mask=is_live)
-    count = tl.load(count_ptr + row, mask=falls_back, other=1) - 1
-    tl.store(count_ptr + row, count, mask=falls_back)
-    entry_ptr = table_ptr + row * table_stride + count
-    tl.store(entry_ptr, -1, mask=falls_back & (count < max_blocks))
-    previous = tl.load(entry_ptr - 1, mask=falls_back & (count > 0), other=-1)
-    tl.store(last_id_ptr + row, previous, mask=falls_back)
+    rewind_row(
+        row, length, offset, accepted, is_live, length_ptr, offset_ptr, count_ptr, last_id_ptr,
+        table_ptr, table_stride, 1, max_blocks, DEPTH, BLOCK_SIZE,
+    )  # fmt: skip
 
 
 def verify_and_rewind(

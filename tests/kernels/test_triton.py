@@ -67,6 +67,11 @@ def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> N
     run(["-m", "pytest", *options, choice, *files], tmp_path, TRITON_INTERPRET="1")
 
 
+def test_a_fault_in_a_device_function_fails_each_kernel_that_shares_it(tmp_path: Path) -> None:
+    options = ["-q", "-p", "no:cacheprovider"]
+    run(["-m", "pytest", *options, str(HERE / "planted_faults.py")], tmp_path, TRITON_INTERPRET="1")
+
+
 @pytest.mark.parametrize(
     "choice",
     [

@@ -4,13 +4,14 @@ import pytest
 import torch
 from headway_testing.round_rows import copied, listed, random_rows
 
-from headway.kernels import RoundWindow, RowState, advance, prepare_verify_inputs
+from headway.kernels import RoundWindow, RowState, prepare_verify_inputs
+from headway.kernels.reference.speculation.advance import advance
 
 RUBBISH = -77
 
 
 def advanced(rows: RowState, depth: int, block_size: int) -> RowState:
-    """The state after `advance` alone."""
+    """The state after the twin of `advance` alone: the kernel shares its code with the one under test."""
     expected = copied(rows)
     advance(
         expected.kv_lengths,

@@ -1,0 +1,98 @@
+"""Device functions of verification, preparation, rewind and advance.
+
+The public kernels (`verify`, `prepare`, `rewind`, `advance`) and the two fused kernels that a decode round launches
+(`prepare_verify_inputs`, `verify_and_rewind`) are both built from these functions, so that there is one code for each rule.
+Every argument that is not a pointer or a constant is a block with one lane per row.
+"""
+
+from __future__ import annotations
+
+from headway.kernels.runtime._triton import jit, tl
+
+
+@jit
+def accepts_draft(is_accepted: tl.tensor, draft: tl.tensor, target: tl.tensor) -> tl.tensor:
+    """Whether this draft and all before it are what the target chose. is_accepted: whether all before it are."""
+    return is_accepted & (draft == target)
+
+
+@jit
+def count_accepted(accepted: tl.tensor, is_accepted: tl.tensor) -> tl.tensor:
+    """int64: the number of accepted drafts with this one."""
+    return accepted + is_accepted.to(tl.int64)
+
+
+@jit
+def token_or_none(is_present: tl.tensor, token: tl.tensor) -> tl.tensor:
+    """The token, or -1 where there is none: -1 equals no token that the target chooses."""
+    return tl.where(is_present, token, -1)
+
+
+@jit
+def rewind_row(
+    row: tl.tensor,
+    length: tl.tensor,
+    offset: tl.tensor,
+    accepted: tl.tensor,
+    is_live: tl.tensor,
+    length_ptr: tl.tensor,
+    offset_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    last_id_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    column_stride: tl.tensor,
+    max_blocks: tl.tensor,
+    DEPTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """Removes the DEPTH - accepted rejected tokens from the rows that are live; returns which rows lose their last block."""
+    rewound = DEPTH - accepted
+    tl.store(length_ptr + row, length - rewound, mask=is_live)
+    remainder = offset - rewound
+    # At most one block is lost, because DEPTH < BLOCK_SIZE.
+    falls_back = is_live & (remainder < 0)
+    tl.store(offset_ptr + row, tl.where(falls_back, remainder + BLOCK_SIZE, remainder), mask=is_live)
+    count = tl.load(count_ptr + row, mask=falls_back, other=1).to(tl.int64) - 1
+    tl.store(count_ptr + row, count, mask=falls_back)
+    entry_ptr = table_ptr + row * row_stride + count * column_stride
+    # A window may reach past the table's last column: that entry does not exist and needs no clearing.
+    tl.store(entry_ptr, -1, mask=falls_back & (count < max_blocks))
+    previous = tl.load(entry_ptr - column_stride, mask=falls_back & (count > 0), other=-1)
+    tl.store(last_id_ptr + row, previous, mask=falls_back)
+    return falls_back
+
+
+@jit
+def advance_row(
+    row: tl.tensor,
+    length: tl.tensor,
+    is_live: tl.tensor,
+    length_ptr: tl.tensor,
+    offset_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    last_id_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    column_stride: tl.tensor,
+    granted_ptr: tl.tensor,
+    granted_row_stride: tl.tensor,
+    granted_column_stride: tl.tensor,
+    max_blocks: tl.tensor,
+    DEPTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Counts the DEPTH + 1 tokens of a window into the rows that are live and gives them the granted block they reach."""
+    new_length = length + DEPTH + 1
+    tl.store(length_ptr + row, new_length, mask=is_live)
+    tl.store(offset_ptr + row, (new_length - 1) % BLOCK_SIZE, mask=is_live)
+    count = tl.load(count_ptr + row, mask=is_live, other=0).to(tl.int64)
+    new_count = (length + DEPTH) // BLOCK_SIZE + 1
+    # A window takes at most one block, because DEPTH < BLOCK_SIZE: the one at the old count.
+    takes_block = is_live & (new_count > count)
+    is_inside = takes_block & (count < max_blocks)
+    granted_ptr += row * granted_row_stride + count * granted_column_stride
+    granted = tl.load(granted_ptr, mask=is_inside, other=-1)
+    tl.store(table_ptr + row * row_stride + count * column_stride, granted, mask=is_inside)
+    tl.store(last_id_ptr + row, granted, mask=takes_block)
+    tl.store(count_ptr + row, new_count, mask=takes_block)
