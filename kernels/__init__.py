@@ -36,8 +36,10 @@ from headway.kernels.speculation.force_acceptance import force_acceptance
 from headway.kernels.speculation.open_drafts import open_drafts
 from headway.kernels.speculation.prepare import prepare_next_forward_pass
 from headway.kernels.speculation.prepare_verify_inputs import prepare_verify_inputs
+from headway.kernels.speculation.propose_ngram import propose_ngram
 from headway.kernels.speculation.rewind import rewind_kv_cache
 from headway.kernels.speculation.store_pending_states import store_pending_states
+from headway.kernels.speculation.store_tokens import store_tokens
 from headway.kernels.speculation.verify import verify_speculative_tokens
 from headway.kernels.speculation.verify_and_rewind import verify_and_rewind
 from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
@@ -103,6 +105,7 @@ __all__ = [
     "prepare_next_forward_pass",
     "prepare_verify_inputs",
     "process_logits",
+    "propose_ngram",
     "qkv_rope_append",
     "reserve_workspace",
     "rewind_kv_cache",
@@ -113,6 +116,7 @@ __all__ = [
     "silu_mul",
     "stamp",
     "store_pending_states",
+    "store_tokens",
     "stream_read",
     "varlen_attention",
     "verify_and_rewind",

@@ -694,6 +694,24 @@ CASES = [
         | pointers("table granted pending"),
         {"BLOCK_SIZE": 16, "BLOCKS": 1024},
     ),
+    *(
+        Case(
+            "propose_ngram",
+            "_propose_kernel",
+            pointers("last_token length limit table draft") | {"cache_ptr": "*i32"},
+            {"DEPTH": depth, "DRAFTS": drafts, "MAX_NGRAM": 4}
+            | {"BLOCK_SIZE": 16, "TOKENS": 4096, "OVERLAPS": True},
+            num_warps=8,
+        )
+        for depth, drafts in ((3, 4), (8, 8))
+    ),
+    Case(
+        "store_tokens",
+        "_store_tokens_kernel",
+        pointers("token slot") | {"cache_ptr": "*i32"},
+        {"TOKENS": 256, "OVERLAPS": True},
+        num_warps=2,
+    ),
     Case(
         "stream_read",
         "_stream_read_kernel",

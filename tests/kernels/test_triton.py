@@ -26,6 +26,8 @@ GROUPS = {
         "verify_and_rewind",
         "force_acceptance",
         "store_pending_states",
+        "store_tokens",
+        "propose_ngram",
         "begin_decode",
         "copy_results_to_host",
     ),

@@ -1,0 +1,52 @@
+"""Drafts by prompt lookup: the tokens that followed an earlier occurrence of a row's last tokens (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.types._row_state import RowState
+
+
+def propose_ngram(
+    rows: RowState,  # read: last_tokens, kv_lengths, limits, granted_block_ids
+    token_cache: torch.Tensor,  # [num_blocks, block_size] int32: the ids of the tokens in the KV cache
+    num_speculative_tokens: int,
+    max_ngram: int,
+) -> torch.Tensor:
+    """[N, S] int64: the drafts of each row, 0 for padding.
+
+    Prompt lookup decoding (Saxena, 2023; vLLM's `ngram` method, transformers' `prompt_lookup_num_tokens`). Of the longest
+    suffix of the row's tokens t_0 .. t_L, at most max_ngram long, that occurs before, the latest earlier occurrence is taken;
+    the drafts are the tokens that follow it. Where these reach t_L, they start again after the occurrence, so that text with
+    a period is continued with it. A row whose last token is new gets that token S times. S = 3, max_ngram 2:
+
+        t    5 6 7 8 9 5 6      t_L = 6; 5 6 ends at place 1, so that 7 8 9 are the drafts
+        t    1 2 1 2            1 2 ends at place 1, L - 1 = 2 tokens follow it: 1 2 1
+        t    1 2 3              3 3 3
+    """
+    lengths, last_tokens = rows.kv_lengths, rows.last_tokens
+    is_live = lengths < rows.limits
+    lengths = torch.where(is_live, lengths, 0)
+    num_rows, block_size = len(lengths), token_cache.shape[1]
+    num_blocks = int(lengths.max()) // block_size + 1 if num_rows > 0 else 1
+    blocks = rows.granted_block_ids[:, :num_blocks].clamp(min=0)
+    tokens = token_cache[blocks].flatten(1).to(torch.int64)
+    ends = torch.arange(tokens.shape[1], device=tokens.device)
+    # The last token is not in the cache yet. A row of full length may have no block for it.
+    tokens = torch.cat([tokens, tokens.new_zeros((num_rows, 1))], dim=1)
+    tokens.scatter_(1, lengths[:, None], last_tokens[:, None])
+
+    is_match = ends < lengths[:, None]
+    num_matching = torch.zeros_like(tokens[:, :-1])
+    for place in range(max_ngram):
+        suffix = tokens.gather(1, (lengths - place).clamp(min=0)[:, None])
+        is_equal = (tokens[:, :-1] == suffix).roll(place, 1) & (ends >= place)
+        is_match = is_match & is_equal
+        num_matching += is_match
+    found, end = (num_matching * len(ends) + ends).max(1)
+    is_found = found >= len(ends)
+
+    period = torch.where(is_found, lengths - end, 1)[:, None]
+    places = torch.arange(num_speculative_tokens, device=tokens.device)
+    start = torch.where(is_found, end + 1, lengths)[:, None]
+    return tokens.gather(1, start + places % period) * is_live[:, None]

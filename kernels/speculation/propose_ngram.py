@@ -1,0 +1,108 @@
+"""Drafts by prompt lookup: the tokens that followed an earlier occurrence of a row's last tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.speculation.propose_ngram import propose_ngram as propose_ngram_twin
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels.types._row_state import RowState
+
+_TOKENS, _WARPS = 4096, 8
+
+
+@jit_once_for("table_stride")
+def _propose_kernel(
+    last_token_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    limit_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    cache_ptr: tl.tensor,
+    draft_ptr: tl.tensor,
+    table_stride: tl.tensor,
+    DEPTH: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    MAX_NGRAM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program per row; goes over the row's tokens from the last to the first until a whole n-gram is found."""
+    row = tl.program_id(0).to(tl.int64)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    length = tl.load(length_ptr + row)
+    is_live = length < tl.load(limit_ptr + row)
+    last = tl.load(last_token_ptr + row)
+    table_ptr += row * table_stride
+
+    # The greatest of (tokens that agree, place) in one number; -1 while there is none.
+    best = tl.full((), -1, tl.int64)
+    first = tl.where(is_live & (length > 0), (length - 1) // TOKENS * TOKENS, -1)
+    while (first >= 0) & (best < (MAX_NGRAM << 32)):
+        end = first + tl.arange(0, TOKENS)
+        is_match = end < length
+        num_matching = tl.zeros((TOKENS,), tl.int64)
+        for place in tl.static_range(MAX_NGRAM):
+            suffix = last
+            if place > 0:
+                suffix = _token_at(table_ptr, cache_ptr, length - place, length >= place, BLOCK_SIZE)
+            is_match = is_match & (end >= place)
+            token = _token_at(table_ptr, cache_ptr, end - place, is_match, BLOCK_SIZE)
+            is_match = is_match & (token == suffix)
+            num_matching += is_match.to(tl.int64)
+        best = tl.maximum(best, tl.max(tl.where(num_matching > 0, (num_matching << 32) + end, -1)))
+        first -= TOKENS
+
+    # The tokens after the place that was found, again and again where they reach the last one.
+    is_found = best >= 0
+    end = best & 0xFFFFFFFF
+    period = tl.where(is_found, length - end, 1)
+    draft = tl.arange(0, DRAFTS)
+    place = tl.where(is_found, end + 1, length) + draft % period
+    token = _token_at(table_ptr, cache_ptr, place, is_live & (place < length), BLOCK_SIZE)
+    token = tl.where(place < length, token, last)
+    tl.store(draft_ptr + row * DEPTH + draft, tl.where(is_live, token, 0), mask=draft < DEPTH)
+
+
+@jit
+def _token_at(
+    table_ptr: tl.tensor,
+    cache_ptr: tl.tensor,
+    place: tl.tensor,
+    is_inside: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """int64: the row's token at this place, -1 where is_inside is false."""
+    block = tl.load(table_ptr + place // BLOCK_SIZE, mask=is_inside, other=0)
+    token = tl.load(cache_ptr + block * BLOCK_SIZE + place % BLOCK_SIZE, mask=is_inside, other=-1)
+    return token.to(tl.int64)
+
+
+def propose_ngram(
+    rows: RowState,  # read: last_tokens, kv_lengths, limits, granted_block_ids
+    token_cache: torch.Tensor,  # [num_blocks, block_size] int32: the ids of the tokens in the KV cache
+    num_speculative_tokens: int,
+    max_ngram: int,
+) -> torch.Tensor:
+    """[N, S] int64: the drafts of each row, 0 for padding.
+
+    Of the longest suffix of the row's tokens, at most max_ngram long, that occurs before, the latest earlier occurrence is
+    taken; the drafts are the tokens that follow it. Nothing beyond the row's length is read.
+    """
+    if not takes_triton(token_cache):
+        return propose_ngram_twin(rows, token_cache, num_speculative_tokens, max_ngram)
+    table, num_rows = rows.granted_block_ids, len(rows.limits)
+    check_dense(rows.last_tokens, rows.kv_lengths, rows.limits, token_cache)
+    assert table.stride(1) == 1, table.stride()
+    drafts = torch.empty((num_rows, num_speculative_tokens), dtype=torch.int64, device=table.device)
+    if drafts.numel() > 0:
+        overlaps, launch = overlap(table.device)
+        _propose_kernel[(num_rows,)](
+            rows.last_tokens, rows.kv_lengths, rows.limits, table, token_cache, drafts, table.stride(0),
+            DEPTH=num_speculative_tokens, DRAFTS=power_of_two(num_speculative_tokens), MAX_NGRAM=max_ngram,
+            BLOCK_SIZE=token_cache.shape[1], TOKENS=_TOKENS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
+        )  # fmt: skip
+    return drafts
