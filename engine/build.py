@@ -25,7 +25,8 @@ from headway.engine.protocol.config import (
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
 from headway.engine.scheduling.scheduler import Scheduler
-from headway.engine.speculation.draft import Drafter, mtp_drafts, mtp_state
+from headway.engine.speculation.drafter import Drafter, NoDrafter
+from headway.engine.speculation.mtp import MtpDrafter, mtp_state
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import (
     available_bytes,
@@ -69,11 +70,12 @@ class Outline:
 
 
 def assemble(
-    config: EngineConfig, *, progress: Callable[[float], None], drafter: Drafter = mtp_drafts
+    config: EngineConfig, *, progress: Callable[[float], None], drafter: Drafter | None = None
 ) -> Engine:
     """Loads the model and takes the memory. Raises ModelError or ConfigError.
 
-    A model without an MTP head is served at depth 0. progress: called with the share that is loaded.
+    A model without an MTP head is served at depth 0. progress: called with the share that is loaded. drafter: drafts instead
+    of the head.
     """
     device = _device(config)
     if config.threads is not None:
@@ -127,8 +129,8 @@ def assemble(
         model,
         pool,
         slots,
+        drafter or (NoDrafter() if model.mtp is None else MtpDrafter(model, pool, slots)),
         adjustments=adjustments,
-        drafter=drafter,
         synthetic=synthetic,
         prefill_window=prefill_window,
         prefill=prefill,

@@ -7,7 +7,7 @@ padding: they are computed, and written nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
 from headway.engine.scheduling.plan import PrefillChunk, is_near
+from headway.engine.speculation.drafter import Drafter, PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 
@@ -28,7 +29,7 @@ _WINDOW_TOKENS = 32
 
 
 class Prefill(NamedTuple):
-    """What one graph is made for. fills_drafts: the MTP layer sees the tokens, too. is_window: for one short chunk."""
+    """What one graph is made for. fills_drafts: the drafter sees the tokens, too. is_window: for one short chunk."""
 
     num_tokens: int
     fills_drafts: bool
@@ -76,19 +77,19 @@ def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
 class PaddedChunks:
     """What follows from packed chunks. Chunks that do not exist have no length."""
 
-    inputs: ForwardInputs
-    rows: torch.Tensor  # [MAX_CHUNKS] int64
+    tokens: PromptTokens  # of MAX_CHUNKS chunks
     lengths: torch.Tensor  # [MAX_CHUNKS] int64
-    ends: torch.Tensor  # [MAX_CHUNKS] int64: the flat list's place behind the chunk
-    hits: torch.Tensor  # [MAX_CHUNKS] int64: the block of the hidden state before it; -1: the row's own
-    chunk_of_token: torch.Tensor  # [tokens] int64
-    is_first: torch.Tensor  # [tokens] bool: of its chunk
+
+    @property
+    def inputs(self) -> ForwardInputs:
+        return self.tokens.inputs
 
     def last_places(self, num_rows: int) -> torch.Tensor:
         """[num_rows] int64: of each row's last token in the list; -1: none of its tokens are there."""
-        row = torch.arange(num_rows, device=self.rows.device)
-        is_of_row = (self.rows == row[:, None]) & (self.lengths > 0)
-        return torch.where(is_of_row, self.ends - 1, -1).amax(1)
+        rows = self.tokens.rows
+        row = torch.arange(num_rows, device=rows.device)
+        is_of_row = (rows == row[:, None]) & (self.lengths > 0)
+        return torch.where(is_of_row, self.tokens.last_places, -1).amax(1)
 
 
 def padded_chunks(
@@ -117,45 +118,22 @@ def padded_chunks(
         chunks = Chunks(tables, firsts, lengths, starts)
     inputs = ForwardInputs(token_ids, positions, slot_mapping, segments, chunks)
     is_first = places == firsts[chunk_of_token]
-    return PaddedChunks(inputs, rows, lengths, ends, hits, chunk_of_token, is_first)
+    # Chunks that do not exist write what the first one writes.
+    lasts = torch.where(lengths > 0, ends, lengths[0]) - 1
+    return PaddedChunks(PromptTokens(inputs, rows, lasts, hits, chunk_of_token, is_first), lengths)
 
 
 def padded_prefill(
     model: CausalLM,
     pool: StatePool,
     slots: RowTensors,
+    drafter: Drafter,
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
     wanted: Prefill,
 ) -> torch.Tensor:  # [tokens, hidden]
-    """The trunk's hidden states; keys, values and, with fills_drafts, what the MTP layer keeps are written.
-
-    `prefill_inputs` and `fill_draft_cache` do the same for chunks that the host knows.
-    """
+    """Returns the target's hidden states; keys, values and, with fills_drafts, what the drafter keeps are written."""
     chunks = padded_chunks(packed, slots, pool.block_size, is_window=wanted.is_window)
     hidden = model.forward(chunks.inputs, pool)
     if wanted.fills_drafts:
-        fill_padded_drafts(model, pool, slots, chunks, hidden)
+        drafter.observe_prompts(chunks.tokens, hidden)
     return hidden
-
-
-def fill_padded_drafts(
-    model: CausalLM,
-    pool: StatePool,
-    slots: RowTensors,
-    chunks: PaddedChunks,
-    hidden: torch.Tensor,  # [tokens, hidden], of the trunk
-) -> None:
-    """What the MTP layer keeps of the chunks' tokens."""
-    assert model.mtp is not None, "drafts need a head"
-    assert pool.block_hidden is not None, "drafts need block_hidden"
-    inputs = chunks.inputs
-    states = model.mtp.draft_hidden(hidden)
-    own = slots.chunk_hidden.index_select(0, chunks.rows)
-    before = torch.where((chunks.hits < 0)[:, None], own, pool.block_hidden[chunks.hits])
-    previous = torch.where(chunks.is_first[:, None], before[chunks.chunk_of_token], states.roll(1, 0))
-    # Chunks that do not exist write what the first one writes.
-    lasts = torch.where(chunks.lengths > 0, chunks.ends, chunks.lengths[0]) - 1
-    slots.chunk_hidden.index_copy_(0, chunks.rows, states.index_select(0, lasts))
-    pool.keep_hidden(inputs.slot_mapping, states)
-    pair_slots = torch.where(inputs.positions == 0, -1, inputs.slot_mapping)
-    model.mtp.fill_cache(replace(inputs, slot_mapping=pair_slots), previous, pool)

@@ -1,4 +1,4 @@
-"""Chunks of prompts as one forward pass, and what the MTP layer gets to see of them.
+"""Chunks of prompts as one forward pass.
 
 Tensors only; which chunks are computed, and what comes after them, others decide. Nothing here waits for the device.
 """
@@ -10,7 +10,6 @@ from itertools import accumulate, groupby
 
 import torch
 
-from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import (
     MAX_WINDOW_QUERIES,
     QUERIES_OF_A_SEGMENT,
@@ -19,7 +18,7 @@ from headway.engine.layers.inputs import (
     in_pieces,
 )
 from headway.engine.scheduling.plan import PrefillChunk, is_far
-from headway.engine.state.pool import StatePool
+from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import to_device
 
@@ -44,7 +43,7 @@ def prefill_inputs(
     block_size: int,
     *,
     sharing: int,
-) -> ForwardInputs:
+) -> PromptTokens:
     """Builds the inputs of one forward pass; neighbouring chunks of equal length share a segment.
 
     sharing: query heads that share keys.
@@ -57,16 +56,17 @@ def prefill_inputs(
             [chunk.start for chunk in chunks],
             [len(chunk.token_ids) for chunk in chunks],
             first_places(chunks),
+            [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks],
         ],
         device,
     )
-    rows, starts, lengths, firsts = shape
+    rows, starts, lengths, firsts, hits = shape
     chunk_of_token = torch.repeat_interleave(lengths, output_size=len(token_ids))
     places = torch.arange(len(token_ids), device=device)
     positions = places + (starts - firsts)[chunk_of_token]
     blocks = slots.granted_block_ids[rows[chunk_of_token], positions // block_size]
     tables = slots.granted_block_ids.index_select(0, rows)
-    return ForwardInputs(
+    inputs = ForwardInputs(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=blocks * block_size + positions % block_size,
@@ -76,6 +76,8 @@ def prefill_inputs(
             for part in _bounded(segment, block_size, sharing)
         ),
     )
+    is_first = places == firsts[chunk_of_token]
+    return PromptTokens(inputs, rows, firsts + lengths - 1, hits, chunk_of_token, is_first)
 
 
 def _segments(
@@ -102,30 +104,3 @@ def _bounded(segment: Segment, block_size: int, sharing: int) -> Iterable[Segmen
         return (segment,)
     num_places = max(segment.block_table.shape[1] * block_size, _LONG_TABLE)
     return in_pieces(segment, QUERIES_OF_A_SEGMENT * _LONG_TABLE // num_places)
-
-
-def fill_draft_cache(
-    model: CausalLM,
-    pool: StatePool,
-    slots: RowTensors,
-    chunks: Sequence[PrefillChunk],
-    inputs: ForwardInputs,
-    states: torch.Tensor,  # [tokens, hidden], of `draft_hidden`
-) -> None:
-    """The MTP layer sees every prompt token: slot i gets the pair (h_{i-1}, t_i); slot 0 does not exist."""
-    assert model.mtp is not None, "drafts need a head"
-    assert pool.block_hidden is not None, "drafts need block_hidden"
-    firsts = first_places(chunks)
-    lasts = [first + len(chunk.token_ids) - 1 for first, chunk in zip(firsts, chunks, strict=True)]
-    rows, begin, end = to_device([[chunk.row for chunk in chunks], firsts, lasts], states.device)
-    before = slots.chunk_hidden.index_select(0, rows)
-    hits = {i: c.hidden_block_id for i, c in enumerate(chunks) if c.hidden_block_id is not None}
-    if hits:
-        places, block_ids = to_device([list(hits), list(hits.values())], states.device)
-        before.index_copy_(0, places, pool.block_hidden.index_select(0, block_ids))
-    previous = states.roll(1, 0).index_copy_(0, begin, before)
-    slots.chunk_hidden.index_copy_(0, rows, states.index_select(0, end))
-    pool.keep_hidden(inputs.slot_mapping, states)
-    slot_mapping = torch.where(inputs.positions == 0, -1, inputs.slot_mapping)
-    pairs = ForwardInputs(inputs.token_ids, inputs.positions, slot_mapping, inputs.segments)
-    model.mtp.fill_cache(pairs, previous, pool)

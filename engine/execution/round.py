@@ -14,7 +14,7 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, beside, inputs_of
 from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens
-from headway.engine.speculation.draft import Drafter
+from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
@@ -22,7 +22,6 @@ from headway.kernels import (
     count_tokens,
     prepare_verify_inputs,
     stamp,
-    store_pending_states,
     verify_and_rewind,
 )
 
@@ -100,7 +99,7 @@ def decode_round(
     stamp(packed[0 : 1 if depth > 0 else 2])
     drafts = rows.pending_tokens[:, :0]
     if depth > 0:
-        drafts = drafter(model, pool, rows, depth)
+        drafts = drafter.propose(rows, depth)
         stamp(packed[1:2])
     window = prepare_verify_inputs(rows.state(), drafts, size)
     inputs = inputs_of(window, rows.granted_block_ids)
@@ -119,17 +118,7 @@ def decode_round(
     if synthetic is not None and depth > 0:
         synthetic.force(picked, window, rows)
     emitted = verify_and_rewind(rows.state(), window, picked, size, out=emitted_of(packed, depth))
-    if model.mtp is not None:
-        kept = model.mtp.draft_hidden(hidden)
-        # (h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass.
-        store_pending_states(
-            kept.view(*window.token_ids.shape, -1),
-            rows.prefill_status,
-            window.slot_mapping,
-            rows.pending_hidden,
-            pool.block_hidden if depth > 0 else None,
-            size,
-        )
+    drafter.observe_round(rows, window, hidden)
     # The device goes on with a token that exists; the host ends the row's request.
     emitted[:, 1:].masked_fill_(are_broken(logits), NO_TOKEN)
     if rows.adjustments is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -24,11 +25,10 @@ from headway.engine.execution.host_ring import HostRing, Place
 from headway.engine.execution.padded_prefill import (
     HEADER,
     Prefill,
-    fill_padded_drafts,
     padded_chunks,
     padded_prefill,
 )
-from headway.engine.execution.prefill import fill_draft_cache, first_places, last_places, prefill_inputs
+from headway.engine.execution.prefill import first_places, last_places, prefill_inputs
 from headway.engine.execution.results import DeviceResults, StepHandle
 from headway.engine.execution.round import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
 from headway.engine.layers.causal_lm import CausalLM
@@ -37,7 +37,7 @@ from headway.engine.protocol.errors import ConfigError, describe_fault
 from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, are_broken, pick_tokens, score_tokens
 from headway.engine.scheduling.plan import BlockGrant, Plan, PrefillChunk, RowMove, RowSetup
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
-from headway.engine.speculation.draft import Drafter, mtp_drafts
+from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import available_bytes, bytes_taken_by, is_out_of_memory
 from headway.engine.state.pool import StatePool
@@ -69,9 +69,9 @@ class Runner:
         model: CausalLM,
         pool: StatePool,
         slots: RowTensors,
+        drafter: Drafter,
         *,
         adjustments: AdjustmentTable | None = None,
-        drafter: Drafter = mtp_drafts,
         synthetic: SyntheticAcceptance | None = None,
         prefill_window: int | None = None,
         prefill: PrefillPolicy | None = None,
@@ -98,6 +98,7 @@ class Runner:
         self._mixed_graphs: MixedGraphs | None = None
         self._graph_memory: GraphMemory | None = None
         num_rows, width = slots.pending_tokens.shape
+        self._max_depth = width - 1
         self._ring = HostRing(NUM_STAMPS + num_rows * (width + 1), self.device)
         if self.device.type == "cuda":
             memory = self._graph_memory = GraphMemory()
@@ -183,7 +184,7 @@ class Runner:
         self, depths: Sequence[int], graphs: RoundGraphs, progress: Callable[[float], None]
     ) -> None:
         depth = max(depths)
-        fills_drafts = self.model.mtp is not None and depth > 0
+        fills_drafts = depth > 0
         share_of_mixed = 0.0
         if self._mixed_graphs is not None and self._mixed_above_tokens is not None:
             share_of_mixed = 0.5
@@ -209,7 +210,7 @@ class Runner:
         faults = self._set_up(plan.setups)
         self._grant(plan.grants)
         results = DeviceResults(self.device, plan.depth, faults)
-        fills_drafts = plan.fills_drafts and self.model.mtp is not None
+        fills_drafts = plan.fills_drafts
         if plan.is_mixed:
             self._mix(plan, results, fills_drafts=fills_drafts)
         else:
@@ -272,7 +273,7 @@ class Runner:
         outcome = self._launch_round(wanted.round, prompts)
         if wanted.fills_drafts:
             assert outcome.prompt_hidden is not None
-            fill_padded_drafts(self.model, self.pool, self.slots, chunks, outcome.prompt_hidden)
+            self._drafter.observe_prompts(chunks.tokens, outcome.prompt_hidden)
         return outcome
 
     def _launch_round(self, wanted: Round, prompts: Prompts | None = None) -> Outcome:
@@ -389,28 +390,26 @@ class Runner:
 
     def _launch_prefill(self, chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
         """As `_compute`, of any size, kernel by kernel."""
-        inputs = prefill_inputs(
+        tokens = prefill_inputs(
             chunks,
             self.slots,
             self.pool.block_size,
             sharing=self.model.spec.attention.num_heads // self.model.spec.attention.num_kv_heads,
         )
         if self._prefill_window is not None:
-            inputs = cut_to_windows(inputs, self._prefill_window)
-        hidden = self.model.forward(inputs, self.pool)
+            tokens = replace(tokens, inputs=cut_to_windows(tokens.inputs, self._prefill_window))
+        hidden = self.model.forward(tokens.inputs, self.pool)
         if fills_drafts:
-            assert self.model.mtp is not None, "drafts need a head"
-            states = self.model.mtp.draft_hidden(hidden)
-            fill_draft_cache(self.model, self.pool, self.slots, chunks, inputs, states)
+            self._drafter.observe_prompts(tokens, hidden)
         return hidden
 
     def _launch_padded_prefill(self, packed: torch.Tensor, wanted: Prefill) -> torch.Tensor:
-        return padded_prefill(self.model, self.pool, self.slots, packed, wanted)
+        return padded_prefill(self.model, self.pool, self.slots, self._drafter, packed, wanted)
 
     def _warm_up_prefill(self) -> None:
         """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the most
         that a step may take is tried. Raises ConfigError."""
-        most, drafts, config = self._max_prefill_tokens, self.model.mtp is not None, self.model.spec
+        most, drafts, config = self._max_prefill_tokens, self._max_depth > 0, self.model.spec
         gate_up = 2 * config.intermediate_size, config.hidden_size
         dense = most_gated_rows(most, gate_up, self.model.dtype, self.device)
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
@@ -480,8 +479,6 @@ class Runner:
             tokens = results.first_tokens.clamp(min=0)
         self.adjustments.count(index, tokens)
         begin_decode(slots.state(), index, tokens, length, self.pool.block_size)
-        if self.model.mtp is not None:
-            slots.pending_hidden[index, 0] = self.model.mtp.draft_hidden(hidden)
 
     def _pick_first(
         self,

@@ -15,9 +15,10 @@ from scipy.stats import chisquare
 
 from headway.engine.execution.round import decode_round
 from headway.engine.layers.inputs import ForwardInputs
-from headway.engine.speculation.draft import mtp_drafts
-from headway.engine.state.pool import StatePool
+from headway.engine.speculation.mtp import MtpDrafter
+from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
 from headway.engine.state.row_tensors import RowTensors
+from headway.engine.state.specs import BlockSpec
 
 VOCAB = 8
 DEPTH = 3
@@ -93,7 +94,8 @@ def new_rows(
     rows.temperatures.fill_(temperature)
     rows.top_p.fill_(top_p)
     rows.seeds.copy_(torch.arange(first_seed, first_seed + num_rows))
-    pool = StatePool((), num_blocks=1, block_size=16, device=cpu)
+    kept = (BlockSpec(BLOCK_HIDDEN, (VOCAB,), torch.float32),)
+    pool = StatePool((), kept, num_blocks=1, block_size=16, device=cpu)
     return rows, pool
 
 
@@ -107,6 +109,7 @@ def run(
     """
     model = MarkovChain()
     rows, pool = new_rows(NUM_TRIALS, first_seed, temperature, top_p)
+    drafter = MtpDrafter(model, pool, rows)  # type: ignore[arg-type]
     tokens = torch.full((NUM_TRIALS, NUM_TOKENS + 1 + DEPTH + 1), -1)
     tokens[:, 0] = START
     counts = torch.zeros(NUM_TRIALS, dtype=torch.int64)
@@ -114,7 +117,7 @@ def run(
     accepted = rounds = 0
     while int(counts.min()) < NUM_TOKENS:
         rows.limits.copy_(torch.where(counts < NUM_TOKENS, 16, 0))
-        emitted = decode_round(model, pool, rows, DEPTH, mtp_drafts).emitted  # type: ignore[arg-type]
+        emitted = decode_round(model, pool, rows, DEPTH, drafter).emitted  # type: ignore[arg-type]
         accepted += int((emitted[:, 0] - 1).clamp(min=0).sum())
         rounds += int((emitted[:, 0] > 0).sum())
         for place in range(DEPTH + 1):

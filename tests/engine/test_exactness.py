@@ -15,15 +15,15 @@ from headway_testing.exactness import Case, assert_same_text, generate, generate
 from headway_testing.local import LocalEngine
 
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
-from headway.engine.speculation.draft import Drafter
-from headway.engine.state.pool import StatePool
+from headway.engine.speculation.drafter import Drafter, NoDrafter
 from headway.engine.state.row_tensors import RowTensors
 
 DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)
+VOCAB_SIZE = read_model_spec(MODEL).vocab_size
 NUM_PROMPTS = 40
 MAX_TOKENS = 200
 KV_BYTES = 1 << 28  # more than any of these tests fills; an engine clears all of it when it starts
@@ -77,9 +77,8 @@ def test_no_depth_changes_the_text(
     plain = generate(cases, config_of(dtype=dtype, depth=0))
     assert all(len(tokens) == MAX_TOKENS for tokens in plain)
     for depth in (1, 2, 3, 4):
-        assert_same_text(
-            MODEL, cases, plain, generate(cases, config_of(dtype=dtype, depth=depth)), dtype=dtype
-        )
+        drafted = generate(cases, config_of(dtype=dtype, depth=depth))
+        assert_same_text(MODEL, cases, plain, drafted, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -171,22 +170,27 @@ def test_planning_a_step_before_the_last_is_read_changes_nothing(
     assert_same_text(MODEL, cases, at_once, late, dtype=dtype)
 
 
-def knowing(texts: dict[int, list[int]], *, shift: int) -> Drafter:
+class Knowing(NoDrafter):
     """Drafts what the request with this seed will say, moved by `shift`: 0 is always right, else always wrong."""
 
-    def draft(model: CausalLM, pool: StatePool, rows: RowTensors, depth: int) -> torch.Tensor:
+    def __init__(self, texts: dict[int, list[int]], *, shift: int) -> None:
+        self._texts = texts
+        self._shift = shift
+
+    def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         drafts = torch.zeros((len(rows.seeds), depth), dtype=torch.int64)
         for row, (seed, length) in enumerate(zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), strict=True)):
-            known = texts.get(seed, [])[length + 1 : length + 1 + depth]
+            known = self._texts.get(seed, [])[length + 1 : length + 1 + depth]
             drafts[row, : len(known)] = torch.tensor(known, dtype=torch.int64)
-        return (drafts + shift) % model.spec.vocab_size
-
-    return draft
+        return (drafts + self._shift) % VOCAB_SIZE
 
 
-def guessing(model: CausalLM, pool: StatePool, rows: RowTensors, depth: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(int(rows.kv_lengths.sum()))
-    return torch.randint(model.spec.vocab_size, (len(rows.seeds), depth), generator=generator)
+class Guessing(NoDrafter):
+    """Drafts random tokens."""
+
+    def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(int(rows.kv_lengths.sum()))
+        return torch.randint(VOCAB_SIZE, (len(rows.seeds), depth), generator=generator)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -207,9 +211,9 @@ def test_no_drafter_changes_the_text(
     plain = plain_of_sixteen(mode, dtype)
     texts = {c.sampling.seed: [*c.prompt, *tokens] for c, tokens in zip(cases, plain, strict=True)}
     drafters: dict[str, Drafter] = {
-        "random": guessing,
-        "always wrong": knowing(texts, shift=1),
-        "always right": knowing(texts, shift=0),
+        "random": Guessing(),
+        "always wrong": Knowing(texts, shift=1),
+        "always right": Knowing(texts, shift=0),
     }
     engine = LocalEngine(config_of(dtype=dtype), drafter=drafters[drafter_name])
     assert_same_text(MODEL, cases, plain, generate_with(engine, cases), dtype=dtype)

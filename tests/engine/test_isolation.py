@@ -25,7 +25,7 @@ from headway.engine.loop import EngineLoop
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.plan import Plan
-from headway.engine.speculation.draft import mtp_state
+from headway.engine.speculation.mtp import MtpDrafter, mtp_state
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import block_bytes
 
@@ -54,7 +54,7 @@ class Watch:
         for tensor in pool.by_block():
             tensor[num_blocks:] = GUARD
         self.engine = engine
-        self.runner = Runner(model, pool, runner.slots)
+        self.runner = Runner(model, pool, runner.slots, MtpDrafter(model, pool, runner.slots))
         self.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
         self.poison = PoisoningRunner(self.runner, engine.scheduler)
         self.num_blocks = num_blocks

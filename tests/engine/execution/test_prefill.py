@@ -33,7 +33,7 @@ def segments_of(
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
         for row, (start, length) in enumerate(chunks)
     ]
-    inputs = prefill_inputs(made, slots, block_size, sharing=sharing)
+    inputs = prefill_inputs(made, slots, block_size, sharing=sharing).inputs
     return inputs.segments
 
 

@@ -25,7 +25,7 @@ Pair = Callable[..., SimpleNamespace]
 
 
 def prefill(model: CausalLM, tokens: torch.Tensor, widths: list[int], *, room: int = 8) -> PagedSequences:
-    """Trunk and head over all tokens, in chunks; the head by `fill_draft_cache`."""
+    """Trunk and head over all tokens, in chunks; the head by `fill_cache`."""
     sequences = PagedSequences(model, 1, len(tokens) + room)
     previous, first = torch.zeros(1, model.spec.hidden_size, dtype=model.dtype), 0
     for width in widths:

@@ -14,7 +14,7 @@ from headway_testing.paged import load
 
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
-from headway.engine.speculation.draft import mtp_state
+from headway.engine.speculation.mtp import mtp_state
 from headway.engine.state.memory import available_bytes, format_bytes, num_kv_blocks
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import block_bytes

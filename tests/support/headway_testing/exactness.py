@@ -17,7 +17,7 @@ from headway.engine.layers.inputs import ForwardInputs, Segment
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
-from headway.engine.speculation.draft import Drafter, mtp_drafts
+from headway.engine.speculation.drafter import Drafter
 from headway.engine.state.pool import StatePool
 from headway.kernels.reference.sampling.sample import gumbel_noise
 from headway_testing.local import GREEDY, LocalEngine
@@ -37,7 +37,7 @@ class Case:
 
 
 def generate(
-    cases: Sequence[Case], config: EngineConfig, *, drafter: Drafter = mtp_drafts
+    cases: Sequence[Case], config: EngineConfig, *, drafter: Drafter | None = None
 ) -> list[list[int]]:
     """The output of each case, all in one engine, submitted at once."""
     return generate_with(LocalEngine(config, drafter=drafter), cases)

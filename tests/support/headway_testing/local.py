@@ -14,7 +14,7 @@ from headway.engine.protocol.logprobs import TokenLogprobs, join
 from headway.engine.protocol.messages import RoundOutput, Submit, TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduling.plan import Plan, StepResult
-from headway.engine.speculation.draft import Drafter, mtp_drafts
+from headway.engine.speculation.drafter import Drafter
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -73,7 +73,7 @@ class LocalEngine:
     """Submit, run, collect. Requests are numbered from 0 in the order of submission."""
 
     def __init__(
-        self, config: EngineConfig, *, drafter: Drafter = mtp_drafts, reads_late: bool = False
+        self, config: EngineConfig, *, drafter: Drafter | None = None, reads_late: bool = False
     ) -> None:
         self.engine: Engine = assemble(config, progress=lambda _: None, drafter=drafter)
         self.post = Post()

@@ -10,7 +10,7 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, Segment
 from headway.engine.loading.checkpoint import load_model
-from headway.engine.speculation.draft import mtp_state
+from headway.engine.speculation.mtp import mtp_state
 from headway.engine.state.pool import StatePool
 
 

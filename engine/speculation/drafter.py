@@ -1,0 +1,65 @@
+"""What drafts behind one protocol: a drafter sees the target's tokens and hidden states, and proposes tokens.
+
+A draft never changes the text, so that nothing here has to be exact; what a drafter keeps decides only how often it is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.state.row_tensors import RowTensors
+from headway.kernels import RoundWindow
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist have the first one's row and last token."""
+
+    inputs: ForwardInputs
+    rows: torch.Tensor  # [n] int64
+    last_places: torch.Tensor  # [n] int64: place of each chunk's last token in the flat list
+    hits: torch.Tensor  # [n] int64: the block that ends before the chunk, found in the prefix cache; -1: none
+    chunk_of_token: torch.Tensor  # [tokens] int64
+    is_first: torch.Tensor  # [tokens] bool: of its chunk
+
+
+class Drafter(Protocol):
+    """Proposes drafts and keeps what it needs for that. All methods can be captured in a CUDA graph."""
+
+    def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
+        """Returns [rows, depth] int64: ids for the positions L+1 .. L+depth of each row, any ids for padding. depth: 1 or more."""
+        ...
+
+    def observe_prompts(
+        self,
+        prompts: PromptTokens,
+        hidden: torch.Tensor,  # [tokens, hidden], of the target's `forward`
+    ) -> None:
+        """Sees every prompt token that the target computed."""
+        ...
+
+    def observe_round(
+        self,
+        rows: RowTensors,
+        window: RoundWindow,
+        hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the target's `forward`
+    ) -> None:
+        """Sees the tokens of a round, at depth 0, too, after they were verified."""
+        ...
+
+
+class NoDrafter:
+    """Never drafts and keeps nothing."""
+
+    def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
+        raise AssertionError("nothing drafts: depth must be 0")
+
+    def observe_prompts(self, prompts: PromptTokens, hidden: torch.Tensor) -> None:
+        """Keeps nothing of them."""
+
+    def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
+        """Keeps nothing of it."""
