@@ -9,7 +9,7 @@ from headway.engine.models.model_files import (
 )
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
-from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
+from headway.engine.protocol.config import MAX_DEPTH, DrafterName, EngineConfig
 from headway.engine.protocol.errors import (
     INTERNAL_ERROR,
     ConfigError,
@@ -70,6 +70,7 @@ __all__ = [
     "Abort",
     "ConfigError",
     "Configure",
+    "DrafterName",
     "EngineConfig",
     "EngineDeadError",
     "EngineInfo",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from headway.engine.defaults import max_extra_rows, max_running, num_threads, prefill_policy
+from headway.engine.defaults import drafter_name, max_extra_rows, max_running, num_threads, prefill_policy
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
@@ -27,6 +27,7 @@ from headway.engine.protocol.messages import EngineInfo
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.drafter import Drafter, NoDrafter
 from headway.engine.speculation.mtp import MtpDrafter, mtp_state
+from headway.engine.speculation.ngram import NgramDrafter, ngram_state
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import (
     available_bytes,
@@ -61,7 +62,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What is known of a model before its weights are read. has_mtp: whether drafts are wanted."""
+    """What is known of a model before its weights are read. has_mtp: whether its MTP head is to draft."""
 
     spec: ModelSpec
     device: torch.device
@@ -74,8 +75,7 @@ def assemble(
 ) -> Engine:
     """Loads the model and takes the memory. Raises ModelError or ConfigError.
 
-    A model without an MTP head is served at depth 0. progress: called with the share that is loaded. drafter: drafts instead
-    of the head.
+    progress: called with the share that is loaded. drafter: drafts instead of the one that the configuration names.
     """
     device = _device(config)
     if config.threads is not None:
@@ -83,11 +83,11 @@ def assemble(
     _warn_of_meaningless_text(config)
     max_model_len = _max_model_len(config, device)
     model = _load(config, device, max_model_len, progress)
+    config = _with_drafter(config, has_head=model.has_mtp or config.depth == 0)
     draft_lm_head, draft_layers = _draft_lm_head(config, model), _draft_layers(config, model)
     if model.mtp is not None:
         model.mtp.choose_formats(draft_lm_head, draft_layers)
     prefill_window = _make_deterministic(config, model)
-    depth = config.depth if model.has_mtp else 0
     num_parameters, weights_bytes = parameter_counts(model)
     if config.threads is None and device.type == "cpu":
         torch.set_num_threads(num_threads(num_parameters, torch.get_num_threads()))
@@ -95,10 +95,9 @@ def assemble(
     config = msgspec.structs.replace(
         config,
         device=device.type,
-        depth=depth,
         draft_lm_head=draft_lm_head,
         draft_layers=draft_layers,
-        max_running=config.max_running or max_running(model, depth),
+        max_running=config.max_running or max_running(model, config.depth),
         max_extra_rows=config.max_extra_rows or max_extra_rows(device),
     )
     adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
@@ -107,7 +106,7 @@ def assemble(
     slots = RowTensors.allocate(
         config.num_rows,
         max_blocks=max_blocks,
-        max_depth=depth,
+        max_depth=config.depth,
         hidden_size=model.spec.hidden_size,
         dtype=model.dtype,
         device=device,
@@ -119,7 +118,7 @@ def assemble(
         num_blocks=pool.num_blocks,
         max_model_len=max_model_len,
         vocab_size=model.spec.vocab_size,
-        has_mtp=model.has_mtp,
+        has_mtp=config.drafter != "none",
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),
         prefill=prefill,
@@ -129,7 +128,7 @@ def assemble(
         model,
         pool,
         slots,
-        drafter or (NoDrafter() if model.mtp is None else MtpDrafter(model, pool, slots)),
+        drafter or _drafter(config, model, pool, slots),
         adjustments=adjustments,
         synthetic=synthetic,
         prefill_window=prefill_window,
@@ -185,12 +184,25 @@ def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device)
     """
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = default if config.dtype == "auto" else NAMED_DTYPES[config.dtype]
-    outline = Outline(shape, device, dtype, has_mtp=config.depth > 0)
+    config = _with_drafter(config, has_head=shape.mtp is not None)
+    outline = Outline(shape, device, dtype, has_mtp=config.drafter == "mtp")
     _draft_lm_head(config, outline)
     _draft_layers(config, outline)
     _check_deterministic(config, outline)
     if config.max_running is not None:
         _check_adjustments(msgspec.structs.replace(config, device=device.type), outline)
+
+
+def _with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
+    """Returns the configuration with auto resolved to a drafter, depth 0 without one. Raises ConfigError."""
+    name = drafter_name(config, has_head=has_head)
+    return msgspec.structs.replace(config, drafter=name, depth=0 if name == "none" else config.depth)
+
+
+def _drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:
+    if config.drafter == "mtp":
+        return MtpDrafter(model, pool, rows)
+    return NgramDrafter(pool) if config.drafter == "ngram" else NoDrafter()
 
 
 def _load(
@@ -201,13 +213,15 @@ def _load(
         config.model_path,
         device=device,
         dtype=config.dtype,
-        with_mtp=config.depth > 0,
+        with_mtp=_with_drafter(config, has_head=read_model_spec(config.model_path).mtp is not None).drafter
+        == "mtp",
         progress=progress,
         max_model_len=max_model_len,
     )
-    if config.depth > 0 and not model.has_mtp:
+    if config.depth > 0 and config.drafter == "auto" and not model.has_mtp:
         logger.warning(
-            "--depth is %d, but %s has no MTP head: it is served without speculation (--depth 0 silences this line)",
+            "--depth is %d, but %s has no MTP head: it is served without speculation (--drafter ngram drafts for every model, "
+            "none silences this line)",
             config.depth, config.model_path,
         )  # fmt: skip
     return model
@@ -292,7 +306,7 @@ def _check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> Non
         )
     sharing = _sharing(model)
     most = MAX_WINDOW_QUERIES // sharing - 1
-    if model.has_mtp and config.depth > most:
+    if config.depth > most:
         raise ConfigError(
             f"--depth is {config.depth}, with --deterministic it must be {most} or less for this model, whose "
             f"{sharing} query heads share their keys: a round attends in windows of {MAX_WINDOW_QUERIES} queries"
@@ -329,7 +343,7 @@ def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | N
 
 
 def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> StatePool:
-    layers, drafter = model.state(), mtp_state(model)
+    layers, drafter = model.state(), ngram_state() if config.drafter == "ngram" else mtp_state(model)
     num_blocks = num_kv_blocks(
         config,
         max_model_len=max_model_len,
@@ -363,6 +377,7 @@ def _info(
         vocab_size=model.spec.vocab_size,
         depth=config.depth,
         has_mtp=model.has_mtp,
+        drafter=config.drafter,
         has_dummy_weights=config.load_format == "dummy",
         synthetic_acceptance=config.synthetic_acceptance,
         draft_lm_head=config.draft_lm_head,

@@ -30,7 +30,8 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes and multiplications of one model. Layers that see a token: those of the trunk."""
+    """Bytes and multiplications of one model. Layers that see a token: those of the trunk. Without an MTP head drafts read no
+    weights."""
 
     trunk_bytes: int  # of all its linear layers, the output layer included
     draft_output_bytes: int  # of the output layer as drafts take it
@@ -46,8 +47,9 @@ class Costs:
         """Read at least: each weight once a pass, and every row's cache. A draft is a pass of head and output layer."""
         is_screened = batch <= self.most_screened_rows
         output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
-        drafts = depth * (self.head_bytes + output_bytes)
-        cache = batch * context * self.kv_bytes * (self.num_layers + depth)
+        passes = depth if self.head_bytes > 0 else 0
+        drafts = passes * (self.head_bytes + output_bytes)
+        cache = batch * context * self.kv_bytes * (self.num_layers + passes)
         return self.trunk_bytes + drafts + cache
 
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:

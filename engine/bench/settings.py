@@ -11,9 +11,10 @@ from typing import Literal, get_args
 
 from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
+from headway.engine.defaults import drafter_name
 from headway.engine.loading.checkpoint import DtypeName
 from headway.engine.models.registry import read_model_spec
-from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.config import DrafterName, DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
 
 EMBEDDED = Path(str(files("headway.engine.demo")))
@@ -41,6 +42,7 @@ class Settings:
     threads: int | None
     prefill_chunk: int | None
     kv_cache_memory_bytes: int | None
+    drafter: DrafterName
     draft_lm_head: DraftLmHead
     draft_layers: DraftLayers
     deterministic: bool
@@ -65,11 +67,13 @@ class Settings:
             prefix_caching=False,
             threads=self.threads,
             synthetic_acceptance=self.synthetic_acceptance,
+            drafter=self.drafter,
             draft_lm_head=self.draft_lm_head,
             draft_layers=self.draft_layers,
             deterministic=self.deterministic,
         )
-        depth = config.depth if model.mtp is not None else 0
+        drafter = drafter_name(config, has_head=model.mtp is not None)
+        depth = 0 if drafter == "none" else config.depth
         least = least_new_tokens(depth)
         if self.output_len < least:
             raise ConfigError(
@@ -110,6 +114,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         threads=given.threads,
         prefill_chunk=given.prefill_chunk,
         kv_cache_memory_bytes=given.kv_cache_memory,
+        drafter=given.drafter,
         draft_lm_head=given.draft_lm_head,
         draft_layers=given.draft_layers,
         deterministic=given.deterministic,
@@ -164,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_number, metavar="N", help="CPU threads (default: all cores)")
     add("--prefill-chunk", type=_number, metavar="N", help="as of headway serve")
     add("--kv-cache-memory", type=_number, metavar="BYTES", help="as of headway serve")
+    add("--drafter", choices=get_args(DrafterName), default="auto", help="as of headway serve")
     add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
     add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
     add("--deterministic", action="store_true", help="as of headway serve")

@@ -19,6 +19,8 @@ CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 CPU_MAX_EXTRA_ROWS = 16
 MIN_PREFILL_CHUNK = 16
 
+# What makes drafts; in an engine that runs, auto has been resolved to one of the others.
+DrafterName = Literal["auto", "mtp", "ngram", "none"]
 DraftLmHead = Literal["auto", "full", "int4", "fp8"]
 DraftLayers = Literal["auto", "full", "fp8"]
 
@@ -30,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     a step (see PrefillPolicy). mixed_above_tokens: prompts share the forward pass of a round of more tokens; None: of no
     round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP request; None: no limit but
     max_running. max_waiting: HTTP requests that may wait. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
+    drafter: what makes drafts; auto is the MTP head where the model has one, else nothing.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
     products that follow a norm. The target's are always full. deterministic: no row's text depends, and no result of the
@@ -42,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     depth: int = 3
+    drafter: DrafterName = "auto"
     draft_lm_head: DraftLmHead = "auto"
     draft_layers: DraftLayers = "auto"
     max_model_len: int | None = None

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.config import DrafterName, DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.protocol.stats import EngineStats
@@ -75,8 +75,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the engine established while starting. Sizes in bytes, lengths in tokens.
 
     has_dummy_weights, synthetic_acceptance, is_deterministic: as the configuration says; with either of the first
-    two the text means nothing. draft_lm_head, draft_layers: what was taken for auto. weights_bytes: all in that dtype,
-    whatever drafts take.
+    two the text means nothing. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where
+    depth is 0. has_mtp: the MTP head is loaded. weights_bytes: all in that dtype, whatever drafts take.
     """
 
     architecture: str
@@ -92,6 +92,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     depth: int
     has_mtp: bool
+    drafter: DrafterName = "none"
     draft_lm_head: DraftLmHead = "full"
     draft_layers: DraftLayers = "full"
     has_dummy_weights: bool = False

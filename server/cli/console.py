@@ -18,6 +18,7 @@ from headway.server.engine_client import EngineClient
 
 POLL_SECONDS = 0.1
 LINE_EVERY_PERCENT = 25
+DRAFTERS = {"mtp": "by the model's MTP head", "ngram": "by n-gram lookup"}
 EXAMPLE = {"prompt": "def read_config(path):\n", "max_tokens": 64}
 
 
@@ -56,11 +57,11 @@ async def _show_lines(engine: EngineClient, console: Console) -> None:
 def banner(model: str, info: EngineInfo, url: str, unix_socket: str | None = None) -> str:
     """unix_socket: the path where the server listens, if it does not at the address of its URL."""
     if info.depth:
-        depth = f"{info.depth} drafts a round, by the model's MTP head"
+        depth = f"{info.depth} drafts a round, {DRAFTERS[info.drafter]}"
     elif info.has_mtp:
         depth = "0: speculation is off"
     else:
-        depth = "0: the model ships no MTP head"
+        depth = "0: no MTP head is loaded (--drafter ngram drafts without one)"
     body = json.dumps(EXAMPLE, separators=(",", ":"))
     num_tokens = info.num_blocks * info.block_size
     lines = {

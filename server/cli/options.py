@@ -157,6 +157,9 @@ MODEL = [
 SPECULATION = [
     Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
            "Changes the speed, not the text of a stream", aliases=("max-depth",)),
+    Option("drafter", one_of("auto", "mtp", "ngram", "none"), "auto", "what makes drafts, which cannot change the text: mtp (the "
+           "model's MTP head), ngram (what followed the last tokens where they stood before in the prompt or the output; for every "
+           "model), none, or auto (mtp where the model has a head, else none)", "NAME"),
     Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "
            "which cannot change the text: full, fp8 (half the bytes to read; on Ada, Hopper and later), int4 (there; a "
            "quarter, and in full those of tokens that could be picked; beyond 16 rows, 8 where hidden is below 2,048, fp8), or "

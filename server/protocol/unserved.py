@@ -149,7 +149,7 @@ CHAT = table((
     Group("OpenAI", "calling tools", "describe the tools in a message and read the calls from the text",
           {"tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"), "tool_prompt": ("",)}),
     Group("OpenAI", "sound as output", "use the text", {"modalities": (["text"],), "audio": ()}),
-    Group("OpenAI", "drafts that the client makes", "leave it out: drafts come from the model's own heads", _never("prediction")),
+    Group("OpenAI", "drafts that the client makes", "leave it out: the server makes its own drafts", _never("prediction")),
     Group("OpenAI", "how long the model thinks and how much it writes", "say it in a message, or bound it with `max_completion_tokens`",
           {"reasoning_effort": ("none",), "verbosity": ("medium",)}),
     Group("OpenAI", "searching the web", "put what was found into a message", _never("web_search_options")),

@@ -102,7 +102,7 @@ def _facts(services: Services) -> ServerFacts:
     )
     if info is not None:
         facts.device, facts.dtype, facts.max_running = info.device, info.dtype, info.max_running
-        facts.depth = max_draft_tokens(services) if info.has_mtp else 0
+        facts.depth = max_draft_tokens(services)
     return facts
 
 

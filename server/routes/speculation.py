@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.engine import EngineStats
+from headway.engine import DrafterName, EngineStats
 from headway.server.body import read_body
 from headway.server.protocol.checks import check_range
 from headway.server.protocol.decoding import decode
@@ -17,13 +17,14 @@ router = APIRouter(prefix="/v1/speculation")
 
 
 class SpeculationState(msgspec.Struct):
-    """Counters are those of /metrics, over all requests. depth: what the server was started with.
+    """Counters are those of /metrics, over all requests. drafter: mtp, ngram or none. depth: what the server was started with.
 
     max_draft_tokens: what new requests get at most. acceptance_per_position: None where nothing was drafted.
     acceptance_length: tokens a row got in a round, on average; None before the first round.
     """
 
     has_mtp: bool
+    drafter: DrafterName
     depth: int
     max_draft_tokens: int
     drafted_per_position: list[int]
@@ -60,6 +61,7 @@ def _state(services: Services) -> SpeculationState:
     drafted, accepted = stats.draft_tokens_per_position, stats.accepted_tokens_per_position
     return SpeculationState(
         has_mtp=info.has_mtp,
+        drafter=info.drafter,
         depth=info.depth,
         max_draft_tokens=max_draft_tokens(services),
         drafted_per_position=drafted,

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from headway_testing.checkpoints import random_mimo, random_qwen2
+from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
 
 from headway.engine import build as assembly
 from headway.engine.build import (
@@ -19,7 +19,7 @@ from headway.engine.build import (
     _make_deterministic,
     assemble,
 )
-from headway.engine.defaults import max_running, num_threads, prefill_policy
+from headway.engine.defaults import drafter_name, max_running, num_threads, prefill_policy
 from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
 from headway.engine.layers.linear import Linear
 from headway.engine.protocol.config import EngineConfig
@@ -260,6 +260,57 @@ def test_drafts_that_no_head_can_make_are_warned_of(
     assert [f"--depth is {depth}" in line and "no MTP head" in line for line in warned] == [
         True
     ] * num_warnings
+
+
+@pytest.mark.parametrize(
+    ("drafter", "depth", "has_head", "expected"),
+    [
+        ("auto", 3, True, "mtp"),
+        ("auto", 3, False, "none"),
+        ("auto", 0, True, "none"),
+        ("mtp", 3, True, "mtp"),
+        ("mtp", 0, True, "none"),
+        ("ngram", 3, True, "ngram"),
+        ("ngram", 3, False, "ngram"),
+        ("ngram", 0, False, "none"),
+        ("none", 3, True, "none"),
+    ],
+)
+def test_auto_drafts_with_the_head_where_there_is_one(
+    drafter: str, depth: int, has_head: bool, expected: str
+) -> None:
+    config = EngineConfig(model_path="", drafter=drafter, depth=depth)  # type: ignore[arg-type]
+    assert drafter_name(config, has_head=has_head) == expected
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("names_a_head", [True, False])
+def test_a_head_that_does_not_exist_cannot_draft(depth: int, names_a_head: bool, tmp_path: Path) -> None:
+    """config.json may name a head whose weights the checkpoint lacks: that shows when these are to be loaded."""
+    path = random_qwen2(tmp_path)
+    if names_a_head:
+        config = mimo_config()
+        write_folder(tmp_path, config, random_tensors(config, with_mtp=False))
+    asked = EngineConfig(model_path=str(path), device="cpu", drafter="mtp", depth=depth)
+    if names_a_head and depth == 0:
+        assert assemble(asked, progress=lambda _: None).info.drafter == "none"
+        return
+    with pytest.raises(ConfigError, match=r"--drafter is mtp, but .* has no MTP head; use ngram"):
+        assemble(asked, progress=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "depth", "has_mtp"),
+    [("auto", 2, True), ("mtp", 2, True), ("ngram", 2, False), ("none", 0, False)],
+)
+def test_what_drafts_is_told(drafter: str, depth: int, has_mtp: bool, tmp_path: Path) -> None:
+    config = EngineConfig(model_path=str(random_mimo(tmp_path)), device="cpu", drafter=drafter, depth=2)  # type: ignore[arg-type]
+    info = assemble(config, progress=lambda _: None).info
+    assert (info.drafter, info.depth, info.has_mtp) == (
+        "mtp" if drafter == "auto" else drafter,
+        depth,
+        has_mtp,
+    )
 
 
 def test_positions_beyond_all_memory_are_served_in_part_or_refused_before_weights_are_read(

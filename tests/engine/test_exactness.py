@@ -62,6 +62,7 @@ def plain_of_sixteen(prompts: list[tuple[int, ...]]) -> Callable[[str, str], lis
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("drafter", ["mtp", "ngram"])
 @pytest.mark.parametrize(
     ("dtype", "num_prompts"),
     [
@@ -71,13 +72,13 @@ def plain_of_sixteen(prompts: list[tuple[int, ...]]) -> Callable[[str, str], lis
     ],
 )
 def test_no_depth_changes_the_text(
-    prompts: list[tuple[int, ...]], dtype: str, num_prompts: int, mode: str
+    prompts: list[tuple[int, ...]], dtype: str, num_prompts: int, drafter: str, mode: str
 ) -> None:
     cases = cases_of(prompts[:num_prompts], mode)
     plain = generate(cases, config_of(dtype=dtype, depth=0))
     assert all(len(tokens) == MAX_TOKENS for tokens in plain)
     for depth in (1, 2, 3, 4):
-        drafted = generate(cases, config_of(dtype=dtype, depth=depth))
+        drafted = generate(cases, config_of(dtype=dtype, depth=depth, drafter=drafter))
         assert_same_text(MODEL, cases, plain, drafted, dtype=dtype)
 
 

@@ -1,9 +1,10 @@
-"""For a tiny random model of every family: no depth, chunk size, batch or prefix hit changes the text."""
+"""For a tiny random model of every family: no drafter, depth, chunk size, batch or prefix hit changes the text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
@@ -36,9 +37,11 @@ def test_nothing_but_the_request_decides_the_text(architecture: str, tmp_path: P
         for seed, length in enumerate(LENGTHS)
     ]
     plain = [generate([case], config_of(tmp_path, depth=0, prefix_caching=False))[0] for case in cases]
-    chunked = generate(cases, config_of(tmp_path, prefill_chunk=16, prefix_caching=False))
-    engine = LocalEngine(config_of(tmp_path))
-    cold, warm = generate_with(engine, cases), generate_with(engine, cases)
-    assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens > 0
-    for found in (chunked, cold, warm):
-        assert_same_text(str(tmp_path), cases, plain, found, dtype="float64")
+    for drafter in ("auto", "ngram"):
+        config = config_of(tmp_path, drafter=drafter)
+        chunked = generate(cases, msgspec.structs.replace(config, prefill_chunk=16, prefix_caching=False))
+        engine = LocalEngine(config)
+        cold, warm = generate_with(engine, cases), generate_with(engine, cases)
+        assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens > 0
+        for found in (chunked, cold, warm):
+            assert_same_text(str(tmp_path), cases, plain, found, dtype="float64")

@@ -302,8 +302,13 @@ def test_a_completion_that_nobody_reads_ends_quietly() -> None:
 
 @pytest.mark.parametrize(
     ("change", "line"),
-    [({}, "3 drafts a round"), ({"depth": 0}, "speculation is off"), ({"depth": 0, "has_mtp": False}, "no MTP head")],
-    ids=["on", "off", "no-head"],
+    [
+        ({}, "3 drafts a round, by the model's MTP head"),
+        ({"drafter": "ngram", "has_mtp": False}, "3 drafts a round, by n-gram lookup"),
+        ({"depth": 0}, "speculation is off"),
+        ({"depth": 0, "has_mtp": False}, "no MTP head"),
+    ],
+    ids=["on", "ngram", "off", "no-head"],
 )  # fmt: skip
 def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, object], line: str) -> None:
     text = banner("tiny", msgspec.structs.replace(INFO, **change), "http://127.0.0.1:8000")

@@ -60,6 +60,12 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
     assert costs.round_bytes(batch=2, depth=1, context=100) - without_drafts == 2 * 100 * 37 * token
 
 
+def test_drafts_without_a_head_read_no_weights() -> None:
+    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_mtp=False)
+    plain = costs.round_bytes(batch=2, depth=0, context=100)
+    assert costs.round_bytes(batch=2, depth=3, context=100) == plain
+
+
 def test_a_prompt_costs_two_operations_a_weight_and_attention() -> None:
     costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_mtp=False)
     weights = 36 * 4096 * (6144 + 4096 + 3 * 11008)

@@ -5,25 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from headway_testing.ngrams import expected_drafts
 from headway_testing.round_rows import random_rows
 
 from headway.kernels import RowState, propose_ngram
 
 RUBBISH = 123_456
-
-
-def expected_drafts(tokens: list[int], depth: int, max_ngram: int) -> list[int]:
-    """tokens: t_0 .. t_L."""
-    last = len(tokens) - 1
-    for size in range(min(max_ngram, last), 0, -1):
-        suffix = tokens[last - size + 1 :]
-        for end in range(last - 1, size - 2, -1):
-            if tokens[end - size + 1 : end + 1] == suffix:
-                longer = list(tokens)
-                for _ in range(depth):
-                    longer.append(longer[end + 1 + len(longer) - len(tokens)])
-                return longer[len(tokens) :]
-    return [tokens[-1]] * depth
 
 
 def rows_of(
