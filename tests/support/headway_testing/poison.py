@@ -16,7 +16,7 @@ KEPT = {"limits", "granted_block_ids", "kv_block_ids", "is_used"}
 
 
 class PoisoningRunner:
-    """A runner whose free rows hold NaN, huge integers and adjustments of others, and whose free blocks hold NaN.
+    """A runner whose free rows hold NaN, huge integers and adjustments of others, and whose free blocks hold NaN and huge integers.
 
     Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
     """
@@ -62,7 +62,7 @@ class PoisoningRunner:
         rubbish = float("nan") if device.type == "cuda" else FINITE_RUBBISH
         places = torch.tensor(new, dtype=torch.int64, device=device)
         for tensor in pool.by_block():
-            tensor.index_fill_(0, places, rubbish)
+            tensor.index_fill_(0, places, rubbish if tensor.is_floating_point() else rubbish_of(tensor))
 
 
 def rubbish_of(tensor: torch.Tensor) -> float:
