@@ -17,12 +17,10 @@ from headway.engine.protocol.config import (
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import (
     DEFAULT_CHUNK,
-    MAX_LATE_TOKENS,
     MAX_MIXED_TOKENS,
     PrefillPolicy,
 )
 from headway.engine.state.memory import CUDA_KV_CACHE_SHARE, available_bytes
-from headway.kernels import FEW_ROWS
 
 PARAMETERS_A_THREAD = 10_000_000
 CPU_STEP_FLOP = 5e10  # about one second of two slow cores
@@ -30,6 +28,8 @@ CPU_STEP_FLOP = 5e10  # about one second of two slow cores
 MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
 MAX_CUDA_CHUNK = 1024
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
+# Tokens of a round that has its forward pass to itself on a GPU: one stream's at any usual depth.
+MAX_SEPARATE_TOKENS = 8
 
 
 def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
@@ -82,12 +82,10 @@ def prefill_policy(config: EngineConfig, model: CausalLM, num_parameters: int) -
     if config.prefill_chunk is not None:
         return PrefillPolicy.uniform(config.prefill_chunk, mixed_above_tokens=above)
     separate = _separate_chunk(model, num_parameters)
-    mixed = min(separate, MAX_MIXED_TOKENS)
     return PrefillPolicy(
         idle=separate if model.device.type != "cuda" else _idle_chunk(model, num_parameters),
         separate=separate,
-        mixed=mixed,
-        mixed_late=min(mixed, MAX_LATE_TOKENS),
+        mixed=min(separate, MAX_MIXED_TOKENS),
         mixed_above_tokens=above,
     )
 
@@ -95,12 +93,12 @@ def prefill_policy(config: EngineConfig, model: CausalLM, num_parameters: int) -
 def mixed_above_tokens(config: EngineConfig, device: torch.device) -> int | None:
     """Returns the tokens of a round above which prompts share its forward pass; None: never.
 
-    Small rounds never share their forward pass with prompts, so that they stay batch-invariant; with --deterministic this
-    holds for all rounds.
+    A round of one stream never shares its forward pass, so that its text stays what it is without other requests; with
+    --deterministic this holds for all rounds.
     """
     if config.mixed_above_tokens is not None or device.type != "cuda" or config.deterministic:
         return config.mixed_above_tokens
-    return FEW_ROWS
+    return MAX_SEPARATE_TOKENS
 
 
 def _separate_chunk(model: CausalLM, num_parameters: int) -> int:

@@ -8,6 +8,7 @@ the API process lets requests finish first.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -63,6 +64,9 @@ def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
         range(engine.info.depth + 1), progress=lambda done: mailbox.send(Heartbeat("capture", done))
     )
     check_logits(engine)
+    # What is there now stays: a full collection that walks over all of it would stop every stream for some 50 ms.
+    gc.collect()
+    gc.freeze()
     loop = EngineLoop(engine.scheduler, engine.runner, mailbox)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(engine.info))

@@ -27,7 +27,7 @@ from headway.engine.execution.padded_prefill import (
 )
 from headway.engine.execution.round import Outcome
 from headway.engine.scheduling.plan import PrefillChunk, is_near
-from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS
+from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS, MIXED_STEP, PrefillPolicy
 from headway.engine.state.memory import available_bytes, bytes_taken_by, format_bytes, is_out_of_memory
 from headway.engine.state.transfer import copy_to_device
 
@@ -39,9 +39,6 @@ MAX_REPLAYED_TOKENS = 1024
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_REPLAYED_TOKENS)
 # What a measure of memory misses: gaps in what other uses hold, which no graph can take, and what CUDA itself takes.
 _SLACK_BYTES = 64 << 20
-# An H200 takes for the products of a 7B model's layer, by the library, 292 us for 512 tokens, 356 for 640, 422 for 768, but
-# 341 for 576 and 415 for 704.
-_MIXED_TOKEN_COUNTS = (128, 256, 384, 512, MAX_MIXED_TOKENS)
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -259,12 +256,16 @@ class MixedGraphs:
         self._token_counts = mixed_token_counts(len(packed) - HEADER)
 
     def capture(
-        self, depth: int, *, above_tokens: int, fills_drafts: bool, progress: Callable[[float], None]
+        self, depth: int, policy: PrefillPolicy, *, fills_drafts: bool, progress: Callable[[float], None]
     ) -> None:
-        """Those of plain rounds of one depth and more tokens than above_tokens, the largest first. Only while every
-        row of the table is padding. progress: called with the share that is done."""
-        rows = [n for n in reversed(self._row_counts) if n * (depth + 1) > above_tokens]
-        wanted = [Mixed(Round(n, depth), m, fills_drafts) for n in rows for m in reversed(self._token_counts)]
+        """Captures what the policy may ask for with plain rounds of one depth, the largest first. Only while every row of the
+        table is padding. progress: called with the share that is done."""
+        wanted = [
+            Mixed(Round(n, depth), m, fills_drafts)
+            for n in reversed(self._row_counts)
+            for m in reversed(self._token_counts)
+            if policy.may_mix(n * (depth + 1), m)
+        ]
         self._graphs.capture_all(wanted, "rounds with prompts", prepare=self._pack, progress=progress)
 
     def run(
@@ -355,6 +356,6 @@ def token_counts(max_tokens: int) -> tuple[int, ...]:
 
 
 def mixed_token_counts(max_tokens: int) -> tuple[int, ...]:
-    """Of prompts beside a round: those of _MIXED_TOKEN_COUNTS that are less, and max_tokens, or MAX_MIXED_TOKENS."""
+    """Returns the prompt tokens of captured mixed rounds: multiples of MIXED_STEP below max_tokens, or MAX_MIXED_TOKENS, and that."""
     most = min(max_tokens, MAX_MIXED_TOKENS)
-    return (*(n for n in _MIXED_TOKEN_COUNTS if n < most), most)
+    return (*range(MIXED_STEP, most, MIXED_STEP), most)

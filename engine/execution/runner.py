@@ -90,8 +90,7 @@ class Runner:
         self._drafter = drafter
         self._synthetic = synthetic
         self._prefill_window = prefill_window
-        self._max_prefill_tokens = prefill.most_tokens
-        self._mixed_above_tokens = prefill.mixed_above_tokens
+        self._policy = prefill
         self._views: dict[tuple[int, bool], RowTensors] = {}
         self._graphs: RoundGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
@@ -104,7 +103,7 @@ class Runner:
             memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
             if prefill_window is None:
-                most = min(self._max_prefill_tokens, self._max_row_tokens, MAX_REPLAYED_TOKENS)
+                most = min(self._policy.most_tokens, self._max_row_tokens, MAX_REPLAYED_TOKENS)
                 packed = torch.zeros(HEADER + most, dtype=torch.int64, device=self.device)
                 self._prefill_graphs = PrefillGraphs(self._launch_padded_prefill, memory, packed)
                 mixed = packed[: HEADER + prefill.mixed]
@@ -186,11 +185,11 @@ class Runner:
         depth = max(depths)
         fills_drafts = depth > 0
         share_of_mixed = 0.0
-        if self._mixed_graphs is not None and self._mixed_above_tokens is not None:
+        if self._mixed_graphs is not None and self._policy.mixed_above_tokens is not None:
             share_of_mixed = 0.5
             self._mixed_graphs.capture(
                 depth,
-                above_tokens=self._mixed_above_tokens,
+                self._policy,
                 fills_drafts=fills_drafts,
                 progress=lambda done: progress(share_of_mixed * done),
             )
@@ -409,7 +408,7 @@ class Runner:
     def _warm_up_prefill(self) -> None:
         """Prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the most
         that a step may take is tried. Raises ConfigError."""
-        most, drafts, config = self._max_prefill_tokens, self._max_depth > 0, self.model.spec
+        most, drafts, config = self._policy.most_tokens, self._max_depth > 0, self.model.spec
         gate_up = 2 * config.intermediate_size, config.hidden_size
         dense = most_gated_rows(most, gate_up, self.model.dtype, self.device)
         steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]

@@ -25,7 +25,6 @@ from headway.engine.layers.linear import Linear
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
-from headway.kernels import FEW_ROWS
 
 
 def model(**changes: object) -> SimpleNamespace:
@@ -185,7 +184,7 @@ def test_a_fast_gpu_takes_longer_chunks_and_the_longest_while_idle(
     config, num_parameters = EngineConfig(model_path=""), int(1e9 * billions)
     policy = prefill_policy(config, model(), num_parameters)  # type: ignore[arg-type]
     assert (policy.separate, policy.idle) == (chunk, idle_chunk)
-    assert (policy.mixed, policy.mixed_late) == (min(chunk, 640), min(chunk, 512))
+    assert policy.mixed == min(chunk, 384)
 
 
 def test_chunks_are_as_long_in_every_step_on_a_cpu_and_where_a_user_says_how_long() -> None:
@@ -193,7 +192,7 @@ def test_chunks_are_as_long_in_every_step_on_a_cpu_and_where_a_user_says_how_lon
     cpu = model(device="cpu")
     assert prefill_policy(config, cpu, int(7.8e9)) == PrefillPolicy.uniform(16)  # type: ignore[arg-type]
     assert prefill_policy(asked, cpu, 1) == PrefillPolicy.uniform(2048)  # type: ignore[arg-type]
-    expected = PrefillPolicy.uniform(2048, mixed_above_tokens=FEW_ROWS)
+    expected = PrefillPolicy.uniform(2048, mixed_above_tokens=8)
     assert prefill_policy(asked, model(), 1) == expected  # type: ignore[arg-type]
 
 

@@ -207,7 +207,7 @@ def test_graphs_replay_what_launches_do(
     assert [o.token_ids for o in engines[0].run().values()] == [
         o.token_ids for o in engines[1].run().values()
     ]
-    assert bool(mixed.launched) == (depth > 0), "and rounds with prompts, which small ones have none of"
+    assert mixed.launched, "and rounds with prompts"
 
 
 class NeverWaiting:

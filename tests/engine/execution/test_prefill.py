@@ -50,10 +50,10 @@ def queries_of(segments: Sequence[Segment]) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("most", [1, 16, 40, 512, 700, 1024, 8192])
 def test_graphs_are_for_ever_more_tokens_as_far_as_steps_go(most: int) -> None:
     """Alone up to 1,024, beside a round up to 640."""
-    for counts, limit in ((token_counts(most), 1024), (mixed_token_counts(most), 640)):
+    for counts, limit in ((token_counts(most), 1024), (mixed_token_counts(most), 384)):
         assert list(counts) == sorted(set(counts))
         assert counts[-1] <= min(most, limit)
-    assert (token_counts(8192)[-1], mixed_token_counts(8192)[-1]) == (1024, 640)
+    assert (token_counts(8192)[-1], mixed_token_counts(8192)[-1]) == (1024, 384)
 
 
 @pytest.mark.parametrize("fills_drafts", [False, True])

@@ -24,6 +24,7 @@ from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.sampling import sampler
 from headway.engine.scheduling.plan import PrefillChunk
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.kernels import MIN_ADDED_ROWS
 
 
@@ -191,7 +192,7 @@ def test_the_warm_up_computes_short_and_long_prompts(
     """Otherwise the first step with such prompts would compile kernels while streams wait."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     runner = LocalEngine(EngineConfig(model_path=path, prefill_chunk=100, depth=depth)).engine.runner
-    monkeypatch.setattr(runner, "_max_prefill_tokens", 300)
+    monkeypatch.setattr(runner, "_policy", PrefillPolicy.uniform(300))
     monkeypatch.setattr(runner_module, "WARM_UP_TOKENS", 100)
     sizes: list[int] = []
     launch = runner._launch_prefill

@@ -117,7 +117,7 @@ def let_rows_decode(device: ScheduledDevice, num_rows: int) -> None:
 
 
 def test_chunks_are_longer_while_no_row_decodes() -> None:
-    device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16, 16))
+    device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16))
     device.add(90, max_tokens=20)
     assert [len(device.step()[0].prefill[0].token_ids) for _ in range(2)] == [48, 42]
     device.add(60)
@@ -128,14 +128,14 @@ def test_chunks_are_longer_while_no_row_decodes() -> None:
     ("num_rows", "expected"),
     [
         (1, [(48, False), (48, False), (48, False), (16, False)]),
-        (2, [(32, True), (32, True), (16, True), (16, True), (16, True), (48, False)]),
+        (2, [(32, True), (32, True), (32, True), (32, True), (32, False)]),
     ],
     ids=["small-round", "large-round"],
 )
 def test_chunks_are_short_only_where_they_share_the_pass_of_a_round(
     num_rows: int, expected: list[tuple[int, bool]]
 ) -> None:
-    prefill = PrefillPolicy(64, 48, 32, 16, mixed_above_tokens=4, late_keys=64, max_mixed_keys=96)
+    prefill = PrefillPolicy(64, 48, 32, mixed_above_tokens=4, max_mixed_keys=96)
     device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, prefill=prefill)
     let_rows_decode(device, num_rows)
     device.add(160, max_tokens=9)
@@ -144,7 +144,7 @@ def test_chunks_are_short_only_where_they_share_the_pass_of_a_round(
 
 
 def test_the_first_prompt_decides_how_many_tokens_a_step_takes() -> None:
-    prefill = PrefillPolicy(48, 48, 32, 16, mixed_above_tokens=4, late_keys=64)
+    prefill = PrefillPolicy(48, 40, 32, mixed_above_tokens=4, max_mixed_keys=96)
     device = ScheduledDevice(max_model_len=512, num_blocks=256, depth=3, prefill=prefill)
     known = list(range(90))
     device.add(known, max_tokens=1)
@@ -159,7 +159,7 @@ def test_the_first_prompt_decides_how_many_tokens_a_step_takes() -> None:
 
 def test_held_rounds_wait_until_all_prompts_are_computed() -> None:
     """The chunks are of the longer kind, since no row decodes meanwhile."""
-    device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16, 16), depth=1)
+    device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16), depth=1)
     device.scheduler.hold_rounds()
     device.runner.may_hold_rounds = True
     requests = [device.add(40, max_tokens=12) for _ in range(3)]
@@ -739,7 +739,6 @@ def mixed_plan(
     device.add(prompt, max_tokens=9)
     plan = device.launch()
     assert plan is not None
-    assert sum(len(chunk.token_ids) for chunk in plan.prefill) == prompt
     return plan
 
 
@@ -747,14 +746,24 @@ def test_few_prompt_tokens_share_the_pass_of_a_large_round() -> None:
     plan = mixed_plan()
     assert plan.is_mixed
     assert plan.decode_request_ids == (0, 1, 2, 3)
-    assert mixed_plan(prompt=640).is_mixed
+    assert len(mixed_plan(prompt=128).prefill[0].token_ids) == 128
     assert mixed_plan(caps=(0, 1, 1, None)).is_mixed, "one row drafts at full depth"
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "expected"), [(4, 128), (11, 256), (22, 384), (32, 384)], ids=["12", "33", "66", "96"]
+)
+def test_prompt_tokens_of_a_mixed_pass_grow_with_the_round(num_rows: int, expected: int) -> None:
+    """Three for each token of the round, in steps of 128, at most 384: the pass takes less than twice as long as the round."""
+    plan = mixed_plan(num_rows=num_rows, prompt=600)
+    assert plan.is_mixed
+    assert sum(len(chunk.token_ids) for chunk in plan.prefill) == expected
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_rows": 3}, {"prompt": 641}, {"above": None}, {"caps": (2,)}, {"frequency_penalty": 0.5}, {"num_logprobs": 0},
+        {"num_rows": 3}, {"above": None}, {"caps": (2,)}, {"frequency_penalty": 0.5}, {"num_logprobs": 0},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
@@ -772,7 +781,7 @@ def test_chunks_are_near_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_more_prompts_are_admitted_than_share_the_pass_of_a_large_round() -> None:
-    device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, 32, mixed_above_tokens=4))
+    device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, mixed_above_tokens=4))
     let_rows_decode(device, 2)
     for _ in range(2):
         device.add(40, max_tokens=9)
@@ -781,7 +790,7 @@ def test_no_more_prompts_are_admitted_than_share_the_pass_of_a_large_round() -> 
 
 
 def test_a_chunk_with_very_many_cached_keys_shares_no_round() -> None:
-    prefill = PrefillPolicy(16, 16, 16, 16, mixed_above_tokens=0, max_mixed_keys=19)
+    prefill = PrefillPolicy(16, 16, 16, mixed_above_tokens=0, max_mixed_keys=19)
     device = ScheduledDevice(prefill=prefill)
     device.add(5, max_tokens=100)
     device.step()

@@ -79,7 +79,6 @@ class SchedulerMachine(RuleBasedStateMachine):
                 idle=idle_prefill_chunk or prefill_chunk,
                 separate=prefill_chunk,
                 mixed=mixed_prefill_chunk or prefill_chunk,
-                mixed_late=mixed_prefill_chunk or prefill_chunk,
                 mixed_above_tokens=mixed_above_tokens,
             ),
         )
