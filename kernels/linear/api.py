@@ -122,10 +122,7 @@ def _fused(x: Activation, weight: torch.Tensor, epilogue: Epilogue, out: torch.T
     if activation == "none":
         return Activation(skinny_linear(x.values, weight, bias, norm=x.deferred, residual=residual, out=out))
     assert residual is None, "no kernel adds a gated product to a residual"
-    if bias is None:
-        return Activation(gated_linear(x.values, weight, norm=x.deferred, out=out))
-    gated = silu_mul(skinny_linear(x.values, weight, bias, norm=x.deferred))
-    return Activation(gated if out is None else out.copy_(gated))
+    return Activation(gated_linear(x.values, weight, bias, norm=x.deferred, out=out))
 
 
 def _product(

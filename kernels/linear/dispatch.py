@@ -62,7 +62,7 @@ class LinearKernel(Enum):
         "By ascending input within a part of the sum; parts are added by ascending index. The weight's shape decides, for up "
         "to 32 rows, and up to 64 where sums are longer than twice the number of outputs.",
         "float32 accumulation; deferred norm, bias, activation and residual in float32; one rounding, which q, k and v get "
-        "before the rotation, too",
+        "before the rotation, too, and a residual before the next norm's weight multiplies it",
     )
     PERSISTENT_GATED = KernelTraits(
         "By ascending input in MMA instructions of 16 inputs, whatever the number of rows.",
@@ -97,11 +97,12 @@ class FusedOperation(Enum):
 
     ADD = "optional bias, scale and residual"
     ADD_DEFERRED = "optional bias and residual of a product with a deferred norm"
-    ADD_NORM = "residual, and the deferred norm of what follows"
+    ADD_NORM = "optional bias, residual, and the deferred norm of what follows"
     SILU_MUL = "gated activation"
-    SILU_MUL_DEFERRED = "gated activation of a product with a deferred norm"
-    QKV = "rotary embedding and KV cache"
-    QKV_DEFERRED = "rotary embedding and KV cache of a product with a deferred norm"
+    SILU_MUL_BIASED = "bias and gated activation"
+    SILU_MUL_DEFERRED = "optional bias and gated activation of a product with a deferred norm"
+    QKV = "optional bias, rotary embedding and KV cache"
+    QKV_DEFERRED = "optional bias, rotary embedding and KV cache of a product with a deferred norm"
 
 
 class WeightFormat(Enum):
@@ -219,7 +220,7 @@ def _tma_config(shape: LinearShape, device: DeviceTraits, operation: FusedOperat
         return tma_config(shape, device, is_paired=False)
     if operation is FusedOperation.QKV:
         return tma_config(shape, device, is_paired=True)
-    if operation is FusedOperation.SILU_MUL:
+    if operation in (FusedOperation.SILU_MUL, FusedOperation.SILU_MUL_BIASED):
         return tma_config(shape, device, is_paired=True) or tma_config_of_many(shape, device)
     return None
 

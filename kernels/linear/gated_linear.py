@@ -47,6 +47,7 @@ from headway.kernels.types._deferred_norm import DeferredNorm
 def _gated_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     squares_ptr: tl.tensor,
     out_ptr: tl.tensor,
     num_rows: tl.tensor,
@@ -61,6 +62,7 @@ def _gated_kernel(
     CUT: tl.constexpr,
     SQUARES: tl.constexpr,
     EPSILON: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
@@ -71,6 +73,8 @@ def _gated_kernel(
     paired_output = tl.minimum(first_output + pair_of(place), num_outputs - 1)
     weight_row = paired_output + tl.where(is_second(place), num_outputs, 0)
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, 0, SPLIT, CUT, FETCHES_AHEAD)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + weight_row).to(tl.float32)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     if SQUARES > 0:
@@ -81,6 +85,8 @@ def _gated_kernel(
     )  # fmt: skip
     if SQUARES > 0:
         sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]
+    if HAS_BIAS:
+        sums += bias[:, None]
     gate, up = split_pairs(sums, ROWS, OUTPUTS)
     result = gate / (1.0 + tl.exp(-gate)) * up
     output = first_output + tl.arange(0, OUTPUTS // 2)
@@ -93,6 +99,7 @@ def _gated_kernel(
 def _streamed_gated_kernel(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    bias_ptr: gl.tensor,
     out_ptr: gl.tensor,
     num_rows: gl.tensor,
     num_outputs: gl.tensor,
@@ -107,6 +114,7 @@ def _streamed_gated_kernel(
     STARTS: gl.constexpr,
     UNIT: gl.constexpr,
     UNDER_WAY: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
 ) -> None:
     """Each program computes TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up` paired with them."""
     first_tile = gl.program_id(0) * TILES
@@ -122,8 +130,9 @@ def _streamed_gated_kernel(
     sums = sums_of(stream, TILES)
     for tile in gl.static_range(TILES):
         _store_gated(
-            sums[tile], first_tile + tile, out_ptr, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, PAIRED
-        )
+            sums[tile], first_tile + tile, bias_ptr, out_ptr, num_rows, num_outputs, out_stride,
+            ROWS, OUTPUTS, PAIRED, HAS_BIAS,
+        )  # fmt: skip
     close_stream(stream, STAGES)
 
 
@@ -131,6 +140,7 @@ def _streamed_gated_kernel(
 def _store_gated(
     sums: gl.tensor,  # [OUTPUTS, ROWS] float32
     tile: gl.tensor,
+    bias_ptr: gl.tensor,
     out_ptr: gl.tensor,
     num_rows: gl.tensor,
     num_outputs: gl.tensor,
@@ -138,8 +148,15 @@ def _store_gated(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
     PAIRED: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
 ) -> None:
     gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
+    if HAS_BIAS:
+        pair = gl.arange(0, OUTPUTS // 2, layout=gl.SliceLayout(1, gate.type.layout))
+        output = tile * (OUTPUTS // 2) + pair
+        is_output = output < num_outputs
+        gate += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
+        up += gl.load(bias_ptr + num_outputs + output, mask=is_output, other=0).to(gl.float32)[:, None]
     result = (gate / (1.0 + gl.exp(-gate)) * up).to(out_ptr.dtype.element_ty)
     result = by_rows(result, ROWS, OUTPUTS // 2)
     layout: gl.constexpr = result.type.layout
@@ -147,52 +164,69 @@ def _store_gated(
     gl.store(out_ptr + cell, result, mask=is_cell)
 
 
-def _launch_streams(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, streams: TmaGemmConfig) -> None:
+def _launch_streams(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    streams: TmaGemmConfig,
+) -> None:
     rows, num_inputs = x.shape
     _streamed_gated_kernel[(streams.programs,)](
-        described_rows(x, streams), described_pairs(weight, streams, blocks=1), out, rows, out.shape[1],
-        num_inputs // inputs_of(x, streams), out.stride(0), TILES=streams.tiles, PAIRED=PAIRED, **stream_constants_of(x, streams),
+        described_rows(x, streams), described_pairs(weight, streams, blocks=1), out if bias is None else bias, out, rows, out.shape[1],
+        num_inputs // inputs_of(x, streams), out.stride(0), TILES=streams.tiles, PAIRED=PAIRED, HAS_BIAS=bias is not None,
+        **stream_constants_of(x, streams),
     )  # fmt: skip
 
 
 def gated_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
+    bias: torch.Tensor | None = None,  # [2 * outputs] float
     *,
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T), in float32 and rounded once, but where the library multiplies.
+    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T), in float32 and rounded once, but where the library multiplies. The bias
+    is added to both products.
 
     No launch that is still under way may write the weight: it may be read before the preceding launch has ended.
     """
-    operation = FusedOperation.SILU_MUL if norm is None else FusedOperation.SILU_MUL_DEFERRED
+    operation = FusedOperation.SILU_MUL if bias is None else FusedOperation.SILU_MUL_BIASED
+    operation = operation if norm is None else FusedOperation.SILU_MUL_DEFERRED
     kernel, streams = choice_of(x, weight, operation, out)
     is_library = kernel is LinearKernel.LIBRARY
     if not takes_triton(x) or (norm is not None and is_library):
-        return gated_linear_twin(x, weight, norm=norm, out=out)
-    assert out is None or out.stride(-1) == 1, "outputs are adjacent in memory"
+        return gated_linear_twin(x, weight, bias, norm=norm, out=out)
+    assert all(t is None or t.stride(-1) == 1 for t in (bias, out)), "outputs are adjacent in memory"
     if is_library:
-        gated = silu_mul(torch.nn.functional.linear(x, weight))
+        gated = silu_mul(torch.nn.functional.linear(x, weight, bias))
         return gated if out is None else out.copy_(gated)
     shape = x.shape[0], weight.shape[0] // 2
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
-        _launch_streams(x, weight, result, streams)
+        _launch_streams(x, weight, bias, result, streams)
     elif kernel is LinearKernel.SKINNY:
-        _launch_few(x, weight, norm, result)
+        _launch_few(x, weight, bias, norm, result)
     else:
         dense_gated_linear(x, weight, result)
     return result
 
 
-def _launch_few(x: torch.Tensor, weight: torch.Tensor, norm: DeferredNorm | None, out: torch.Tensor) -> None:
+def _launch_few(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: DeferredNorm | None,
+    out: torch.Tensor,
+) -> None:
     (rows, num_inputs), num_outputs = x.shape, out.shape[1]
     cut = _cut(num_outputs, x)
     _gated_kernel[(blocks_of(num_outputs, cut.outputs // 2),)](
-        x, weight, x if norm is None else norm.squares, out,
+        x, weight, x if bias is None else bias, x if norm is None else norm.squares, out,
         rows, num_outputs, num_inputs, x.stride(0), out.stride(0),
         SQUARES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
+        HAS_BIAS=bias is not None,
         **constants_of(cut, x),
     )  # fmt: skip
 

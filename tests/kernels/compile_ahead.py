@@ -263,6 +263,7 @@ CASES = [
                 "SPLIT": 1,
                 "SQUARES": squares,
                 "EPSILON": 1e-5,
+                "HAS_BIAS": rows == 32,
             }
             | STREAMED,
             4,
@@ -306,7 +307,7 @@ CASES = [
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
                 streamed_by_copies(kind, inputs, rows, under_way=under_way)
-                | {"STAGES": stages, "TILES": 1, "PAIRED": 8},
+                | {"STAGES": stages, "TILES": 1, "PAIRED": 8, "HAS_BIAS": rows == 32},
                 divisible=STREAMED_BY_COPIES,
                 least_capability=90,
                 most_capability=90,
@@ -349,15 +350,16 @@ CASES = [
                 "weight_desc": descriptor(kind, 1, 4, 2, 8, 128),
             },
             streamed_by_copies(kind, 128, rows, under_way=int(rows == 64))
-            | {"STAGES": stages, "TILES": tiles, "PAIRED": 8},
+            | {"STAGES": stages, "TILES": tiles, "PAIRED": 8, "HAS_BIAS": has_bias},
             divisible=STREAMED_BY_COPIES,
             least_capability=90,
             most_capability=90,
         )
-        for kind, rows, tiles, stages in (
-            ("bf16", 128, 2, 3),
-            ("bf16", 128, 3, 2),
-            ("fp16", 128, 3, 2),
+        for kind, rows, tiles, stages, has_bias in (
+            ("bf16", 128, 2, 3, False),
+            ("bf16", 128, 3, 2, False),
+            ("fp16", 128, 3, 2, False),
+            ("bf16", 128, 3, 2, True),
         )
     ),
     *(

@@ -10,14 +10,17 @@ from headway.kernels.types._deferred_norm import DeferredNorm
 def gated_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
+    bias: torch.Tensor | None = None,  # [2 * outputs] float
     *,
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T)."""
-    product = torch.nn.functional.linear(x, weight)
-    if norm is not None:
-        product = (product * norm.factor(x.shape[1])).to(x.dtype)
+    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T), the bias added to both products."""
+    if norm is None:
+        product = torch.nn.functional.linear(x, weight, bias)
+    else:
+        product = (torch.nn.functional.linear(x, weight) * norm.factor(x.shape[1])).to(x.dtype)
+        product = product if bias is None else product + bias
     gate, up = product.chunk(2, dim=-1)
     result = torch.nn.functional.silu(gate) * up
     return result if out is None else out.copy_(result)

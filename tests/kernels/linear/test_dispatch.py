@@ -157,6 +157,13 @@ def test_without_triton_the_library_computes_all(rows: int, operation: FusedOper
         (65, {}, "SILU_MUL", LinearChoice(LinearKernel.TMA, TmaGemmConfig(115, tiles=3, copy_bytes=256))),
         (65, {}, "QKV", LinearChoice(LinearKernel.LIBRARY)),
         (768, {}, "SILU_MUL", LinearChoice(LinearKernel.PERSISTENT_GATED)),
+        (768, {}, "SILU_MUL_BIASED", LinearChoice(LinearKernel.LIBRARY)),
+        (
+            65,
+            {},
+            "SILU_MUL_BIASED",
+            LinearChoice(LinearKernel.TMA, TmaGemmConfig(115, tiles=3, copy_bytes=256)),
+        ),
         (768, {"is_bulk_out": False}, "SILU_MUL", LinearChoice(LinearKernel.LIBRARY)),
     ],
     ids=str,

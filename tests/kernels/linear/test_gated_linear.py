@@ -4,7 +4,9 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
+from headway.kernels import DeferredNorm
 from headway.kernels.linear.gated_linear import gated_linear
+from headway.kernels.types._deferred_norm import square_tiles
 
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most": 64, "beyond": 65}
 # Outputs x inputs: many inputs, an odd end, inputs that only the smaller cut divides, inputs for the library.
@@ -19,6 +21,18 @@ def test_the_gated_product(rows: int, outputs: int, inputs: int, device: torch.d
     out = torch.full((rows, outputs), torch.nan).to(x)
     assert gated_linear(x, weight, out=out) is out
     assert_near(out, torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("rows", [1, 19, 65, 640])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
+def test_a_bias_and_a_deferred_norm(rows: int, outputs: int, inputs: int, device: torch.device) -> None:
+    x, weight = tensors(rows, 2 * outputs, inputs, device)
+    bias = torch.randn(2 * outputs, generator=torch.Generator().manual_seed(1)).to(x)
+    norm = DeferredNorm(torch.rand(rows, square_tiles(inputs)).to(device), 1e-5)
+    product = x.double() @ weight.double().T
+    for given, factor in ((None, 1), (norm, norm.factor(inputs).double())):
+        gate, up = (product * factor + bias.double()).chunk(2, dim=1)
+        assert_near(gated_linear(x, weight, bias, norm=given), torch.nn.functional.silu(gate) * up)
 
 
 def test_no_rows(device: torch.device) -> None:

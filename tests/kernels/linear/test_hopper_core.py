@@ -23,7 +23,7 @@ from headway.kernels.linear._hopper_core import (
     stream_constants_of,
     traits_of,
 )
-from headway.kernels.linear.dispatch import FusedOperation, TmaGemmConfig, tma_config_of_many
+from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, TmaGemmConfig, tma_config_of_many
 from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.linear.skinny_linear import skinny_linear
 
@@ -298,6 +298,25 @@ def test_the_gated_product_of_more_rows(
     assert gated_linear(beside_rubbish(x), weight, out=out) is out
     assert_each_near(out, torch.nn.functional.silu(gate) * up)
     assert all(torch.equal(gated_linear(x, weight), out) for _ in range(50))
+    place.assert_around_it_nothing_is_written()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 9, 33, 64, 65, 128])
+@pytest.mark.parametrize(("outputs", "inputs"), [(11008, 4096), (11000, 2048)], ids=str)
+def test_a_bias_is_added_before_the_activation(
+    outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
+) -> None:
+    x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
+    choice = choice_of(x, weight, FusedOperation.SILU_MUL_BIASED)
+    assert choice.kernel is LinearKernel.TMA
+    bias = torch.randn(2 * outputs, generator=torch.Generator().manual_seed(1)).to(x)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=1)
+    place = Place(rows, outputs, x)
+    out = place.out
+    assert gated_linear(x, weight, bias, out=out) is out
+    assert_each_near(out, torch.nn.functional.silu(gate) * up)
     place.assert_around_it_nothing_is_written()
 
 
