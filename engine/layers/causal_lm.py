@@ -8,7 +8,7 @@ from headway.engine.layers.decoder import DecoderLayer, run_layers
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.mtp_head import MtpHead
-from headway.engine.layers.norm import normed
+from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
 from headway.engine.layers.stream import ResidualStream
@@ -30,7 +30,7 @@ class CausalLM:
         self.cos_sin = rotary_table(spec.attention.rope, spec.max_position_embeddings, place)
         self.embedding = place.empty(spec.vocab_size, spec.hidden_size)
         self.layers = [DecoderLayer.of(spec, layer, place, self.cos_sin) for layer in spec.layers]
-        self.final_norm = place.empty(spec.hidden_size)
+        self.final_norm = RMSNorm.empty(spec.hidden_size, spec.norm, place)
         self.lm_head = Linear(self.embedding if spec.tied else place.empty(spec.vocab_size, spec.hidden_size))
         self.mtp: MtpHead | None = None
         if with_mtp:
@@ -43,7 +43,7 @@ class CausalLM:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in parts, which
         are views. When weights are packed or change their format, this can be called no more."""
-        named = {"embedding": self.embedding, "final_norm": self.final_norm}
+        named = {"embedding": self.embedding, "final_norm": self.final_norm.weight}
         for index, layer in enumerate(self.layers):
             named |= layer.tensors(f"layers.{index}.")
         if not self.spec.tied:
@@ -77,4 +77,4 @@ class CausalLM:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden] of `forward`. Returns [n, vocab]."""
-        return self.lm_head(normed(hidden, self.final_norm, self.spec.norm))
+        return self.lm_head(self.final_norm(hidden))

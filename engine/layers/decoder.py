@@ -83,9 +83,9 @@ class DecoderLayer:
         """Returns the layer of a spec, with parameters that are not initialised."""
         hidden = spec.hidden_size
         return cls(
-            RMSNorm(place.empty(hidden), spec.norm),
+            RMSNorm.empty(hidden, spec.norm, place),
             Attention(layer.mixer, hidden, place, cos_sin, first_position=first_position),
-            RMSNorm(place.empty(hidden), spec.norm),
+            RMSNorm.empty(hidden, spec.norm, place),
             GatedMlp(layer.feed_forward, hidden, place),
         )
 

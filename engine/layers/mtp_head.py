@@ -11,10 +11,10 @@ import torch
 from headway.engine.layers.decoder import DecoderLayer
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
-from headway.engine.layers.norm import RMSNorm, embed_normed, normed
+from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
-from headway.engine.layers.weights import float8_weight, int4_screened_weight, largest_normed
+from headway.engine.layers.weights import float8_weight, int4_screened_weight
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
@@ -34,28 +34,28 @@ class MtpHead:
         place: Placement,
         embedding: torch.Tensor,  # [vocab, hidden], the model's
         lm_head: Linear,  # the model's
-        target_norm: torch.Tensor,  # [hidden], the model's final norm
+        target_norm: RMSNorm,  # the model's final norm
         cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> None:
         assert spec.mtp is not None, "the family announces no MTP head"
         hidden = spec.hidden_size
-        self.spec, self._norm, self._pool_layer = spec.mtp, spec.norm, len(spec.layers)
+        self.spec, self._pool_layer = spec.mtp, len(spec.layers)
         self._residual_scale = spec.residual_scale
         self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
         self._draft_lm_head = lm_head
-        self.hidden_norm = place.empty(hidden)
-        self.token_norm = place.empty(hidden)
+        self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
+        self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.input = Linear(place.empty(hidden, 2 * hidden))
         self.block = DecoderLayer.of(spec, spec.mtp.layer, place, cos_sin, first_position=1)
-        self.final_norm = place.empty(hidden)
+        self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
         """See CausalLM."""
         return {
-            f"{prefix}hidden_norm": self.hidden_norm,
-            f"{prefix}token_norm": self.token_norm,
+            f"{prefix}hidden_norm": self.hidden_norm.weight,
+            f"{prefix}token_norm": self.token_norm.weight,
             f"{prefix}input": self.input.weight,
-            f"{prefix}final_norm": self.final_norm,
+            f"{prefix}final_norm": self.final_norm.weight,
             **self.block.tensors(prefix),
         }
 
@@ -64,19 +64,20 @@ class MtpHead:
         return (self.block.state(),)
 
     def block_state(self) -> tuple[BlockSpec, ...]:
-        """Declares what is kept of each block besides: the hidden state of its last token."""
-        return (BlockSpec(BLOCK_HIDDEN, tuple(self.final_norm.shape), self.final_norm.dtype),)
+        """Declares what is also kept of each block: the hidden state of its last token."""
+        weight = self.final_norm.weight
+        return (BlockSpec(BLOCK_HIDDEN, tuple(weight.shape), weight.dtype),)
 
     def linears(self) -> tuple[Linear, ...]:
-        """The linear layers that are not the model's."""
+        """Returns the linear layers that are not the model's."""
         return self.input, *self.block.linears()
 
     def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden] of the model's `forward`. Returns [n, hidden]: what the head reads of it."""
-        return hidden if self.spec.reads == "pre_norm" else normed(hidden, self._target_norm, self._norm)
+        return hidden if self.spec.reads == "pre_norm" else self._target_norm(hidden)
 
     def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> torch.Tensor:
-        """One pass of the MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
+        """Runs the MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
 
         hidden: [tokens, hidden], of `draft_hidden` or the carry of an earlier pass. Returns the carry, [tokens, hidden].
         Nothing attends to position 0, which has no pair.
@@ -85,12 +86,12 @@ class MtpHead:
         self.block(stream, inputs, pool.layer(self._pool_layer))
         if self.spec.carries == "pre_norm":
             return stream.sum()
-        return stream.normed(RMSNorm(self.final_norm, self._norm)).values
+        return stream.normed(self.final_norm).values
 
     def logits(self, carry: torch.Tensor) -> torch.Tensor:
         """carry: [n, hidden] of `draft`. Returns [n, vocab], for the token at position i + 1."""
         if self.spec.carries == "pre_norm":
-            carry = normed(carry, self.final_norm, self._norm)
+            carry = self.final_norm(carry)
         return self._draft_lm_head(carry)
 
     def fill_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> None:
@@ -98,12 +99,12 @@ class MtpHead:
         stream = self._stream(hidden, inputs.token_ids)
         self.block.update_state(stream, inputs, pool.layer(self._pool_layer))
 
-    def norms_by_linear(self) -> dict[Linear, tuple[torch.Tensor, ...]]:
-        """Each linear layer whose input is the output of norms, with the weights of these norms, [hidden] each."""
+    def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
+        """Returns each linear layer whose input is the output of norms, with these norms."""
         return {
             self.input: (self.hidden_norm, self.token_norm),
-            self.block.mixer.input: (self.block.input_norm.weight,),
-            self.block.feed_forward.input: (self.block.feed_forward_norm.weight,),
+            self.block.mixer.input: (self.block.input_norm,),
+            self.block.feed_forward.input: (self.block.feed_forward_norm,),
         }
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
@@ -115,13 +116,13 @@ class MtpHead:
         """
         if lm_head in ("fp8", "int4"):
             exact = self._lm_head.weight
-            rounded = float8_weight(exact, largest_input=largest_normed(self.final_norm))
+            rounded = float8_weight(exact, largest_input=self.final_norm.largest())
             self._draft_lm_head = Linear(
                 rounded if lm_head == "fp8" else int4_screened_weight(exact, rounded)
             )
         if layers == "fp8":
             for linear, norms in self.norms_by_linear().items():
-                largest = max(map(largest_normed, norms))
+                largest = max(norm.largest() for norm in norms)
                 linear.store(float8_weight(linear.weight, largest_input=largest))
 
     def _stream(
@@ -134,6 +135,6 @@ class MtpHead:
         both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
         halves = both.chunk(2, dim=1)
         normed_hidden, normed_token = halves if self.spec.first == "hidden" else halves[::-1]
-        normed(hidden, self.hidden_norm, self._norm, step, out=normed_hidden)
-        embed_normed(token_ids, self._embedding, self.token_norm, self._norm, step, out=normed_token)
+        self.hidden_norm(hidden, step, out=normed_hidden)
+        self.token_norm.embedded(token_ids, self._embedding, step, out=normed_token)
         return ResidualStream(self.input(both), self._residual_scale)

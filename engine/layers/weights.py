@@ -62,12 +62,6 @@ def pack_all(linears: Iterable[Linear]) -> None:
             linear.store(pack_weight(linear.weight, least_rows=least_rows))
 
 
-def largest_normed(weight: torch.Tensor) -> float:
-    """Returns the largest magnitude that a norm with this weight, [hidden], gives, but for rounding: what it multiplies is no
-    longer than a vector of ones."""
-    return weight.abs().max().item() * math.sqrt(len(weight))
-
-
 def float8_step(largest_input: float, device: torch.device) -> torch.Tensor:
     """Returns [1] float32: a power of two, so that nothing but float8 itself rounds inputs."""
     step = 2.0 ** math.ceil(math.log2(max(largest_input, TINY) / MAX_FLOAT8))

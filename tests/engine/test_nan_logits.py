@@ -112,7 +112,7 @@ def test_a_model_that_is_broken_as_a_whole_is_found_at_its_start(tmp_path: Path,
     check_logits(engine.engine)  # one broken embedding is not the whole
     assert engine.generate([begin_at(9)], max_tokens=8) == walk(begin_at(9), 8)
     with torch.no_grad():
-        engine.engine.runner.model.final_norm[3] = torch.nan
+        engine.engine.runner.model.final_norm.weight[3] = torch.nan
     with pytest.raises(
         ModelError, match="NaN or infinite logits for every prompt that was tried, in float32"
     ):

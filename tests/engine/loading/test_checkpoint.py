@@ -80,7 +80,7 @@ def test_the_dtype_is_the_one_asked_for(
     tensors = {n: t.to(stored) for n, t in random_tensors(config, with_mtp=False).items()}
     model = load(write_folder(tmp_path, config, tensors), dtype=asked)
     assert model.dtype == wanted
-    assert torch.equal(model.final_norm, tensors[NORM].to(wanted))
+    assert torch.equal(model.final_norm.weight, tensors[NORM].to(wanted))
 
 
 def test_auto_is_the_dtype_of_most_tensors_off_the_cpu(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_of_a_tensor_in_two_shards_the_later_file_counts_with_a_warning(
         save_file(load_file(shard) | {NORM: torch.full((48,), float(value))}, shard)
     model = load(folder)
     theirs = Qwen2ForCausalLM.from_pretrained(folder)
-    assert torch.equal(model.final_norm, theirs.model.norm.weight)
+    assert torch.equal(model.final_norm.weight, theirs.model.norm.weight)
     assert warnings_of(caplog, NORM) == 1
 
 
