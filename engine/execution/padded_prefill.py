@@ -62,13 +62,14 @@ def prefills_of(token_counts: Sequence[int], *, fills_drafts: bool) -> list[Pref
 
 
 def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
-    """HEADER integers, then num_tokens token ids. Chunks that do not exist have no length, and the first one's row."""
+    """HEADER integers, then num_tokens token ids. Chunks that do not exist have no length, and the first one's row and hit."""
     missing = MAX_CHUNKS - len(chunks)
     rows = [chunk.row for chunk in chunks] + [chunks[0].row] * missing
     starts = [chunk.start for chunk in chunks] + [0] * missing
     lengths = [len(chunk.token_ids) for chunk in chunks] + [0] * missing
     found = (chunk.hidden_block_id for chunk in chunks)
-    hits = [-1 if block_id is None else block_id for block_id in found] + [-1] * missing
+    hits = [-1 if block_id is None else block_id for block_id in found]
+    hits += [hits[0]] * missing
     token_ids = [token for chunk in chunks for token in chunk.token_ids]
     return [*rows, *starts, *lengths, *hits, *token_ids, *([0] * (num_tokens - len(token_ids)))]
 
@@ -117,10 +118,10 @@ def padded_chunks(
     else:
         chunks = Chunks(tables, firsts, lengths, starts)
     inputs = ForwardInputs(token_ids, positions, slot_mapping, segments, chunks)
-    is_first = places == firsts[chunk_of_token]
-    # Chunks that do not exist write what the first one writes.
-    lasts = torch.where(lengths > 0, ends, lengths[0]) - 1
-    return PaddedChunks(PromptTokens(inputs, rows, lasts, hits, chunk_of_token, is_first), lengths)
+    # Chunks that do not exist write what the first one writes, which begins at place 0.
+    first_places = torch.where(lengths > 0, firsts, 0)
+    last_places = torch.where(lengths > 0, ends, lengths[0]) - 1
+    return PaddedChunks(PromptTokens(inputs, rows, first_places, last_places, hits), lengths)
 
 
 def padded_prefill(

@@ -76,8 +76,7 @@ def prefill_inputs(
             for part in _bounded(segment, block_size, sharing)
         ),
     )
-    is_first = places == firsts[chunk_of_token]
-    return PromptTokens(inputs, rows, firsts + lengths - 1, hits, chunk_of_token, is_first)
+    return PromptTokens(inputs, rows, firsts, firsts + lengths - 1, hits)
 
 
 def _segments(

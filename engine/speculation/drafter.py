@@ -1,4 +1,4 @@
-"""What drafts behind one protocol: a drafter sees the target's tokens and hidden states, and proposes tokens.
+"""The protocol of drafters: a drafter sees the target's tokens and hidden states, and proposes tokens.
 
 A draft never changes the text, so that nothing here has to be exact; what a drafter keeps decides only how often it is right.
 """
@@ -17,14 +17,13 @@ from headway.kernels import RoundWindow
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist have the first one's row and last token."""
+    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist are as the first one."""
 
     inputs: ForwardInputs
     rows: torch.Tensor  # [n] int64
+    first_places: torch.Tensor  # [n] int64: place of each chunk's first token in the flat list
     last_places: torch.Tensor  # [n] int64: place of each chunk's last token in the flat list
     hits: torch.Tensor  # [n] int64: the block that ends before the chunk, found in the prefix cache; -1: none
-    chunk_of_token: torch.Tensor  # [tokens] int64
-    is_first: torch.Tensor  # [tokens] bool: of its chunk
 
 
 class Drafter(Protocol):

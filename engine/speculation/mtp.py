@@ -66,7 +66,7 @@ class MtpDrafter:
         states = self._head.draft_hidden(hidden)
         own = rows.chunk_hidden.index_select(0, prompts.rows)
         before = torch.where((prompts.hits < 0)[:, None], own, self._block_hidden[prompts.hits])
-        previous = torch.where(prompts.is_first[:, None], before[prompts.chunk_of_token], states.roll(1, 0))
+        previous = states.roll(1, 0).index_copy_(0, prompts.first_places, before)
         last = states.index_select(0, prompts.last_places)
         rows.chunk_hidden.index_copy_(0, prompts.rows, last)
         # The first pair of a row that begins to decode is (the last one, the token sampled after it).
