@@ -23,8 +23,10 @@ Updates = dict[int, RequestUpdate]
 class ResultReader:
     """Mutable: writes requests and counters of the scheduler's state."""
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, *, has_late_slots: bool) -> None:
+        """has_late_slots: the drafter's slots of a round's tokens are filled by the next round that drafts."""
         self._state = state
+        self._has_late_slots = has_late_slots
 
     def read(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
         """Returns one event for each request that got tokens, in the plan's order: prefills, then rows.
@@ -95,7 +97,7 @@ class ResultReader:
         request.num_rounds_in_flight -= 1
         if request.status is Status.RUNNING:
             request.num_computed = request.num_tokens - 1
-            request.has_draft_gap |= depth == 0 < state.depth
+            request.has_draft_gap |= self._has_late_slots and depth == 0 < state.depth
             if not request.has_draft_gap:
                 state.prefixes.publish(request, self._num_final(length, request.num_computed))
 
@@ -105,7 +107,7 @@ class ResultReader:
         The round's MTP pass saw true pairs up to slot start; what it wrote beyond came from drafts, and
         the next round's pass writes there again. Slots 0 .. start are start + 1 tokens.
         """
-        return min(end, start + 1) if self._state.depth > 0 else end
+        return min(end, start + 1) if self._has_late_slots and self._state.depth > 0 else end
 
     def _append(self, request: Request, sampled: SampledTokens, updates: Updates) -> int:
         """Adds tokens up to the first that ends the request; returns how many were kept."""

@@ -97,7 +97,7 @@ class Scheduler:
             max_extra_rows=config.max_extra_rows or config.num_rows,
             counts_prefix_queries=config.prefix_caching,
         )
-        self._reader = ResultReader(self.state)
+        self._reader = ResultReader(self.state, has_late_slots=config.drafter != "ngram")
 
     @property
     def has_work(self) -> bool:

@@ -135,6 +135,19 @@ def test_rounds_without_drafts_leave_no_hole(tmp_path: Path, proposals: list[Pro
         assert drafts == expected_drafts(text[: length + 1], 3, MAX_NGRAM)
 
 
+def test_a_row_that_does_not_draft_leaves_whole_blocks_to_the_prefix_cache(
+    tmp_path: Path, texts_of: Callable[..., dict[int, list[int]]]
+) -> None:
+    random_mimo(tmp_path)
+    engine = LocalEngine(config_of(tmp_path))
+    prompts = prompts_of(6, 60)
+    answers = [engine.generate(prompt, max_tokens=50, max_draft_tokens=0) for prompt in prompts]
+    again = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    texts_of(engine, again, 20)
+    hits = engine.engine.scheduler.snapshot().num_cached_prompt_tokens
+    assert hits == sum((len(text) - 1) // 16 * 16 for text in again)
+
+
 def test_a_preempted_row_drafts_as_before(
     tmp_path: Path, texts_of: Callable[..., dict[int, list[int]]]
 ) -> None:
