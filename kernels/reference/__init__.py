@@ -24,8 +24,10 @@ from headway.kernels.reference.speculation.force_acceptance import force_accepta
 from headway.kernels.reference.speculation.open_drafts import open_drafts
 from headway.kernels.reference.speculation.prepare import prepare_next_forward_pass
 from headway.kernels.reference.speculation.prepare_verify_inputs import prepare_verify_inputs
+from headway.kernels.reference.speculation.propose_ngram import propose_ngram
 from headway.kernels.reference.speculation.rewind import rewind_kv_cache
 from headway.kernels.reference.speculation.store_pending_states import store_pending_states
+from headway.kernels.reference.speculation.store_tokens import store_tokens
 from headway.kernels.reference.speculation.verify import verify_speculative_tokens
 from headway.kernels.reference.speculation.verify_and_rewind import verify_and_rewind
 from headway.kernels.reference.transfer.copy_results_to_host import copy_results_to_host
@@ -52,6 +54,7 @@ __all__ = [
     "prepare_next_forward_pass",
     "prepare_verify_inputs",
     "process_logits",
+    "propose_ngram",
     "qkv_rope_append",
     "quantized_linear",
     "rewind_kv_cache",
@@ -64,6 +67,7 @@ __all__ = [
     "skinny_linear",
     "stamp",
     "store_pending_states",
+    "store_tokens",
     "stream_read",
     "varlen_attention",
     "verify_and_rewind",

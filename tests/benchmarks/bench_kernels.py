@@ -10,6 +10,7 @@ layer: over one buffer, as they find it in a model). Times include the gaps betw
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import statistics
 import sys
@@ -467,6 +468,31 @@ def round_lines(rows: int) -> Iterator[Line]:
     yield Line("prepare_verify_inputs", case, time, size / 2, "read", wrong)
 
 
+def ngram_lines() -> Iterator[Line]:
+    """Drafts by n-gram lookup in random tokens, where hardly anything is found and every tile of a row is read."""
+    depth, max_ngram = WINDOW - 1, 4
+    for rows, length in ((256, 1024), (32, 8192), (1, 1024), (1, 8192), (1, 131_072)):
+        blocks = length // BLOCK_SIZE + 1
+        table = torch.randperm(rows * blocks, device="cuda").view(rows, blocks)
+        cache = torch.randint(0, VOCABULARY, (rows * blocks, BLOCK_SIZE), dtype=torch.int32, device="cuda")
+        ones = torch.ones(rows, dtype=torch.int64, device="cuda")
+        state = kernels.RowState(
+            cache[:rows, 0].long(), ones * length, ones * length * 2, ones, ones, ones, ones, table, table, ones,
+            ones[:, None], ones,
+        )  # fmt: skip
+        twin = kernels.RowState(*(getattr(state, f.name).cpu() for f in fields(state)))
+        found = kernels.propose_ngram(state, cache, depth, max_ngram)
+        expected = reference.propose_ngram(twin, cache.cpu(), depth, max_ngram)
+        wrong = float((found.cpu() != expected).double().mean())
+        lookup = functools.partial(kernels.propose_ngram, state, cache, depth, max_ngram)
+        case = f"{rows} rows of {length:,} tokens"
+        yield Line("propose_ngram", case, microseconds([lookup], 10), rows * length * 4.5, "read", wrong)
+        tokens = torch.randint(0, 9, (rows * WINDOW,), device="cuda")
+        slots = torch.arange(rows * WINDOW, device="cuda")
+        store = functools.partial(kernels.store_tokens, tokens, slots, cache)
+        yield Line("store_tokens", case, microseconds([store], 3), rows * WINDOW * 20, "read", 0.0)
+
+
 def logits_of(rows: int, *, is_peaked: bool) -> torch.Tensor:
     """[rows, WINDOW, VOCABULARY]. Peaked: probabilities fall as rank ** -1.5, so the first token has 0.38."""
     if not is_peaked:
@@ -531,6 +557,7 @@ def main() -> int:
         ),
         "layer": lambda: layer_lines(256),
         "bookkeeping": lambda: itertools.chain(bookkeeping_lines(256), round_lines(256)),
+        "ngram": ngram_lines,
         "sample": lambda: itertools.starmap(sample_line, itertools.product((1, 128), SAMPLERS)),
     }
     ceilings = measured_ceilings()
