@@ -7,7 +7,7 @@ import torch
 
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.weights import pack_all
-from headway.kernels import MIN_ADDED_ROWS
+from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
 ROUNDING = 1e-5  # of sums of 2048 products of size 1, divided by their root
@@ -62,7 +62,7 @@ def test_as_many_rows_return_as_came_whatever_their_stride(is_packed: bool) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [1, MIN_ADDED_ROWS - 1, MIN_ADDED_ROWS, MIN_ADDED_ROWS + 77])
+@pytest.mark.parametrize("num_rows", [1, FEW_ROWS + 1, MIN_ADDED_ROWS - 1, MIN_ADDED_ROWS, MIN_ADDED_ROWS + 77])
 def test_many_rows_are_added_to_the_residual_on_the_way(num_rows: int) -> None:
     x, weight, residual = (
         torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)
@@ -70,7 +70,7 @@ def test_many_rows_are_added_to_the_residual_on_the_way(num_rows: int) -> None:
     )
     wanted = residual.double() + x.double() @ weight.double().T
     delta = Linear(weight).added_to(residual, x)
-    assert (delta is None) == (num_rows >= MIN_ADDED_ROWS)
+    assert (delta is None) == (num_rows <= FEW_ROWS or num_rows >= MIN_ADDED_ROWS)
     total = residual.double() if delta is None else residual.double() + delta.double()
     assert (total - wanted).abs().max() < 2**-7 * wanted.abs().max()
 
