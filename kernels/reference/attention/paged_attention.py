@@ -12,9 +12,9 @@ import torch
 
 # Matrix products of fewer rows take another code path, whose sums round differently.
 _QUERY_MULTIPLE = 4
-# Sums over up to _WHOLE terms are not split, those over _SPLIT or more are split every _WHOLE terms, and
-# those between are split in halves (MKL). PyTorch's fused attention starts a new sum every _CHUNK keys.
-_WHOLE, _SPLIT, _CHUNK = 192, 384, 512
+# PyTorch's fused attention starts a new sum every _CHUNK keys. Of these MKL sums up to _WHOLE without a split; where it splits
+# more, depends on their number and on the processor.
+_WHOLE, _CHUNK = 192, 512
 # Keys and values gathered at a time, for each thread: they are read again while its cache still holds them,
 # and so much memory is reused by the allocator, where more would be returned and mapped anew at every call.
 _GATHERED_BYTES = 2**20
@@ -120,4 +120,4 @@ def _gathered_context(context: int) -> int:
     Gathered keys that a query does not see add exact zeros; only where the sum is cut matters.
     """
     tail = context % _CHUNK
-    return context - tail + _SPLIT if _WHOLE < tail < _SPLIT else context
+    return context - tail + _CHUNK if tail > _WHOLE else context
