@@ -24,6 +24,7 @@ from headway.engine.protocol.config import (
 )
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
+from headway.engine.scheduling.plan import MAX_PENDING
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.drafter import Drafter, NoDrafter
 from headway.engine.speculation.mtp import MtpDrafter, mtp_state
@@ -106,7 +107,7 @@ def assemble(
     slots = RowTensors.allocate(
         config.num_rows,
         max_blocks=max_blocks,
-        max_depth=config.depth,
+        max_pending=max_pending(config),
         hidden_size=model.spec.hidden_size,
         dtype=model.dtype,
         device=device,
@@ -129,6 +130,7 @@ def assemble(
         pool,
         slots,
         drafter or _drafter(config, model, pool, slots),
+        max_depth=config.depth,
         adjustments=adjustments,
         synthetic=synthetic,
         prefill_window=prefill_window,
@@ -201,8 +203,13 @@ def _with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
 
 def _drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:
     if config.drafter == "mtp":
-        return MtpDrafter(model, pool, rows)
+        return MtpDrafter(model, pool, rows, max_depth=config.depth)
     return NgramDrafter(pool) if config.drafter == "ngram" else NoDrafter()
+
+
+def max_pending(config: EngineConfig) -> int:
+    """Returns the most pairs of a row that its drafter has not seen."""
+    return max(config.depth + 1, MAX_PENDING if config.drafter == "mtp" else 0)
 
 
 def _load(

@@ -71,6 +71,7 @@ class Runner:
         slots: RowTensors,
         drafter: Drafter,
         *,
+        max_depth: int,
         adjustments: AdjustmentTable | None = None,
         synthetic: SyntheticAcceptance | None = None,
         prefill_window: int | None = None,
@@ -96,9 +97,8 @@ class Runner:
         self._prefill_graphs: PrefillGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._graph_memory: GraphMemory | None = None
-        num_rows, width = slots.pending_tokens.shape
-        self._max_depth = width - 1
-        self._ring = HostRing(NUM_STAMPS + num_rows * (width + 1), self.device)
+        self._max_depth = max_depth
+        self._ring = HostRing(NUM_STAMPS + len(slots.limits) * (max_depth + 2), self.device)
         if self.device.type == "cuda":
             memory = self._graph_memory = GraphMemory()
             self._graphs = RoundGraphs(self._launch_round, memory, max_rows=len(slots.limits))
@@ -209,7 +209,9 @@ class Runner:
         faults = self._set_up(plan.setups)
         self._grant(plan.grants)
         results = DeviceResults(self.device, plan.depth, faults)
-        fills_drafts = plan.fills_drafts
+        if plan.catches_up:
+            self._drafter.catch_up(self._first_rows(len(plan.decode_request_ids), is_adjusted=False))
+        fills_drafts = self._max_depth > 0
         if plan.is_mixed:
             self._mix(plan, results, fills_drafts=fills_drafts)
         else:
@@ -277,14 +279,10 @@ class Runner:
 
     def _launch_round(self, wanted: Round, prompts: Prompts | None = None) -> Outcome:
         """With adjustments only while a row uses any, so that nothing is spent on them else."""
-        key = (wanted.num_rows, wanted.is_adjusted)
-        if key not in self._views:
-            adjustments = self.adjustments.first(wanted.num_rows) if wanted.is_adjusted else None
-            self._views[key] = self.slots.first(wanted.num_rows, adjustments)
         outcome = decode_round(
             self.model,
             self.pool,
-            self._views[key],
+            self._first_rows(wanted.num_rows, is_adjusted=wanted.is_adjusted),
             wanted.depth,
             self._drafter,
             self._synthetic,
@@ -293,6 +291,14 @@ class Runner:
         )
         self._ring.deliver(outcome.packed, time_index=END_STAMP)
         return outcome
+
+    def _first_rows(self, num_rows: int, *, is_adjusted: bool) -> RowTensors:
+        """Returns the first rows of the table; views are made once."""
+        key = (num_rows, is_adjusted)
+        if key not in self._views:
+            adjustments = self.adjustments.first(num_rows) if is_adjusted else None
+            self._views[key] = self.slots.first(num_rows, adjustments)
+        return self._views[key]
 
     def _release(self, rows: Sequence[int]) -> None:
         if not rows:
@@ -426,6 +432,7 @@ class Runner:
                     f"a step with {sum(lengths):,} prompt tokens does not fit into the memory that weights and KV cache "
                     "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
                 ) from error
+        self._drafter.catch_up(self.slots)
         # Prompts are scored by any number of tokens, rounds may all have fewer.
         for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
             logits = self.model.logits(self.slots.chunk_hidden[:1].expand(num_scored, -1).contiguous())

@@ -96,7 +96,7 @@ class BlockSupply:
         writes positions 14 .. 17, so 18 tokens must have their place, or `limit` if that is less.
         """
         window = self._state.depth + 1
-        num_tokens = min(request.limit, length + (request.num_rounds_in_flight + 1) * window)
+        num_tokens = min(request.limit, length + request.num_tokens_in_flight + window)
         return -(-num_tokens // self._state.block_size)
 
     def _num_spare(self, request: Request, missing: int) -> int:

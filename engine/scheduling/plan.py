@@ -19,6 +19,10 @@ from headway.engine.scheduling.request import Request
 FAR = 8192
 
 
+# MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they take 0.5 MiB a row.
+MAX_PENDING = 64
+
+
 @dataclass(frozen=True, slots=True)
 class RowMove:
     """The whole state of row `source` goes to row `target` (free until then); `source` becomes free."""
@@ -40,7 +44,7 @@ class TokenHistory:
 class RowSetup:
     """A request takes a row. Until its prefill ends the row is padding for decode rounds.
 
-    history: given iff sampling.adjusts_logits.
+    depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff sampling.adjusts_logits.
     """
 
     request_id: int
@@ -99,7 +103,8 @@ class Plan:
     wiped_block_ids: unused blocks that hold NaN; zeroed before all else, since 0 * NaN is NaN.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; rows of this step's chunks are never in it.
-    depth: that of the deepest row of the round. fills_drafts: the MTP layer sees the prefill's tokens.
+    depth: that of the deepest row of the round. catches_up: the drafter first sees what rounds without drafts have left
+    pending of the rows of the round.
     """
 
     step: int
@@ -111,7 +116,7 @@ class Plan:
     prefill: tuple[PrefillChunk, ...] = ()
     decode_request_ids: tuple[int | None, ...] = ()
     wiped_block_ids: tuple[int, ...] = ()
-    fills_drafts: bool = True
+    catches_up: bool = False
 
     @property
     def is_mixed(self) -> bool:

@@ -28,7 +28,9 @@ class Request:
     priority: lower is served first. arrival: how many requests the scheduler took in before this one.
     prompt_logprobs: of the prompt so far, chunk by chunk, if the request asked for them.
     num_prompt_cached: num_cached of the first admission.
-    has_draft_gap: a round without drafts left slots of the MTP layer's KV empty.
+    num_tokens_in_flight: the most tokens that rounds in flight may add.
+    num_pending: the most tokens that wait for the drafter once all that was planned has run. num_draft_filled: the first tokens
+    of which the drafter has kept all that it keeps.
     """
 
     request_id: int
@@ -51,7 +53,9 @@ class Request:
     num_chunks_in_flight: int = 0
     num_rounds_in_flight: int = 0
     num_preemptions: int = 0
-    has_draft_gap: bool = False
+    num_tokens_in_flight: int = 0
+    num_pending: int = 0
+    num_draft_filled: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     arrival_seconds: float = 0.0
     queue_seconds: float = 0.0

@@ -23,10 +23,8 @@ Updates = dict[int, RequestUpdate]
 class ResultReader:
     """Mutable: writes requests and counters of the scheduler's state."""
 
-    def __init__(self, state: SchedulerState, *, has_late_slots: bool) -> None:
-        """has_late_slots: the drafter's slots of a round's tokens are filled by the next round that drafts."""
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._has_late_slots = has_late_slots
 
     def read(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
         """Returns one event for each request that got tokens, in the plan's order: prefills, then rows.
@@ -68,21 +66,22 @@ class ResultReader:
                 raise LogitsError(_BROKEN_LOGITS.format("its prompt"))
             earlier = request.prompt_logprobs if chunk.start > 0 else []
             request.prompt_logprobs = [*earlier, scores]
+        request.num_draft_filled = chunk.start + len(chunk.token_ids)
         if request.block_ids:
-            self._state.prefixes.publish(request, chunk.start + len(chunk.token_ids))
+            self._state.prefixes.publish(request, request.num_draft_filled)
 
     def _read_round(self, plan: Plan, result: StepResult, updates: Updates) -> None:
         requests, contain, read_row = self._state.requests, self._state.contain, self._read_row
         for request_id, sampled in round_tokens(plan, result):
             request = requests.get(request_id)
             if request is not None:
-                contain(read_row, request, plan.depth, sampled, updates)
+                contain(read_row, request, plan, sampled, updates)
 
-    def _read_row(self, request: Request, depth: int, sampled: SampledTokens, updates: Updates) -> None:
+    def _read_row(self, request: Request, plan: Plan, sampled: SampledTokens, updates: Updates) -> None:
         """num_accepted counts drafts that stay in the output: a stop token cuts off the drafts after it."""
         state = self._state
         length = request.num_tokens - 1
-        num_drafted = min(depth, state.depth_cap(request), request.limit - length - 1)
+        num_drafted = min(plan.depth, state.own_cap(request), request.limit - length - 1)
         num_emitted = len(sampled.token_ids)
         assert 1 <= num_emitted <= num_drafted + 1, (
             f"request {request.request_id} at length {length} with {num_drafted} drafts emitted {sampled.token_ids}"
@@ -95,19 +94,24 @@ class ResultReader:
         update.draft_start = len(update.token_ids) - num_kept
         state.stats.count_row_round(num_drafted=num_drafted, num_accepted=num_accepted, num_emitted=num_kept)
         request.num_rounds_in_flight -= 1
+        request.num_tokens_in_flight -= plan.depth + 1
         if request.status is Status.RUNNING:
             request.num_computed = request.num_tokens - 1
-            request.has_draft_gap |= self._has_late_slots and depth == 0 < state.depth
-            if not request.has_draft_gap:
-                state.prefixes.publish(request, self._num_final(length, request.num_computed))
+            self._note_slots(request, plan, length)
+            state.prefixes.publish(request, min(request.num_computed, request.num_draft_filled))
 
-    def _num_final(self, start: int, end: int) -> int:
-        """Returns how many tokens have all their KV, never to change, after a round from length start to end.
+    def _note_slots(self, request: Request, plan: Plan, start: int) -> None:
+        """Notes how many tokens have all that the drafter keeps of them, never to change, after a round from length start on.
 
-        The round's MTP pass saw true pairs up to slot start; what it wrote beyond came from drafts, and
-        the next round's pass writes there again. Slots 0 .. start are start + 1 tokens.
+        With late slots a round with drafts saw true pairs up to slot start; what it wrote beyond came from drafts, and the next
+        such round writes there again. Slots 0 .. start are start + 1 tokens. Catching up leaves out the newest pair.
         """
-        return min(end, start + 1) if self._has_late_slots and self._state.depth > 0 else end
+        if not self._state.has_late_slots:
+            request.num_draft_filled = request.num_computed
+        elif plan.depth > 0:
+            request.num_draft_filled = start + 1
+        elif plan.catches_up:
+            request.num_draft_filled = start
 
     def _append(self, request: Request, sampled: SampledTokens, updates: Updates) -> int:
         """Adds tokens up to the first that ends the request; returns how many were kept."""

@@ -23,6 +23,7 @@ from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.blocks import BlockAllocator
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.plan import (
+    MAX_PENDING,
     Plan,
     PrefillChunk,
     StepResult,
@@ -89,7 +90,18 @@ class Scheduler:
             accepted_tokens_per_position=[0] * depth,
         )
         waiting, rows = Queue(config.max_waiting), RowTable(config.num_rows)
-        self.state = SchedulerState(config.block_size, waiting, rows, blocks, prefixes, stats, clock, depth)
+        self.state = SchedulerState(
+            config.block_size,
+            waiting,
+            rows,
+            blocks,
+            prefixes,
+            stats,
+            clock,
+            depth,
+            max_depth=depth,
+            has_late_slots=depth > 0 and config.drafter != "ngram",
+        )
         self.supply = BlockSupply(self.state, num_blocks)
         self._admission = Admission(
             self.state,
@@ -97,7 +109,7 @@ class Scheduler:
             max_extra_rows=config.max_extra_rows or config.num_rows,
             counts_prefix_queries=config.prefix_caching,
         )
-        self._reader = ResultReader(self.state, has_late_slots=config.drafter != "ngram")
+        self._reader = ResultReader(self.state)
 
     @property
     def has_work(self) -> bool:
@@ -121,14 +133,9 @@ class Scheduler:
         return copy.deepcopy(stats)
 
     def set_depth(self, depth: int) -> None:
-        """Sets the drafts of a round from the next step on, at most those of the configuration. Only while no request is
-        known.
-
-        Not with prefix caching: what is computed at depth 0 leaves the MTP layer's part of its blocks empty.
-        """
-        assert not self.state.requests, f"{len(self.state.requests)} requests are in flight"
-        assert not self._config.prefix_caching, "a prefix found at another depth would lack its MTP keys"
-        assert 0 <= depth <= len(self.state.stats.draft_tokens_per_position), f"depth is {depth}"
+        """Sets the drafts of a round from the next step on, at most those of the configuration. Requests may be running: what
+        rounds without drafts leave to the drafter is caught up with before a round drafts again."""
+        assert 0 <= depth <= self.state.max_depth, f"depth is {depth}"
         self.state.depth = depth
 
     def hold_rounds(self) -> None:
@@ -191,13 +198,14 @@ class Scheduler:
             return None
         moves = state.rows.compact()
         released = state.rows.drain_released()  # a row released from here on is padding until the next step
-        setups = tuple(row_setup(r, history, state.depth_cap(r)) for r, history in admitted)
+        setups = tuple(row_setup(r, history, state.own_cap(r)) for r, history in admitted)
         served = [(r, first) for r, first in grown if r.row is not None]  # others were preempted later on
         grants = tuple(block_grant(r, first) for r, first in [*served, *((r, 0) for r, _ in admitted)])
         chunks, decoding = self._next_pass()
         for chunk in chunks:
             self._note_chunk(chunk)
         depth, decode_request_ids = self._join_round(decoding)
+        catches_up = self._count_pending(decoding, depth)
         self._step += 1
         state.stats.num_steps += 1
         broken, state.broken_block_ids = state.broken_block_ids, []
@@ -210,7 +218,7 @@ class Scheduler:
             grants,
             tuple(chunks),
             decode_request_ids,
-            fills_drafts=state.depth > 0,
+            catches_up=catches_up,
             wiped_block_ids=tuple(broken),
         )
 
@@ -271,6 +279,7 @@ class Scheduler:
         request.num_chunks_in_flight += 1
         if chunk.is_last:
             request.status = Status.RUNNING
+            request.num_pending = 1
 
     def _join_round(self, decoding: list[Request]) -> tuple[int, tuple[int | None, ...]]:
         """Returns (depth, request ids by row up to the last row that takes part). No row drafts deeper than it may."""
@@ -281,7 +290,20 @@ class Scheduler:
         depth = max(map(state.depth_cap, decoding))
         for request in decoding:
             request.num_rounds_in_flight += 1
+            request.num_tokens_in_flight += depth + 1
         state.stats.count_round(depth)
         return depth, tuple(
             by_row[row].request_id if row in by_row else None for row in range(max(by_row) + 1)
         )
+
+    def _count_pending(self, decoding: list[Request], depth: int) -> bool:
+        """Notes what the round leaves to the drafter; returns whether the drafter has to catch up before the round."""
+        if not self.state.has_late_slots:
+            return False
+        # A round with drafts has room for the pairs that one of full depth leaves, one without appends a pair.
+        most = self.state.max_depth + 1 if depth > 0 else MAX_PENDING - 1
+        catches_up = any(request.num_pending > most for request in decoding)
+        for request in decoding:
+            before = 1 if catches_up else request.num_pending
+            request.num_pending = depth + 1 if depth > 0 else before + 1
+        return catches_up

@@ -27,7 +27,8 @@ class SchedulerState:
     """Requests, rows, blocks and counters. Mutable: the scheduler and its parts are the only writers.
 
     requests: every request that has not ended, by id. running: those with a row, by priority, then arrival.
-    depth: the most drafts of a round. holds_rounds: while true no round is planned. fault_events and
+    depth: the most drafts of a round; max_depth: the most that it may be set to. has_late_slots: the drafter sees the tokens of a
+    round in a later one. holds_rounds: while true no round is planned. fault_events and
     broken_block_ids wait until the scheduler hands them out.
     """
 
@@ -39,16 +40,22 @@ class SchedulerState:
     stats: EngineStats
     clock: Callable[[], float]
     depth: int
+    max_depth: int
+    has_late_slots: bool
     holds_rounds: bool = False
     requests: dict[int, Request] = field(default_factory=dict)
     running: list[Request] = field(default_factory=list)
     fault_events: list[TokenEvent] = field(default_factory=list)
     broken_block_ids: list[int] = field(default_factory=list)
 
-    def depth_cap(self, request: Request) -> int:
-        """Returns the most drafts of the request's rounds."""
+    def own_cap(self, request: Request) -> int:
+        """Returns the most drafts that the request allows in any round."""
         cap = request.max_draft_tokens
-        return self.depth if cap is None else min(self.depth, cap)
+        return self.max_depth if cap is None else min(self.max_depth, cap)
+
+    def depth_cap(self, request: Request) -> int:
+        """Returns the most drafts of the request's next round."""
+        return min(self.depth, self.own_cap(request))
 
     def can_decode(self, request: Request) -> bool:
         """Returns False while rounds are held, and where the request is certain to reach its limit: each round in flight
@@ -112,7 +119,7 @@ class SchedulerState:
         self._release(request)
         request.status = Status.WAITING
         request.num_computed = 0
-        request.has_draft_gap = False
+        request.num_draft_filled = 0
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
         self.waiting.append(request)

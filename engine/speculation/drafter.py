@@ -50,6 +50,10 @@ class Drafter(Protocol):
         """Sees the tokens of a round, at depth 0, too, after they were verified."""
         ...
 
+    def catch_up(self, rows: RowTensors) -> None:
+        """Sees what rounds without drafts have left pending of the rows, so that at most one pair of each stays pending."""
+        ...
+
 
 class NoDrafter:
     """Never drafts and keeps nothing."""
@@ -62,3 +66,6 @@ class NoDrafter:
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
         """Keeps nothing of it."""
+
+    def catch_up(self, rows: RowTensors) -> None:
+        """Has nothing pending."""

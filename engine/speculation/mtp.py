@@ -10,13 +10,16 @@ from dataclasses import replace
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import inputs_of
+from headway.engine.layers.inputs import ForwardInputs, Segment, inputs_of
 from headway.engine.sampling.sampler import pick_tokens
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import BlockSpec
 from headway.kernels import RoundWindow, open_drafts, store_pending_states
+
+# Places whose pairs one pass of catching up computes, of all rows.
+CAUGHT_UP_AT_ONCE = 16
 
 
 def mtp_state(model: CausalLM) -> tuple[BlockSpec, ...]:
@@ -33,12 +36,15 @@ class MtpDrafter:
         model: CausalLM,
         pool: StatePool,
         rows: RowTensors,  # all of the table
+        *,
+        max_depth: int,
     ) -> None:
         assert model.mtp is not None, "the MTP head is not loaded"
         assert pool.block_hidden is not None, "drafts need block_hidden"
         self._head = model.mtp
         self._pool = pool
         self._rows = rows
+        self._width = max_depth + 1  # the most pairs that the first pass of a round consumes
         self._block_hidden = pool.block_hidden
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
@@ -50,9 +56,10 @@ class MtpDrafter:
         head, pool, state, size = self._head, self._pool, rows.state(), self._pool.block_size
         drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
         # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
-        window = open_drafts(state, rows.pending_tokens, rows.pending_counts, 0, size)
-        inputs, hidden = inputs_of(window, rows.granted_block_ids), rows.pending_hidden.flatten(0, 1)
-        carry = head.draft(inputs, hidden, pool).index_select(0, window.last_places)
+        pending = slice(0, self._width)
+        window = open_drafts(state, rows.pending_tokens[:, pending], rows.pending_counts, 0, size)
+        inputs, hidden = inputs_of(window, rows.granted_block_ids), rows.pending_hidden[:, pending]
+        carry = head.draft(inputs, hidden.flatten(0, 1), pool).index_select(0, window.last_places)
         self._pick(rows, carry, window.next_positions, drafts, 0)
         for step in range(1, depth):
             window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
@@ -82,10 +89,44 @@ class MtpDrafter:
             self._head.draft_hidden(hidden).view(num_rows, width, -1),
             rows.prefill_status,
             window.slot_mapping,
+            rows.pending_counts,
             rows.pending_hidden,
-            self._block_hidden if width > 1 else None,
+            self._block_hidden,
             self._pool.block_size,
         )
+
+    def catch_up(self, rows: RowTensors) -> None:
+        """Fills the slots of all pending pairs but the newest, which moves to the first place, some places of all rows at a
+        time. Padding and rows whose prompts are being computed stay as they are."""
+        is_live = rows.kv_lengths < rows.limits
+        num_old = torch.where(is_live, rows.pending_counts - 1, 0)[:, None]
+        for first in range(0, rows.pending_tokens.shape[1] - 1, CAUGHT_UP_AT_ONCE):
+            self._fill_pending(rows, num_old, slice(first, first + CAUGHT_UP_AT_ONCE))
+        newest = num_old.clamp(min=0)
+        rows.pending_tokens[:, :1].copy_(rows.pending_tokens.gather(1, newest))
+        index = newest[..., None].expand(-1, -1, rows.pending_hidden.shape[2])
+        rows.pending_hidden[:, :1].copy_(rows.pending_hidden.gather(1, index))
+        rows.pending_counts.copy_(torch.where(is_live, 1, rows.pending_counts))
+
+    def _fill_pending(
+        self,
+        rows: RowTensors,
+        num_old: torch.Tensor,  # [rows, 1] int64: pairs to be filled
+        places: slice,
+    ) -> None:
+        tokens, hidden = rows.pending_tokens[:, places], rows.pending_hidden[:, places]
+        width, size = tokens.shape[1], self._pool.block_size
+        place = torch.arange(places.start, places.start + width, device=tokens.device)
+        positions = rows.kv_lengths[:, None] - num_old + place
+        is_pending = place < num_old
+        positions = torch.where(is_pending, positions, 0)
+        block_ids = rows.granted_block_ids.gather(1, positions // size)
+        slots = torch.where(is_pending, block_ids * size + positions % size, -1)
+        starts, ends = positions[:, 0], positions.amax(1) + is_pending.any(1)
+        segment = Segment(0, len(tokens), width, rows.granted_block_ids, starts, ends)
+        tokens = torch.where(is_pending, tokens, 0)
+        inputs = ForwardInputs(tokens.flatten(), positions.flatten(), slots.flatten(), (segment,))
+        self._head.fill_cache(inputs, hidden.flatten(0, 1), self._pool)
 
     def _pick(
         self,

@@ -43,3 +43,6 @@ class NgramDrafter:
     def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
         """Stores the tokens of a round's window. Rejected ones are overwritten before the row is that long again."""
         store_tokens(window.token_ids.flatten(), window.slot_mapping.flatten(), self._token_ids)
+
+    def catch_up(self, rows: RowTensors) -> None:
+        """Has nothing pending."""

@@ -16,10 +16,10 @@ from headway.kernels import LogitsProcessorState, RowState
 
 
 class RowSizes(NamedTuple):
-    """What the shapes of columns depend on. window: the most tokens of a round and row, max depth + 1."""
+    """What the shapes of columns depend on. pending: the most pairs of a row that the drafter has not seen."""
 
     max_blocks: int
-    window: int
+    pending: int
     hidden_size: int
 
 
@@ -55,7 +55,8 @@ class RowTensors:
 
     A row with kv_lengths >= limits is padding: rounds neither change it nor count it.
     kv_lengths counts tokens in the KV cache (L); last_tokens is t_L, the first token not in it.
-    Pending pairs are (h_{i-1}, t_i) for i in L - pending_counts + 1 .. L: what the MTP head has not seen.
+    Pending pairs are (h_{i-1}, t_i) for i in L - pending_counts + 1 .. L, from the first place on: what the drafter has not
+    seen. A round with drafts consumes them and leaves its own; a round without drafts appends one.
     """
 
     last_tokens: Annotated[torch.Tensor, Column()]  # [N] int64
@@ -85,9 +86,9 @@ class RowTensors:
     ]  # [N]
     min_p: Annotated[torch.Tensor, Column(dtype=torch.float32, source=lambda s: s.sampling.min_p)]  # [N]
     seeds: Annotated[torch.Tensor, Column(source=_seed)]  # [N] int64
-    pending_tokens: Annotated[torch.Tensor, Column(lambda sizes: (sizes.window,))]  # [N, max depth + 1] int64
+    pending_tokens: Annotated[torch.Tensor, Column(lambda sizes: (sizes.pending,))]  # [N, max_pending] int64
     pending_hidden: Annotated[
-        torch.Tensor, Column(lambda sizes: (sizes.window, sizes.hidden_size), dtype=None)
+        torch.Tensor, Column(lambda sizes: (sizes.pending, sizes.hidden_size), dtype=None)
     ]
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
     # [N, hidden]: the MTP head's input state of a prefill's last computed token
@@ -102,13 +103,14 @@ class RowTensors:
         num_rows: int,
         *,
         max_blocks: int,
-        max_depth: int,
+        max_pending: int,
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> RowTensors:
-        """Makes rows that are padding. dtype: the model's, for hidden states."""
-        sizes = RowSizes(max_blocks, max_depth + 1, hidden_size)
+        """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave pairs pending.
+        dtype: the model's, for hidden states."""
+        sizes = RowSizes(max_blocks, max_pending, hidden_size)
         tensors = {
             name: torch.full(
                 (num_rows, *column.shape(sizes)), column.fill, dtype=column.dtype or dtype, device=device

@@ -23,6 +23,7 @@ def _keep_kernel(
     state_ptr: tl.tensor,
     prefill_ptr: tl.tensor,
     slot_ptr: tl.tensor,
+    count_ptr: tl.tensor,
     pending_ptr: tl.tensor,
     block_hidden_ptr: tl.tensor,
     window: tl.tensor,
@@ -30,6 +31,7 @@ def _keep_kernel(
     pending_stride: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     HAS_BLOCKS: tl.constexpr,
+    APPENDS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
@@ -43,6 +45,8 @@ def _keep_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     state = tl.load(state_ptr + token * hidden + column, mask=is_inside, other=0.0)
     is_live = tl.load(prefill_ptr + row) == 0
+    if APPENDS:
+        place = tl.maximum(tl.load(count_ptr + row) - 1, 0)
     tl.store(pending_ptr + row * pending_stride + place * hidden + column, state, mask=is_inside & is_live)
     if HAS_BLOCKS:
         slot = tl.load(slot_ptr + token)
@@ -55,26 +59,36 @@ def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
     prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
     slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
+    pending_counts: torch.Tensor,  # [N] int64, as `verify_and_rewind` left them
     pending_hidden: torch.Tensor,  # [N, >= S + 1, hidden], written
     block_hidden: torch.Tensor | None,  # [num_blocks + 1, hidden], written; the last belongs to no block
     block_size_tokens: int,
 ) -> None:
-    """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden."""
+    """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden.
+
+    They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is pending.
+    """
     if not takes_triton(states):
         store_pending_states_twin(
-            states, prefill_status, slot_mapping, pending_hidden, block_hidden, block_size_tokens
+            states,
+            prefill_status,
+            slot_mapping,
+            pending_counts,
+            pending_hidden,
+            block_hidden,
+            block_size_tokens,
         )
         return
     rows, window, hidden = states.shape
     blocks = states if block_hidden is None else block_hidden
-    check_dense(states, prefill_status, slot_mapping, blocks)
+    check_dense(states, prefill_status, slot_mapping, pending_counts, blocks)
     assert pending_hidden.shape[1] >= window, (tuple(pending_hidden.shape), window)
     assert pending_hidden.stride()[1:] == (hidden, 1), pending_hidden.stride()
     if rows > 0:
         overlaps, launch = overlap(states.device)
         block = power_of_two(hidden)
         _keep_kernel[(rows * window,)](
-            states, prefill_status, slot_mapping, pending_hidden, blocks, window, hidden, pending_hidden.stride(0),
-            BLOCK_SIZE=block_size_tokens, HAS_BLOCKS=block_hidden is not None, BLOCK=block, OVERLAPS=overlaps,
+            states, prefill_status, slot_mapping, pending_counts, pending_hidden, blocks, window, hidden, pending_hidden.stride(0),
+            BLOCK_SIZE=block_size_tokens, HAS_BLOCKS=block_hidden is not None, APPENDS=window == 1, BLOCK=block, OVERLAPS=overlaps,
             num_warps=warps_of(block), **launch,
         )  # fmt: skip

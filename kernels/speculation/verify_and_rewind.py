@@ -40,6 +40,7 @@ def _commit_kernel(
     max_blocks: tl.tensor,
     table_stride: tl.tensor,
     pending_stride: tl.tensor,
+    pending_places: tl.tensor,
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -61,6 +62,11 @@ def _commit_kernel(
     accepted = tl.zeros((ROWS,), tl.int64)
     picked = tl.load(picked_ptr + first, mask=is_row, other=0)
     bonus = picked
+    # A round without drafts has consumed no pending pair: its own is appended.
+    first_pending = tl.zeros((ROWS,), tl.int64)
+    if DEPTH == 0:
+        num_pending = tl.load(pending_count_ptr + row, mask=is_live, other=0)
+        first_pending = tl.minimum(num_pending, pending_places - 1)
     for place in tl.static_range(DEPTH + 1):
         if place > 0:
             draft = tl.load(token_ptr + first + place, mask=is_row, other=0)
@@ -70,10 +76,11 @@ def _commit_kernel(
             picked = tl.load(picked_ptr + first + place, mask=is_row, other=0)
             bonus = tl.where(is_accepted, picked, bonus)
         tl.store(emitted_at + place + 1, picked, mask=is_row)
-        tl.store(pending_ptr + row * pending_stride + place, picked, mask=is_live)
+        pending_at = pending_ptr + row * pending_stride + first_pending + place
+        tl.store(pending_at, picked, mask=is_live)
     tl.store(emitted_at, tl.where(is_live, accepted + 1, 0), mask=is_row)
     tl.store(last_token_ptr + row, bonus, mask=is_live)
-    tl.store(pending_count_ptr + row, accepted + 1, mask=is_live)
+    tl.store(pending_count_ptr + row, first_pending + accepted + 1, mask=is_live)
 
     rewind_row(
         row, length, offset, accepted, is_live, length_ptr, offset_ptr, count_ptr, last_id_ptr,
@@ -114,6 +121,7 @@ def verify_and_rewind(
         _commit_kernel[(blocks_of(num_rows, _ROWS),)](
             window.token_ids, window.is_valid, sampled, rows.prefill_status, *places, table, pending,
             rows.pending_counts, emitted, num_rows, table.shape[1], table.stride(0), pending.stride(0),
+            pending.shape[1],
             DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return emitted

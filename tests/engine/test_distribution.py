@@ -78,7 +78,7 @@ def new_rows(
     """Rows that stand at POSITION with START as the last token and one pending pair."""
     cpu = torch.device("cpu")
     rows = RowTensors.allocate(
-        num_rows, max_blocks=1, max_depth=DEPTH, hidden_size=VOCAB, dtype=torch.float32, device=cpu
+        num_rows, max_blocks=1, max_pending=DEPTH + 1, hidden_size=VOCAB, dtype=torch.float32, device=cpu
     )
     rows.last_tokens.fill_(START)
     rows.pending_tokens[:, 0] = START
@@ -109,7 +109,7 @@ def run(
     """
     model = MarkovChain()
     rows, pool = new_rows(NUM_TRIALS, first_seed, temperature, top_p)
-    drafter = MtpDrafter(model, pool, rows)  # type: ignore[arg-type]
+    drafter = MtpDrafter(model, pool, rows, max_depth=DEPTH)  # type: ignore[arg-type]
     tokens = torch.full((NUM_TRIALS, NUM_TOKENS + 1 + DEPTH + 1), -1)
     tokens[:, 0] = START
     counts = torch.zeros(NUM_TRIALS, dtype=torch.int64)

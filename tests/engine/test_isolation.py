@@ -55,9 +55,13 @@ class Watch:
         assert old.block_size == BLOCK
         for tensor in pool.by_block():
             tensor[num_blocks:] = GUARD
-        drafter = NgramDrafter(pool) if is_ngram else MtpDrafter(model, pool, runner.slots)
+        drafter = (
+            NgramDrafter(pool)
+            if is_ngram
+            else MtpDrafter(model, pool, runner.slots, max_depth=engine.info.depth)
+        )
         self.engine = engine
-        self.runner = Runner(model, pool, runner.slots, drafter)
+        self.runner = Runner(model, pool, runner.slots, drafter, max_depth=engine.info.depth)
         self.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
         self.poison = PoisoningRunner(self.runner, engine.scheduler)
         self.num_blocks = num_blocks

@@ -21,7 +21,8 @@ def verify_and_rewind(
     """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them.
 
     With a drafts accepted the a + 1 sampled tokens up to the bonus token stay: the row's last token becomes
-    sampled[a], the S - a rejected ones leave the cache, and the sampled tokens are pending, a + 1 of them.
+    sampled[a], the S - a rejected ones leave the cache, and the sampled tokens are pending, a + 1 of them: from the first
+    place on or, without drafts (S = 0), after those that were pending before, at most in the last place.
     """
     num_rows, width = sampled.shape
     depth = width - 1
@@ -57,8 +58,12 @@ def verify_and_rewind(
     )
     is_live = rows.prefill_status == 0
     rows.last_tokens.copy_(torch.where(is_live, bonus, rows.last_tokens))
-    pending = rows.pending_tokens[:, :width]
-    pending.copy_(torch.where(is_live[:, None], sampled, pending))
-    rows.pending_counts.copy_(torch.where(is_live, accepted_counts + 1, rows.pending_counts))
+    places = torch.arange(width, device=sampled.device).expand(num_rows, width)
+    if depth == 0:
+        places = rows.pending_counts.clamp(0, rows.pending_tokens.shape[1] - 1)[:, None]
+    pending = rows.pending_tokens.gather(1, places)
+    rows.pending_tokens.scatter_(1, places, torch.where(is_live[:, None], sampled, pending))
+    pending_counts = places[:, 0] + accepted_counts + 1
+    rows.pending_counts.copy_(torch.where(is_live, pending_counts, rows.pending_counts))
     emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], sampled], dim=1)
     return emitted if out is None else out.copy_(emitted)

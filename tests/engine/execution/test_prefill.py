@@ -26,7 +26,7 @@ def segments_of(
     """chunks: (first position, tokens), a row each."""
     cpu = torch.device("cpu")
     slots = RowTensors.allocate(
-        len(chunks), max_blocks=MAX_BLOCKS, max_depth=0, hidden_size=1, dtype=torch.float32, device=cpu
+        len(chunks), max_blocks=MAX_BLOCKS, max_pending=1, hidden_size=1, dtype=torch.float32, device=cpu
     )
     slots.granted_block_ids.copy_(torch.arange(len(chunks) * MAX_BLOCKS).view(-1, MAX_BLOCKS))
     made = [

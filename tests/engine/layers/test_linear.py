@@ -62,7 +62,9 @@ def test_as_many_rows_return_as_came_whatever_their_stride(is_packed: bool) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [1, FEW_ROWS + 1, MIN_ADDED_ROWS - 1, MIN_ADDED_ROWS, MIN_ADDED_ROWS + 77])
+@pytest.mark.parametrize(
+    "num_rows", [1, FEW_ROWS + 1, MIN_ADDED_ROWS - 1, MIN_ADDED_ROWS, MIN_ADDED_ROWS + 77]
+)
 def test_many_rows_are_added_to_the_residual_on_the_way(num_rows: int) -> None:
     x, weight, residual = (
         torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)

@@ -56,21 +56,49 @@ def test_a_full_queue_refuses_and_takes_again_after_an_admission() -> None:
     assert (device.scheduler.num_running, device.scheduler.num_waiting) == (1, 2)
 
 
-def test_the_depth_of_an_idle_scheduler_can_be_set() -> None:
-    device = ScheduledDevice(depth=3, prefix_caching=False)
-    depths = []
-    for depth in (0, 2, 3):
+def test_the_depth_can_be_set_while_requests_run() -> None:
+    device = ScheduledDevice(max_model_len=512, num_blocks=64, depth=3)
+    request = device.add(20, max_tokens=400)
+    device.step()
+    for depth, num_rounds in ((0, 3), (3, 2), (0, 150), (2, 5), (0, 1), (1, 4), (3, 4)):
         device.scheduler.set_depth(depth)
-        request = device.add(20, max_tokens=12)
-        depths.append(device.launch().depth)
-        device.drain()
-        assert request.output_token_ids == oracle(request)
-    assert depths == [0, 2, 3]
+        plans = [device.step_until_round()[0] for _ in range(num_rounds)]
+        assert {plan.depth for plan in plans} == {depth}
+    device.drain()
+    assert request.output_token_ids == oracle(request)
     with pytest.raises(AssertionError, match="depth is 4"):
         device.scheduler.set_depth(4)
-    device.add(20)
-    with pytest.raises(AssertionError, match="1 requests are in flight"):
+
+
+def test_the_drafter_catches_up_when_its_pairs_have_no_place_or_drafts_begin() -> None:
+    device = ScheduledDevice(max_model_len=512, num_blocks=64, depth=3)
+    device.add(20, max_tokens=400)
+    device.step()
+    device.scheduler.set_depth(0)
+    plans = [device.step_until_round()[0] for _ in range(200)]
+    assert [i for i, plan in enumerate(plans) if plan.catches_up] == [63, 126, 189]
+    device.scheduler.set_depth(1)
+    assert [device.step_until_round()[0].catches_up for _ in range(3)] == [True, False, False]
+    for num_rounds, expected in ((1, False), (2, False), (3, True)):
+        device.scheduler.set_depth(0)
+        for _ in range(num_rounds):
+            assert not device.step_until_round()[0].catches_up
         device.scheduler.set_depth(1)
+        assert device.step_until_round()[0].catches_up == expected, num_rounds
+
+
+def test_blocks_are_published_once_the_drafter_has_caught_up() -> None:
+    device = ScheduledDevice(max_model_len=512, num_blocks=64, depth=3)
+    device.scheduler.set_depth(0)
+    first = device.add(20, max_tokens=100)
+    device.drain()
+    known = [*first.prompt_token_ids, *first.output_token_ids]
+    again = device.add(known[:110], max_tokens=4)
+    device.step()
+    assert again.num_cached == 80, "a catch-up at length 83 was the last"
+    device.scheduler.set_depth(3)
+    device.drain()
+    assert again.output_token_ids == oracle(again)
 
 
 def test_an_idle_scheduler_plans_nothing() -> None:
@@ -316,9 +344,9 @@ def test_a_round_is_as_deep_as_its_deepest_row() -> None:
     device = ScheduledDevice(depth=3)
     for cap, expected in ((0, 0), (2, 2), (1, 2), (None, 3)):
         device.add(20, max_draft_tokens=cap, max_tokens=40)
-        prompts, _ = device.step()
+        device.step()
         plan, _ = device.step_until_round()
-        assert (plan.depth, prompts.fills_drafts) == (expected, True)
+        assert plan.depth == expected
     assert device.scheduler.snapshot().rounds_by_depth == {0: 1, 2: 2, 3: 1}
 
 

@@ -91,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             has_mtp=has_mtp,
+            max_depth=depth if has_mtp else 0,
             accept=self._accept,
             is_published=self.blocks.is_published,
         )
@@ -158,6 +159,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = data.draw(st.integers(max(0, len(self.requests) - 8), len(self.requests) - 1))
         self.scheduler.abort(request_id)
         self.finished.setdefault(request_id, FinishReason.ABORT)
+
+    @rule(depth=st.integers(0, 7))
+    def set_depth(self, depth: int) -> None:
+        self.scheduler.set_depth(depth % (self.scheduler.state.max_depth + 1))
 
     @rule()
     def read(self) -> None:

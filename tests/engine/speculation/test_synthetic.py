@@ -24,7 +24,12 @@ RATES = (0.9, 0.8, 0.7)
 
 def table(seeds: torch.Tensor) -> RowTensors:
     rows = RowTensors.allocate(
-        len(seeds), max_blocks=1, max_depth=0, hidden_size=1, dtype=torch.float32, device=torch.device("cpu")
+        len(seeds),
+        max_blocks=1,
+        max_pending=1,
+        hidden_size=1,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
     )
     rows.seeds.copy_(seeds)
     return rows

@@ -20,7 +20,7 @@ PADDING = {"kv_lengths": 0, "limits": 0, "kv_block_ids": -1, "granted_block_ids"
 
 def rows(num_rows: int) -> RowTensors:
     return RowTensors.allocate(
-        num_rows, max_blocks=3, max_depth=2, hidden_size=4, dtype=torch.float64, device=CPU
+        num_rows, max_blocks=3, max_pending=3, hidden_size=4, dtype=torch.float64, device=CPU
     )
 
 

@@ -14,6 +14,7 @@ ROWS: dict[str, list[list[int] | None]] = {
     "block boundary": [[2, 3, 4], [7, 8, -1]],
     "rejected": [[11, 12, 13, 14], [15, 16, 17, 18]],
     "mixed": [[0, -1], None, [19, -1], [6, 7]],
+    "appended": [[3], None, [7], [8]],
 }
 
 
@@ -31,14 +32,15 @@ def test_live_rows_and_ended_blocks_keep_states(
     slots = torch.tensor(given, dtype=torch.int64, device=device).view(len(rows), window)
     table = torch.randn(len(rows) + 2, MAX_WINDOW, hidden, generator=generator).to(device)
     blocks = torch.randn(BLOCKS + 1, hidden, generator=generator).to(device)
+    counts = torch.arange(1, len(rows) + 1, device=device).clamp(max=MAX_WINDOW)
     expected_table, expected_blocks = table.clone(), blocks.clone()
     for row, of_row in enumerate(rows):
         for place, slot in enumerate(of_row or []):
-            expected_table[row, place] = states[row, place]
+            expected_table[row, place if window > 1 else counts[row] - 1] = states[row, place]
             if has_blocks and slot >= 0 and slot % BLOCK_SIZE == BLOCK_SIZE - 1:
                 expected_blocks[slot // BLOCK_SIZE] = states[row, place]
     store_pending_states(
-        states, status, slots, table[: len(rows)], blocks if has_blocks else None, BLOCK_SIZE
+        states, status, slots, counts, table[: len(rows)], blocks if has_blocks else None, BLOCK_SIZE
     )
     assert torch.equal(table, expected_table)
     assert torch.equal(blocks[:-1], expected_blocks[:-1])

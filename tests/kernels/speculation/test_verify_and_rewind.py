@@ -33,8 +33,10 @@ def committed(
         "last_block_ids": table[blocks - 1],
         "kv_block_ids": table,
     }
-    state["pending_tokens"] = sampled + state["pending_tokens"][depth + 1 :]
-    state["pending_counts"] = accepted + 1
+    pending = state["pending_tokens"]
+    first = min(state["pending_counts"], len(pending) - 1) if depth == 0 else 0
+    state["pending_tokens"] = [*pending[:first], *sampled, *pending[first + depth + 1 :]]
+    state["pending_counts"] = first + accepted + 1
     return accepted + 1
 
 

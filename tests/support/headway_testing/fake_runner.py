@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.engine.scheduling.plan import BlockGrant, Plan, PrefillChunk, RowSetup, StepResult
+from headway.engine.scheduling.plan import (
+    MAX_PENDING,
+    BlockGrant,
+    Plan,
+    PrefillChunk,
+    RowSetup,
+    StepResult,
+)
 
 VOCAB_SIZE = 97
 _MASK = (1 << 64) - 1
@@ -66,8 +73,7 @@ class FakeHandle:
 class _Row:
     """length, state: of what stands in the KV cache. last_token: None until the prefill has ended.
 
-    num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs. has_gap: a round without drafts left some
-    empty; of the pairs it made the last one alone is pending.
+    num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs; the pairs up to the last token are pending.
     """
 
     setup: RowSetup
@@ -77,7 +83,6 @@ class _Row:
     state: int = 0
     last_token: int | None = None
     num_pairs: int = 0
-    has_gap: bool = False
 
     @property
     def is_live(self) -> bool:
@@ -97,6 +102,7 @@ class FakeRunner:
     """Launches plans as the runner does; executes them at once, as a stream would in the same order.
 
     accept: how many of n valid drafts are right, 0 .. n. is_published: whether others may find a block.
+    max_depth: the first pass of a round with drafts has room for max_depth + 1 pending pairs, a row for MAX_PENDING.
     may_hold_rounds: whether several steps in a row may leave out all rows that could decode; else one may.
     """
 
@@ -106,6 +112,7 @@ class FakeRunner:
         num_blocks: int,
         block_size: int,
         has_mtp: bool,
+        max_depth: int = 0,
         accept: Callable[[int], int] = lambda num_valid: num_valid,
         is_published: Callable[[int], bool] = lambda block_id: False,
         ready: Callable[[], bool] = lambda: True,
@@ -114,7 +121,7 @@ class FakeRunner:
         self.may_hold_rounds = False
         self._left_out = [False, False]  # by the last step: rows that could decode, prompts
         self._size = block_size
-        self._has_mtp = has_mtp
+        self._has_mtp, self._max_depth = has_mtp, max_depth
         self._accept = accept
         self._is_published = is_published
         self._ready = ready
@@ -188,7 +195,7 @@ class FakeRunner:
 
     def _prefill_all(self, plan: Plan) -> tuple[int, ...]:
         """The first tokens of the chunks that are last."""
-        tokens = (self._prefill(chunk, fills_drafts=plan.fills_drafts) for chunk in plan.prefill)
+        tokens = (self._prefill(chunk, fills_drafts=self._max_depth > 0) for chunk in plan.prefill)
         return tuple(token for token in tokens if token is not None)
 
     def _prefill(self, chunk: PrefillChunk, *, fills_drafts: bool) -> int | None:
@@ -251,7 +258,12 @@ class FakeRunner:
             row_or_none = self._rows.get(number)
             is_prefilled = row_or_none is not None and row_or_none.last_token is not None
             require(request_id is None or is_prefilled, f"row {number} is not ready for request {request_id}")
-        return tuple(self._round(self._rows.get(number), plan.depth) for number in range(len(ids)))
+        rows = [self._rows.get(number) for number in range(len(ids))]
+        if plan.catches_up:
+            for row in rows:
+                if row is not None and row.is_live:
+                    self._fill_pending(row, row.length - 1)
+        return tuple(self._round(row, plan.depth) for row in rows)
 
     def _round(self, row: _Row | None, depth: int) -> tuple[int, ...]:
         if row is None or not row.is_live:
@@ -260,9 +272,9 @@ class FakeRunner:
         require(self._read(row, start) == row.state, f"request {row.request_id} reads what it did not write")
         if depth > 0:
             self._draft(row, depth)
-        else:
-            row.has_gap = self._has_mtp
-            require(row.setup.depth_cap == 0, f"request {row.request_id} may draft and does not")
+        elif self._max_depth > 0:
+            num_pending = start - row.num_pairs + 1
+            require(num_pending <= MAX_PENDING, f"request {row.request_id} has {num_pending} pending pairs")
         num_valid = max(0, min(depth, row.setup.depth_cap, limit - start - 1))
         num_accepted = self._accept(num_valid)
         require(0 <= num_accepted <= num_valid, f"{num_accepted} of {num_valid} drafts accepted")
@@ -278,18 +290,24 @@ class FakeRunner:
     def _draft(self, row: _Row, depth: int) -> None:
         """The pass over the pending pairs, then rubbish where the single steps write."""
         assert row.last_token is not None
-        first = row.length - 1 if row.has_gap else row.num_pairs
-        state, start = self._read(row, first), row.length
-        for position in range(first, start + 1):
-            token_id = row.last_token if position == start else self._slot(row, position)[0]
-            if position > first:
-                self._write_pair(row, position, state, token_id)
-            state = next_state(state, token_id)
-        row.num_pairs = start
-        if not row.has_gap:
-            self._read_pairs(row, start)
+        start = row.length
+        num_pending = start - row.num_pairs
+        require(num_pending <= self._max_depth + 1, f"{num_pending} pending pairs at depth {depth}")
+        self._fill_pending(row, start)
+        self._read_pairs(row, start)
         for position in range(start + 1, min(start + depth, row.setup.limit)):
             self._write_pair(row, position, -position, -1)
+
+    def _fill_pending(self, row: _Row, last: int) -> None:
+        """The pairs of slots up to `last` that are pending."""
+        state = self._read(row, row.num_pairs)
+        for position in range(row.num_pairs, last + 1):
+            token_id = row.last_token if position == row.length else self._slot(row, position)[0]
+            assert token_id is not None
+            if position > row.num_pairs:
+                self._write_pair(row, position, state, token_id)
+            state = next_state(state, token_id)
+        row.num_pairs = max(row.num_pairs, last)
 
     def _true_tokens(self, row: _Row, count: int) -> list[int]:
         assert row.last_token is not None

@@ -37,7 +37,7 @@ def random_rows(
             "granted_block_ids": granted,
             "prefill_status": draw.randint(0, 1),
             "pending_tokens": [draw.randint(0, 9) for _ in range(max_depth + 2)],
-            "pending_counts": draw.randint(1, max_depth + 1),
+            "pending_counts": draw.randint(1, max_depth + 2),
         }
         if row % 3 == 2:
             rubbish = {k: [RUBBISH] * len(v) if isinstance(v, list) else RUBBISH for k, v in values.items()}

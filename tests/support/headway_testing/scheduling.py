@@ -45,6 +45,7 @@ class ScheduledDevice:
             num_blocks=num_blocks,
             block_size=self.config.block_size,
             has_mtp=has_mtp,
+            max_depth=self.config.depth if has_mtp else 0,
             accept=accept,
             is_published=self.blocks.is_published,
         )
