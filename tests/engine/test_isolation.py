@@ -97,18 +97,20 @@ class Watch:
         return {name: bits(tensor) for name, tensor in tensors.items()}
 
     def live_rows(self, plan: Plan) -> dict[int, int]:
-        """Rows that the round may move on, with their lengths: those the device knows to be below their limits.
+        """Rows that the round may move on, those that the device knows to be below their limits, with the position of the oldest
+        pending pair.
 
         The host may not know yet that a row has come to its limit; the device must leave it alone.
         """
         slots = self.runner.slots
         sources = {move.target: move.source for move in plan.moves}
         lengths, limits = slots.kv_lengths.tolist(), slots.limits.tolist()
+        pending = slots.pending_counts.tolist()
         live = {}
         for row, request_id in enumerate(plan.decode_request_ids):
             source = sources.get(row, row)
             if request_id is not None and lengths[source] < limits[source]:
-                live[row] = lengths[source]
+                live[row] = max(0, lengths[source] - pending[source] + 1)
         return live
 
     def blocks(self) -> torch.Tensor:
@@ -123,8 +125,8 @@ class Watch:
         for chunk in plan.prefill:
             end = chunk.start + len(chunk.token_ids)
             mine |= set(table[chunk.row, chunk.start // BLOCK : -(-end // BLOCK)].tolist())
-        for row, length in live.items():
-            mine |= set(table[row, max(0, length - plan.depth - 1) // BLOCK :].tolist())
+        for row, oldest in live.items():
+            mine |= set(table[row, oldest // BLOCK :].tolist())
         return mine - {-1}
 
 
