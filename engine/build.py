@@ -25,6 +25,7 @@ from headway.engine.protocol.config import (
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
 from headway.engine.scheduling.plan import MAX_PENDING
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.drafter import Drafter, NoDrafter
 from headway.engine.speculation.mtp import MtpDrafter, mtp_state
@@ -114,16 +115,7 @@ def assemble(
     )
     if device.type == "cpu":
         keep_freed_memory()
-    scheduler = Scheduler(
-        config,
-        num_blocks=pool.num_blocks,
-        max_model_len=max_model_len,
-        vocab_size=model.spec.vocab_size,
-        has_mtp=config.drafter != "none",
-        model_identity=config.model_path,
-        kv_dtype=str(model.dtype),
-        prefill=prefill,
-    )
+    scheduler = _scheduler(config, model, pool, max_model_len, prefill)
     synthetic = _synthetic(config, model)
     runner = Runner(
         model,
@@ -205,6 +197,21 @@ def _drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTe
     if config.drafter == "mtp":
         return MtpDrafter(model, pool, rows, max_depth=config.depth)
     return NgramDrafter(pool) if config.drafter == "ngram" else NoDrafter()
+
+
+def _scheduler(
+    config: EngineConfig, model: CausalLM, pool: StatePool, max_model_len: int, prefill: PrefillPolicy
+) -> Scheduler:
+    return Scheduler(
+        config,
+        num_blocks=pool.num_blocks,
+        max_model_len=max_model_len,
+        vocab_size=model.spec.vocab_size,
+        has_mtp=config.drafter != "none",
+        model_identity=config.model_path,
+        kv_dtype=str(model.dtype),
+        prefill=prefill,
+    )
 
 
 def max_pending(config: EngineConfig) -> int:

@@ -82,13 +82,7 @@ class Scheduler:
             kv_dtype=kv_dtype,
             is_enabled=config.prefix_caching,
         )
-        stats = EngineStats(
-            num_kv_blocks=num_blocks,
-            kv_block_size=config.block_size,
-            num_steps_by_tokens=[0] * (len(STEP_TOKEN_BOUNDS) + 1),
-            draft_tokens_per_position=[0] * depth,
-            accepted_tokens_per_position=[0] * depth,
-        )
+        stats = _new_stats(num_blocks, config.block_size, depth)
         waiting, rows = Queue(config.max_waiting), RowTable(config.num_rows)
         self.state = SchedulerState(
             config.block_size,
@@ -307,3 +301,13 @@ class Scheduler:
             before = 1 if catches_up else request.num_pending
             request.num_pending = depth + 1 if depth > 0 else before + 1
         return catches_up
+
+
+def _new_stats(num_blocks: int, block_size: int, depth: int) -> EngineStats:
+    return EngineStats(
+        num_kv_blocks=num_blocks,
+        kv_block_size=block_size,
+        num_steps_by_tokens=[0] * (len(STEP_TOKEN_BOUNDS) + 1),
+        draft_tokens_per_position=[0] * depth,
+        accepted_tokens_per_position=[0] * depth,
+    )
