@@ -101,6 +101,23 @@ def test_blocks_are_published_once_the_drafter_has_caught_up() -> None:
     assert again.output_token_ids == oracle(again)
 
 
+@pytest.mark.parametrize("num_prompt", range(17, 33))
+def test_a_block_is_published_with_all_slots_wherever_a_catch_up_ends(num_prompt: int) -> None:
+    device = ScheduledDevice(max_model_len=512, num_blocks=64, depth=3)
+    request = device.add(num_prompt, max_tokens=100)
+    device.scheduler.set_depth(0)
+    plans = []
+    for _ in range(80):
+        plans.append(device.step()[0])
+        published = [b for b in request.block_ids if device.blocks.is_published(b)]
+        assert all(device.runner.is_complete(b, with_mtp=True) for b in published)
+    assert sum(plan.catches_up for plan in plans) == 1
+    assert len(published) == (num_prompt + 63) // 16, "a catch-up leaves out the newest pair"
+    device.scheduler.set_depth(3)
+    device.drain()
+    assert request.output_token_ids == oracle(request)
+
+
 def test_an_idle_scheduler_plans_nothing() -> None:
     device = ScheduledDevice()
     assert device.launch() is None
