@@ -102,8 +102,9 @@ def assemble(
         max_running=config.max_running or max_running(model, config.depth),
         max_extra_rows=config.max_extra_rows or max_extra_rows(device),
     )
-    adjustments = _take_adjustments(config, model)  # before the pool takes most of what is left
-    pool = _take_pool(config, model, max_model_len)
+    adjustments = _take_adjustments(
+        config, model
+    )  # these and the rows before the pool takes most of what is left
     max_blocks = -(-max_model_len // config.block_size)
     slots = RowTensors.allocate(
         config.num_rows,
@@ -113,6 +114,7 @@ def assemble(
         dtype=model.dtype,
         device=device,
     )
+    pool = _take_pool(config, model, max_model_len)
     if device.type == "cpu":
         keep_freed_memory()
     scheduler = _scheduler(config, model, pool, max_model_len, prefill)
