@@ -25,7 +25,7 @@ from headway.engine.execution.padded_prefill import (
     prefills_of,
     smallest_prefill,
 )
-from headway.engine.execution.round import Outcome
+from headway.engine.execution.step import Outcome
 from headway.engine.scheduling.plan import PrefillChunk, is_near
 from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS, MIXED_STEP, PrefillPolicy
 from headway.engine.state.memory import available_bytes, bytes_taken_by, format_bytes, is_out_of_memory

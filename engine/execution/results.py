@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from headway.engine.execution.host_ring import Place
-from headway.engine.execution.round import NUM_STAMPS, lines_of
+from headway.engine.execution.step import NUM_STAMPS, lines_of
 from headway.engine.protocol.logprobs import TokenLogprobs, unpack
 from headway.engine.protocol.stats import StageSeconds
 from headway.engine.scheduling.plan import StepResult

@@ -30,7 +30,7 @@ from headway.engine.execution.padded_prefill import (
 )
 from headway.engine.execution.prefill import first_places, last_places, prefill_inputs
 from headway.engine.execution.results import DeviceResults, StepHandle
-from headway.engine.execution.round import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
+from headway.engine.execution.step import END_STAMP, NUM_STAMPS, Outcome, Prompts, decode_round
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import cut_to_windows
 from headway.engine.protocol.errors import ConfigError, describe_fault

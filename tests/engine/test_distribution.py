@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from headway.engine.execution.round import decode_round
+from headway.engine.execution.step import decode_round
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.speculation.mtp import MtpDrafter
 from headway.engine.state.pool import BLOCK_HIDDEN, StatePool

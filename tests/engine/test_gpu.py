@@ -31,8 +31,8 @@ from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.execution import graphs
 from headway.engine.execution.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
 from headway.engine.execution.results import StepHandle
-from headway.engine.execution.round import Outcome
 from headway.engine.execution.runner import Runner
+from headway.engine.execution.step import Outcome
 from headway.engine.loop import EngineLoop
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams

@@ -8,8 +8,8 @@ import torch
 
 from headway.engine.execution.graphs import Mixed, Round, padded_round, row_counts, smallest_mixed
 from headway.engine.execution.padded_prefill import Prefill, packed_chunks, smallest_prefill
-from headway.engine.execution.round import Outcome
 from headway.engine.execution.runner import Runner
+from headway.engine.execution.step import Outcome
 from headway.engine.scheduling.plan import PrefillChunk
 
 
