@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.execution.graphs import ROW_STEP
+from headway.engine.execution.step_key import ROW_STEP
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.protocol.config import (
     CPU_MAX_EXTRA_ROWS,

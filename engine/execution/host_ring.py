@@ -1,4 +1,4 @@
-"""Where rounds leave what the host reads: page-locked memory that the rounds write themselves, by turns."""
+"""A ring of page-locked memory in which rounds leave their results for the host."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 from headway.kernels import copy_results_to_host
 
-# Of a round that runs, of one behind it that is launched, and of one whose results are being read.
-_NUM_PLACES = 3
+# One for the round that runs, one for the round that is launched after it, one for the round whose results are read.
+_NUM_SLOTS = 3
 _NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What one round leaves; there once it is done, until the third round behind it is launched."""
+class RingSlot:
+    """The results of one round. They are there once it is done, until the third round after it is launched."""
 
     number: int
     size: int  # of the results that are wanted
@@ -29,15 +29,15 @@ class Place:
 
 
 class HostRing:
-    """Mutable: rounds on the device and the runner go from place to place in step, a place a round."""
+    """Mutable: the rounds on the device and the runner go round it together, one slot a round."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         """size: of the largest result."""
         is_gpu = device.type == "cuda"
-        self._places = torch.zeros(_NUM_PLACES, 1 + size, dtype=torch.int64, pin_memory=is_gpu)
+        self._slots = torch.zeros(_NUM_SLOTS, 1 + size, dtype=torch.int64, pin_memory=is_gpu)
         # Made once: each look at a part of a tensor costs the host microseconds, in every round.
-        self._memory_by_place = self._places.unbind()
-        self._number_by_place = self._places[:, 0].unbind()
+        self._memory_by_slot = self._slots.unbind()
+        self._number_by_slot = self._slots[:, 0].unbind()
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
         self._num_taken = 0
 
@@ -47,18 +47,18 @@ class HostRing:
         *,
         time_index: int,
     ) -> None:
-        """Launched behind a round; see the kernel."""
-        copy_results_to_host(packed, self._places, self._count, time_index=time_index)
+        """Launches the kernel that writes a round's results to its slot, and the end time to packed[time_index]."""
+        copy_results_to_host(packed, self._slots, self._count, time_index=time_index)
 
-    def take(self, size: int) -> Place:
-        """Before a round is launched: where it will leave its results, of which so many numbers are wanted."""
+    def take(self, size: int) -> RingSlot:
+        """Returns the slot of the round that is launched next, of whose results the first `size` numbers are wanted."""
         number = self._num_taken
         self._num_taken += 1
-        place = number % _NUM_PLACES
-        self._number_by_place[place].fill_(_NOBODY)
-        return Place(number, size, self._memory_by_place[place])
+        slot = number % _NUM_SLOTS
+        self._number_by_slot[slot].fill_(_NOBODY)
+        return RingSlot(number, size, self._memory_by_slot[slot])
 
     def restart(self) -> None:
-        """What rounds have left without being taken is forgotten. Only while none is under way."""
+        """Forgets the results of rounds that took no slot. Called only while no round runs."""
         self._count.zero_()
         self._num_taken = 0

@@ -76,7 +76,7 @@ def prefill_inputs(
             for part in _bounded(segment, block_size, sharing)
         ),
     )
-    return PromptTokens(inputs, rows, firsts, firsts + lengths - 1, hits)
+    return PromptTokens(inputs, rows, lengths, firsts, firsts + lengths - 1, hits)
 
 
 def _segments(

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from headway.engine.execution.host_ring import Place
+from headway.engine.execution.host_ring import RingSlot
 from headway.engine.execution.step import NUM_STAMPS, lines_of
 from headway.engine.protocol.logprobs import TokenLogprobs, unpack
 from headway.engine.protocol.stats import StageSeconds
@@ -27,7 +27,7 @@ class DeviceResults:
     depth: int
     faults: tuple[tuple[int, str], ...] = ()
     first_tokens: torch.Tensor | None = None  # [last chunks] int64
-    round: Place | None = None  # of [NUM_STAMPS + rows * (depth + 2)], as Outcome packs it
+    round: RingSlot | None = None  # of [NUM_STAMPS + rows * (depth + 2)], as RoundOutcome packs it
     prefill_stamps: torch.Tensor | None = None  # [2] int64: nanoseconds at begin and end
     is_replayed: bool = False
     first_logprobs: Scores | None = None  # lines are last chunks, window 1

@@ -1,8 +1,8 @@
-"""One decode round as a straight line: draft, open, forward, sample, commit.
+"""One step of the engine: a decode round, chunks of prompts, or both in one forward pass, as two straight lines of launches.
 
-No branch on data, no allocation that depends on it: what holds here can be captured as one CUDA graph.
-Speculative decoding after Leviathan et al. (arXiv 2211.17192); verification by equality of coupled samples
-(Daliri, Musco, Suresh, arXiv 2408.07978), so a draft never changes the text.
+`forward_half` goes up to the logits, `sample_half` from sampling on. Neither branches on data nor allocates by it, so that
+either, or both together, can be captured as a CUDA graph. Speculative decoding after Leviathan et al. (arXiv 2211.17192);
+verification by equality of coupled samples (Daliri, Musco, Suresh, arXiv 2408.07978), so that a draft never changes the text.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.engine.execution.host_ring import HostRing
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, beside, inputs_of
-from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens
-from headway.engine.speculation.drafter import Drafter
+from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens, score_tokens
+from headway.engine.speculation.drafter import Drafter, PromptTokens
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import (
+    RoundWindow,
     count_tokens,
     prepare_verify_inputs,
     stamp,
@@ -29,98 +31,182 @@ NUM_STAMPS, END_STAMP = 4, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a round leaves, for the host all of it in one piece.
+class StepContext:
+    """What all steps share. ring: takes what a round leaves for the host; None: nobody reads it there."""
 
-    packed: times in nanoseconds (begin, drafts done, target done, end), then row by row how many picked
-    tokens stay (0: padding) and all depth + 1 of them, NO_TOKEN where logits were no numbers. The first one of a row with a prompt follows the prompt.
-    The end is written by what delivers the rest.
+    model: CausalLM
+    pool: StatePool
+    drafter: Drafter
+    synthetic: SyntheticAcceptance | None = None
+    ring: HostRing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What the first half of a round leaves to the second. R: rows, W: depth + 1."""
+
+    packed: torch.Tensor  # [NUM_STAMPS + R * (W + 1)] int64: see RoundOutcome; three times are written
+    window: RoundWindow  # the tokens to be verified
+    next_positions: torch.Tensor  # [R] int64: of the first token that is sampled in each row
+    hidden: torch.Tensor  # [R * W, hidden]
+    logits: torch.Tensor  # [R, W, vocab]
+
+
+@dataclass(frozen=True, slots=True)
+class HalfStep:
+    """The results of `forward_half`. prompt_hidden: [prompt tokens, hidden]."""
+
+    round: Forwarded | None
+    prompts: PromptTokens | None
+    prompt_hidden: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """The results of a round, those for the host in one tensor.
+
+    packed: times in nanoseconds (begin, drafts done, target done, end), then for each row the number of sampled tokens that
+    stay (0: padding) and all depth + 1 of them, NO_TOKEN where the logits had none. In a row whose prompt shared the pass the
+    first one follows the prompt. The end time is written by the kernel that delivers the rest to the host.
     """
 
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
     depth: int
-    logits: torch.Tensor | None  # [rows, depth + 1, vocab], raw, of the picked tokens
-    prompt_hidden: torch.Tensor | None  # [prompt tokens, hidden]: of those that shared the forward pass
+    logits: torch.Tensor | None  # [rows, depth + 1, vocab], raw, if they are kept
 
     @property
-    def emitted(self) -> torch.Tensor:  # [rows, depth + 2] int64
+    def emitted(self) -> torch.Tensor:
+        """Returns [rows, depth + 2] int64: the counts, then the tokens."""
         return emitted_of(self.packed, self.depth)
+
+    def score(
+        self,
+        rows: torch.Tensor,  # [n] int64
+    ) -> torch.Tensor:
+        """Returns [n, depth + 1, score]: of the tokens that were sampled in these rows, as `score_tokens` has them."""
+        assert self.logits is not None, "the logits were kept"
+        sampled = self.emitted[rows, 1:].clamp(min=0)
+        return score_tokens(self.logits[rows].flatten(0, 1), sampled.flatten()).view(*sampled.shape, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """Further tokens for the target's forward pass, of rows that are padding."""
+class StepOutcome:
+    """The results of a step. prompt_hidden: [prompt tokens, hidden], of those that the step computed."""
 
-    inputs: ForwardInputs
-    last_places: torch.Tensor  # [rows] int64: of each row's last token among them; -1: it has none
-
-    def lend_windows(
-        self,
-        states: torch.Tensor,  # [tokens, hidden], of these tokens
-        hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the round's, in place
-        next_positions: torch.Tensor,  # [rows] int64
-    ) -> torch.Tensor:
-        """[rows] int64: next_positions, of the rows with prompts what follows these.
-
-        Their windows' first places get the states of their last tokens: what the round picks there is what comes next,
-        and no lm_head is read for them alone.
-        """
-        has_prompt, places = self.last_places >= 0, self.last_places.clamp(min=0)
-        first = hidden.view(len(places), -1, hidden.shape[1])[:, 0]
-        first.copy_(torch.where(has_prompt[:, None], states[places], first))
-        return torch.where(has_prompt, self.inputs.positions[places] + 1, next_positions)
+    round: RoundOutcome | None
+    prompt_hidden: torch.Tensor | None
 
 
 def emitted_of(packed: torch.Tensor, depth: int) -> torch.Tensor:
-    """[rows, depth + 2] int64: what stands behind the times, by row."""
+    """Returns [rows, depth + 2] int64: what follows the times, by row."""
     return packed[NUM_STAMPS:].view(-1, depth + 2)
 
 
 def lines_of(packed: list[int], depth: int) -> list[list[int]]:
-    """The same of a list."""
+    """Returns the same of a list."""
     return [packed[at : at + depth + 2] for at in range(NUM_STAMPS, len(packed), depth + 2)]
 
 
-def decode_round(
-    model: CausalLM,
-    pool: StatePool,
-    rows: RowTensors,
+def run_step(
+    context: StepContext,
+    rows: RowTensors | None,
     depth: int,
-    drafter: Drafter,
-    synthetic: SyntheticAcceptance | None = None,
+    prompts: PromptTokens | None = None,
     *,
     keeps_logits: bool = False,
-    prompts: Prompts | None = None,
-) -> Outcome:
-    """Runs one round over all given rows and moves their state on."""
-    size = pool.block_size
+) -> StepOutcome:
+    """Runs both halves. rows: of the decode round; None: prompts alone."""
+    half = forward_half(context, rows, depth, prompts)
+    return sample_half(context, rows, half, keeps_logits=keeps_logits)
+
+
+def forward_half(
+    context: StepContext, rows: RowTensors | None, depth: int, prompts: PromptTokens | None
+) -> HalfStep:
+    """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts."""
+    if rows is None:
+        assert prompts is not None, "a step has rows or prompts"
+        return HalfStep(None, prompts, context.model.forward(prompts.inputs, context.pool))
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
-    # Where nothing drafts, both times are one.
+    window = _open_window(context, rows, depth, packed)
+    inputs = inputs_of(window, rows.granted_block_ids)
+    hidden, prompt_hidden = _forward(context, inputs, prompts)
+    next_positions = window.next_positions
+    if prompts is not None and prompt_hidden is not None:
+        next_positions = _lend_windows(prompts, prompt_hidden, hidden, next_positions)
+    logits = context.model.logits(hidden).view(*window.token_ids.shape, -1)
+    stamp(packed[2:3])
+    return HalfStep(Forwarded(packed, window, next_positions, hidden, logits), prompts, prompt_hidden)
+
+
+def sample_half(
+    context: StepContext, rows: RowTensors | None, half: HalfStep, *, keeps_logits: bool = False
+) -> StepOutcome:
+    """Samples, verifies the drafts, moves the state of the rows on and delivers; last, the drafter sees the prompts."""
+    outcome = None
+    if half.round is not None and rows is not None:
+        outcome = _finish_round(context, rows, half.round, keeps_logits=keeps_logits)
+        if context.ring is not None:
+            context.ring.deliver(outcome.packed, time_index=END_STAMP)
+    if half.prompts is not None and half.prompt_hidden is not None:
+        context.drafter.observe_prompts(half.prompts, half.prompt_hidden)
+    return StepOutcome(outcome, half.prompt_hidden)
+
+
+def _open_window(context: StepContext, rows: RowTensors, depth: int, packed: torch.Tensor) -> RoundWindow:
+    """Proposes drafts and returns the window that verifies them; writes the first two times."""
+    # Without drafts both times are one.
     stamp(packed[0 : 1 if depth > 0 else 2])
     drafts = rows.pending_tokens[:, :0]
     if depth > 0:
-        drafts = drafter.propose(rows, depth)
+        drafts = context.drafter.propose(rows, depth)
         stamp(packed[1:2])
-    window = prepare_verify_inputs(rows.state(), drafts, size)
-    inputs = inputs_of(window, rows.granted_block_ids)
-    num_tokens = len(inputs.token_ids)
-    next_positions = window.next_positions
+    return prepare_verify_inputs(rows.state(), drafts, context.pool.block_size)
+
+
+def _forward(
+    context: StepContext, inputs: ForwardInputs, prompts: PromptTokens | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the hidden states of the round's tokens and of the prompts' tokens, of one forward pass."""
     if prompts is None:
-        hidden, prompt_hidden = model.forward(inputs, pool), None
-    else:
-        states = model.forward(beside(inputs, prompts.inputs), pool)
-        # A copy: a graph keeps the memory of what it gives, and the round's part is of no use to anyone.
-        hidden, prompt_hidden = states[:num_tokens], states[num_tokens:].clone()
-        next_positions = prompts.lend_windows(prompt_hidden, hidden, next_positions)
-    logits = model.logits(hidden).view(*window.token_ids.shape, -1)
-    stamp(packed[2:3])
-    picked = pick_tokens(logits, rows, next_positions, window.token_ids[:, 1:])
-    if synthetic is not None and depth > 0:
-        synthetic.force(picked, window, rows)
-    emitted = verify_and_rewind(rows.state(), window, picked, size, out=emitted_of(packed, depth))
-    drafter.observe_round(rows, window, hidden)
+        return context.model.forward(inputs, context.pool), None
+    states = context.model.forward(beside(inputs, prompts.inputs), context.pool)
+    num_tokens = len(inputs.token_ids)
+    # The prompts' part is a copy: a graph keeps the memory of what it returns, and nothing needs the round's part.
+    return states[:num_tokens], states[num_tokens:].clone()
+
+
+def _lend_windows(
+    prompts: PromptTokens,
+    states: torch.Tensor,  # [prompt tokens, hidden]
+    hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the round's tokens; changed in place
+    next_positions: torch.Tensor,  # [rows] int64
+) -> torch.Tensor:
+    """Gives the hidden states of the prompts' last tokens to the first window place of their rows, which are padding to the
+    round: it samples there what follows the prompts, and lm_head is not read once more for them alone.
+
+    Returns [rows] int64: next_positions, in rows with prompts the position that follows these.
+    """
+    last_places = prompts.last_places_by_row(len(next_positions))
+    has_prompt, places = last_places >= 0, last_places.clamp(min=0)
+    first = hidden.view(len(places), -1, hidden.shape[1])[:, 0]
+    first.copy_(torch.where(has_prompt[:, None], states[places], first))
+    return torch.where(has_prompt, prompts.inputs.positions[places] + 1, next_positions)
+
+
+def _finish_round(
+    context: StepContext, rows: RowTensors, forwarded: Forwarded, *, keeps_logits: bool
+) -> RoundOutcome:
+    window, logits, packed = forwarded.window, forwarded.logits, forwarded.packed
+    depth = window.token_ids.shape[1] - 1
+    sampled = pick_tokens(logits, rows, forwarded.next_positions, window.token_ids[:, 1:])
+    if context.synthetic is not None and depth > 0:
+        context.synthetic.force(sampled, window, rows)
+    size = context.pool.block_size
+    emitted = verify_and_rewind(rows.state(), window, sampled, size, out=emitted_of(packed, depth))
+    context.drafter.observe_round(rows, window, forwarded.hidden)
     # The device goes on with a token that exists; the host ends the row's request.
     emitted[:, 1:].masked_fill_(are_broken(logits), NO_TOKEN)
     if rows.adjustments is not None:
-        count_tokens(picked, emitted[:, 0], rows.adjustments)
-    return Outcome(packed, depth, logits if keeps_logits else None, prompt_hidden)
+        count_tokens(sampled, emitted[:, 0], rows.adjustments)
+    return RoundOutcome(packed, depth, logits if keeps_logits else None)

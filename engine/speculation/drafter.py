@@ -17,13 +17,20 @@ from headway.kernels import RoundWindow
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist are as the first one."""
+    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist are as the first one, of length 0."""
 
     inputs: ForwardInputs
     rows: torch.Tensor  # [n] int64
+    lengths: torch.Tensor  # [n] int64
     first_places: torch.Tensor  # [n] int64: place of each chunk's first token in the flat list
     last_places: torch.Tensor  # [n] int64: place of each chunk's last token in the flat list
     hits: torch.Tensor  # [n] int64: the block that ends before the chunk, found in the prefix cache; -1: none
+
+    def last_places_by_row(self, num_rows: int) -> torch.Tensor:
+        """Returns [num_rows] int64: the place of each row's last token in the flat list; -1: the row has no chunk."""
+        row = torch.arange(num_rows, device=self.rows.device)
+        is_of_row = (self.rows == row[:, None]) & (self.lengths > 0)
+        return torch.where(is_of_row, self.last_places, -1).amax(1)
 
 
 class Drafter(Protocol):

@@ -25,7 +25,7 @@ from headway_testing.soak import (
     soak,
 )
 
-from headway.engine.execution.graphs import row_counts
+from headway.engine.execution.step_key import row_counts
 
 # 190 blocks: the prefixes of a stretch of 24 requests and its probe take more.
 KV_CACHE = ("--kv-cache-memory", "24MiB")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from headway.engine.execution.step import decode_round
+from headway.engine.execution.step import StepContext, run_step
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.speculation.mtp import MtpDrafter
 from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
@@ -110,6 +110,7 @@ def run(
     model = MarkovChain()
     rows, pool = new_rows(NUM_TRIALS, first_seed, temperature, top_p)
     drafter = MtpDrafter(model, pool, rows, max_depth=DEPTH)  # type: ignore[arg-type]
+    context = StepContext(model, pool, drafter)  # type: ignore[arg-type]
     tokens = torch.full((NUM_TRIALS, NUM_TOKENS + 1 + DEPTH + 1), -1)
     tokens[:, 0] = START
     counts = torch.zeros(NUM_TRIALS, dtype=torch.int64)
@@ -117,7 +118,9 @@ def run(
     accepted = rounds = 0
     while int(counts.min()) < NUM_TOKENS:
         rows.limits.copy_(torch.where(counts < NUM_TOKENS, 16, 0))
-        emitted = decode_round(model, pool, rows, DEPTH, drafter).emitted  # type: ignore[arg-type]
+        outcome = run_step(context, rows, DEPTH).round
+        assert outcome is not None
+        emitted = outcome.emitted
         accepted += int((emitted[:, 0] - 1).clamp(min=0).sum())
         rounds += int((emitted[:, 0] > 0).sum())
         for place in range(DEPTH + 1):

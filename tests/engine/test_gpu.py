@@ -23,16 +23,14 @@ from headway_testing.exactness import Case, generate, generate_with, logits_of
 from headway_testing.families import CLASSES
 from headway_testing.local import LateRunner, LocalEngine
 from headway_testing.oracle import bfloat16_logits
+from headway_testing.padded import PaddedLaunches, SplitSteps
 from headway_testing.poison import PoisoningRunner
-from headway_testing.prefills import MixedLaunches, PaddedPrefills
 
 from headway.engine.bench.shape import SHAPES
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.execution import graphs
-from headway.engine.execution.graphs import Round, mixed_token_counts, padded_round, row_counts, token_counts
 from headway.engine.execution.results import StepHandle
 from headway.engine.execution.runner import Runner
-from headway.engine.execution.step import Outcome
 from headway.engine.loop import EngineLoop
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
@@ -111,17 +109,6 @@ def config_of(**changes: object) -> EngineConfig:
     return EngineConfig(**({"model_path": MODEL, "dtype": "bfloat16", "depth": 3} | changes))  # type: ignore[arg-type]
 
 
-class PaddedLaunches:
-    """Runs as many rows as the graphs do, because a product of other rows may round otherwise."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-
-    def run(self, wanted: Round) -> tuple[Outcome, bool]:
-        counts = row_counts(len(self._runner.slots.limits))
-        return self._runner._launch_round(padded_round(wanted, counts)), False
-
-
 @dataclass
 class Flips:
     """Texts that differ; of these, those where the two tokens' exact logits are more than MAX_ULPS of bfloat16 apart."""
@@ -190,15 +177,14 @@ def test_graphs_replay_what_launches_do(
     engines = [LocalEngine(config, reads_late=True) for _ in range(2)]
     engines[0].engine.runner.capture([depth], progress=lambda _: None)
     launching = engines[1].engine.runner
-    launching._graphs = PaddedLaunches(launching)  # type: ignore[assignment]
-    prefills = PaddedPrefills(launching, token_counts(chunk))
-    launching._prefill_graphs = prefills  # type: ignore[assignment]
-    mixed = MixedLaunches(launching, mixed_token_counts(256))
-    launching._mixed_graphs = mixed  # type: ignore[assignment]
+    assert launching.grid is not None
+    padded = PaddedLaunches(launching, launching.grid)
     assert generate_with(engines[0], cases) == generate_with(engines[1], cases)
     for i in range(3, 24, 4):
         assert engines[0].outputs[i].logprobs == engines[1].outputs[i].logprobs
-    assert max(prefills.launched).num_tokens == chunk, "prefills of several sizes are compared too"
+    assert max(key.num_prompt_tokens for key in padded.prompts) == chunk, (
+        "prefills of several sizes are compared too"
+    )
     for engine in engines:
         for i, prompt in enumerate(prompts[24:48]):
             engine.submit(prompt, max_tokens=60 + i)
@@ -207,7 +193,31 @@ def test_graphs_replay_what_launches_do(
     assert [o.token_ids for o in engines[0].run().values()] == [
         o.token_ids for o in engines[1].run().values()
     ]
-    assert mixed.launched, "and rounds with prompts"
+    assert padded.mixed, "and rounds with prompts"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("depth", [0, 3])
+def test_two_graphs_of_a_step_give_what_one_gives(prompts: list[tuple[int, ...]], depth: int) -> None:
+    """One up to the logits, one from sampling on: rounds, prompts, and rounds with prompts."""
+    config = config_of(depth=depth, prefix_caching=False, prefill_chunk=256, mixed_above_tokens=4)
+    engines = [LocalEngine(config, reads_late=True) for _ in range(2)]
+    engines[0].engine.runner.capture([depth], progress=lambda _: None)
+    runner = engines[1].engine.runner
+    assert runner.grid is not None
+    split = SplitSteps(runner, runner.grid)
+    for engine in engines:
+        for i, prompt in enumerate(prompts[:32]):
+            wish: dict[str, object] = {"temperature": 0.7 * (i % 2), "seed": i}
+            engine.submit(prompt, max_tokens=50 + i, sampling=SamplingParams(**wish))  # type: ignore[arg-type]
+            if i > 16:
+                engine.step()
+    assert [o.token_ids for o in engines[0].run().values()] == [
+        o.token_ids for o in engines[1].run().values()
+    ]
+    replayed = set(split._halves)
+    assert any(key.num_rows and key.num_prompt_tokens for key in replayed), "rounds with prompts"
+    assert any(key.num_rows and not key.num_prompt_tokens for key in replayed), "rounds"
 
 
 class NeverWaiting:
@@ -257,7 +267,7 @@ def test_graphs_captured_later_leave_prompts_their_memory(
     engine = LocalEngine(config_of(model_path=wide_model, load_format="dummy", **chunks, **sizes))
     runner = engine.engine.runner
     runner.capture(range(4), progress=lambda _: None)
-    memory = runner._graph_memory
+    memory = runner.graph_memory
     assert memory is not None
     torch.cuda.empty_cache()
     total = torch.cuda.memory_reserved() + memory.reserve_bytes + SPARE_BYTES
@@ -277,10 +287,10 @@ def test_graphs_captured_later_leave_prompts_their_memory(
         texts = engine.run()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    rounds = runner._graphs._graphs  # type: ignore[union-attr]
+    assert runner.graphs is not None
     assert {text.finish_reason for text in texts.values()} == {FinishReason.LENGTH}
-    assert any(key.keeps_logits for key in rounds._graphs), "some found room"
-    assert rounds._is_too_large, "and some none"
+    assert any(key.keeps_logits for key in runner.graphs._graphs), "some found room"
+    assert runner.graphs._is_too_large, "and some none"
     assert len(texts[prompt].token_ids) == 4
 
 
@@ -483,9 +493,9 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
     assert stats.num_kv_blocks_used == 0
     assert stats.rounds_by_depth.keys() == {0, 1, 3}
     assert stats.num_graph_replays > 100
-    mixed = engine.engine.runner._mixed_graphs
-    assert mixed is not None
-    assert mixed._graphs._graphs, "prompts shared rounds"
+    captured = engine.engine.runner.graphs
+    assert captured is not None
+    assert any(key.num_rows and key.num_prompt_tokens for key in captured._graphs), "prompts shared rounds"
 
 
 @pytest.mark.timeout(120)

@@ -8,7 +8,7 @@ import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LocalEngine
 
-from headway.engine.execution.host_ring import HostRing, Place
+from headway.engine.execution.host_ring import HostRing, RingSlot
 from headway.engine.execution.results import DeviceResults, StepHandle
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.stats import StageSeconds
@@ -85,7 +85,7 @@ def test_a_runner_out_of_step_ends_its_engine_rather_than_change_a_text(tmp_path
 
 def test_each_stage_takes_what_lies_between_two_times() -> None:
     times, lines = [5_000_000_000, 6_000_000_000, 8_000_000_000, 11_000_000_000], [2, 40, 41, 1, 50, 51]
-    place = Place(7, len(times + lines), torch.tensor([7, *times, *lines, -1]))
+    place = RingSlot(7, len(times + lines), torch.tensor([7, *times, *lines, -1]))
     results = DeviceResults(torch.device("cpu"), depth=1, round=place)
     result = StepHandle(results).result()
     assert result.seconds == StageSeconds(draft=1.0, target=2.0, bookkeeping=3.0, prefill=0.0)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from headway.engine.execution.graphs import mixed_token_counts, token_counts
-from headway.engine.execution.padded_prefill import prefills_of, smallest_prefill
 from headway.engine.execution.prefill import prefill_inputs
+from headway.engine.execution.step_key import StepGrid, StepKey, mixed_token_counts, token_counts
 from headway.engine.layers.inputs import Segment
 from headway.engine.scheduling.plan import PrefillChunk
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.state.row_tensors import RowTensors
 
 BLOCK_SIZE, MAX_BLOCKS = 16, 1024
@@ -56,13 +56,41 @@ def test_graphs_are_for_ever_more_tokens_as_far_as_steps_go(most: int) -> None:
     assert (token_counts(8192)[-1], mixed_token_counts(8192)[-1]) == (1024, 384)
 
 
-@pytest.mark.parametrize("fills_drafts", [False, True])
-def test_what_prompts_take_is_captured_at_the_start(*, fills_drafts: bool) -> None:
-    counts = token_counts(1024)
-    captured = prefills_of(counts, fills_drafts=fills_drafts)
+@pytest.mark.parametrize("depths", [(0,), (0, 1, 2, 3)])
+def test_steps_are_captured_at_the_start(depths: tuple[int, ...]) -> None:
+    """Every pass of prompts, every plain round, and every mixed pass that the policy plans; none twice."""
+    grid = StepGrid.of(40, 1024, 384)
+    policy = PrefillPolicy.uniform(512, mixed_above_tokens=8)
+    captured = grid.captured(depths, policy)
+    assert len(set(captured)) == len(captured)
     for lengths in ([1], [32], [33], [1, 1], [513], [700, 300], [1024]):
-        chunks = [PrefillChunk(0, 0, 0, (1,) * n, hidden_block_id=None, is_last=True) for n in lengths]
-        assert smallest_prefill(chunks, counts, fills_drafts=fills_drafts) in captured
+        assert grid.prompts(chunks_of(lengths)) in captured
+    for num_rows in range(1, 41):
+        for depth in depths:
+            assert grid.round(StepKey(num_rows, depth)) in captured
+        wanted = StepKey(num_rows, max(depths))
+        num_tokens = num_rows * (max(depths) + 1)
+        for length in range(1, policy.mixed_with(num_tokens) + 1, 37):
+            if num_tokens > 8:
+                assert grid.mixed(wanted, chunks_of([length])) in captured
+
+
+def test_what_no_padded_step_holds_has_no_key() -> None:
+    grid = StepGrid((1, 4), (16, 64), (32,))
+    far = PrefillChunk(0, 0, 9000, (1,) * 8, hidden_block_id=None, is_last=True)
+    assert grid.prompts(chunks_of([65])) is None
+    assert grid.prompts(chunks_of([1] * 65)) is None
+    assert grid.prompts([far, *chunks_of([1])]) is None
+    assert grid.prompts([far]) == StepKey(num_prompt_tokens=16, is_window=True), "as a decode window"
+    assert grid.mixed(StepKey(3, 2), chunks_of([33])) is None
+    assert grid.mixed(StepKey(3, 2), [far]) is None
+    assert grid.mixed(StepKey(3, 2), chunks_of([20])) == StepKey(4, 2, 32)
+    assert StepGrid.of(4).prompts(chunks_of([1])) is None, "prompts are not padded"
+    assert StepGrid.of(4).mixed(StepKey(3, 2), chunks_of([1])) is None
+
+
+def chunks_of(lengths: Sequence[int]) -> list[PrefillChunk]:
+    return [PrefillChunk(0, 0, 0, (1,) * n, hidden_block_id=None, is_last=True) for n in lengths]
 
 
 def test_neighbours_of_equal_length_share_a_segment() -> None:

@@ -12,12 +12,14 @@ import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
 from headway_testing.local import GREEDY, LocalEngine, Output
-from headway_testing.prefills import MixedLaunches, PaddedPrefills
+from headway_testing.padded import PaddedLaunches, SplitSteps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.engine.execution import graphs as graphs_module
-from headway.engine.execution import runner as runner_module
-from headway.engine.execution.graphs import Graphs, Round
+from headway.engine.execution import prompt_ends as prompt_ends_module
+from headway.engine.execution import warm_up as warm_up_module
+from headway.engine.execution.graphs import GraphCache
+from headway.engine.execution.step_key import StepGrid, StepKey, row_counts
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.logprobs import TokenLogprobs
@@ -40,9 +42,9 @@ def test_warming_up_a_prefill_leaves_nothing_behind(
         picks.append(rows.adjustments is not None)
         return sampler.pick_tokens(logits, rows, *rest)
 
-    monkeypatch.setattr(runner_module, "pick_tokens", pick_tokens)
+    monkeypatch.setattr(prompt_ends_module, "pick_tokens", pick_tokens)
     with torch.inference_mode():
-        runner._warm_up_prefill()
+        runner.warm_up.run_prompts()
     assert picks == [False, True]
     for tensor in runner.pool.by_block():
         assert not bool(tensor.any())
@@ -70,10 +72,11 @@ def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
         raise error
 
     # As on a GPU.
-    monkeypatch.setattr(runner, "_graphs", object())
-    monkeypatch.setattr(runner, "_graph_memory", object())
-    monkeypatch.setattr(runner, "_compile", lambda *_: None)
-    monkeypatch.setattr(runner, "_capture_all", capture_all)
+    monkeypatch.setattr(runner, "graphs", object())
+    monkeypatch.setattr(runner, "graph_memory", object())
+    monkeypatch.setattr(runner, "grid", StepGrid.of(7))
+    monkeypatch.setattr(runner.warm_up, "_compile", lambda *_: None)
+    monkeypatch.setattr(runner.warm_up, "_capture_all", capture_all)
     with pytest.raises(ConfigError, match=r"rounds of 7 requests and 3 drafts .* set --max-running"):
         runner.capture([0, 3], progress=lambda _: None)
 
@@ -96,8 +99,8 @@ class FakeMemory:
         return SimpleNamespace(replay=lambda: None), launch()
 
 
-def graphs_in(memory: FakeMemory) -> Graphs[int, int]:
-    return Graphs(lambda key: 10 * key, memory)  # type: ignore[arg-type]
+def graphs_in(memory: FakeMemory) -> GraphCache[int, int]:
+    return GraphCache(lambda key: 10 * key, memory)  # type: ignore[arg-type]
 
 
 def test_what_ran_before_is_captured_while_enough_is_left_for_others(
@@ -163,8 +166,8 @@ def test_taking_a_request_in_does_not_wait_for_the_device(tmp_path: Path) -> Non
 
         return call
 
-    for name in ("_set_up", "_start_rows", "_release", "_move", "_grant"):
-        setattr(runner, name, counted(getattr(runner, name)))
+    for owner, name in ((runner.table, "update"), (runner.prompt_ends, "start_rows")):
+        setattr(owner, name, counted(getattr(owner, name)))
     picky = SamplingParams(
         repetition_penalty=1.1, allowed_token_ids=[4, 5, 6], bad_words_token_ids=[[4], [5, 6]], min_tokens=2
     )
@@ -177,7 +180,7 @@ def test_taking_a_request_in_does_not_wait_for_the_device(tmp_path: Path) -> Non
 def test_prompts_attended_in_windows_give_the_same_text(tmp_path: Path) -> None:
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     engines = [LocalEngine(EngineConfig(model_path=path, prefill_chunk=100)) for _ in range(2)]
-    engines[1].engine.runner._prefill_window = 8
+    engines[1].engine.runner.launcher._prefill_window = 8
     check_equal(*engines)
 
 
@@ -192,19 +195,19 @@ def test_the_warm_up_computes_short_and_long_prompts(
     """Otherwise the first step with such prompts would compile kernels while streams wait."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     runner = LocalEngine(EngineConfig(model_path=path, prefill_chunk=100, depth=depth)).engine.runner
-    monkeypatch.setattr(runner, "_policy", PrefillPolicy.uniform(300))
-    monkeypatch.setattr(runner_module, "WARM_UP_TOKENS", 100)
+    monkeypatch.setattr(runner.warm_up, "_policy", PrefillPolicy.uniform(300))
+    monkeypatch.setattr(warm_up_module, "WARM_UP_TOKENS", 100)
     sizes: list[int] = []
-    launch = runner._launch_prefill
+    launch = runner.launcher.launch_chunks
 
-    def noting(chunks: Sequence[PrefillChunk], *, fills_drafts: bool) -> torch.Tensor:
-        hidden = launch(chunks, fills_drafts=fills_drafts)
+    def noting(chunks: Sequence[PrefillChunk]) -> torch.Tensor:
+        hidden = launch(chunks)
         sizes.append(len(hidden))
         return hidden
 
-    monkeypatch.setattr(runner, "_launch_prefill", noting)
+    monkeypatch.setattr(runner.launcher, "launch_chunks", noting)
     with torch.inference_mode():
-        runner._warm_up_prefill()
+        runner.warm_up.run_prompts()
     assert sizes == wanted
 
 
@@ -212,7 +215,7 @@ def test_the_warm_up_of_short_contexts_stays_within_their_block_tables(tmp_path:
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     config = EngineConfig(model_path=path, prefill_chunk=16, depth=0, max_model_len=32)
     with torch.inference_mode():
-        LocalEngine(config).engine.runner._warm_up_prefill()
+        LocalEngine(config).engine.runner.warm_up.run_prompts()
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -260,8 +263,7 @@ def test_prefills_among_padding_give_the_same_text(
     )
     engines = [LocalEngine(config) for _ in range(2)]
     runner = engines[1].engine.runner
-    padded = PaddedPrefills(runner, (16, 32, 48))
-    runner._prefill_graphs = padded  # type: ignore[assignment]
+    padded = PaddedLaunches(runner, StepGrid(row_counts(len(runner.table)), prompt_counts=(16, 32, 48)))
     prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (20, 20, 5, 60, 33, 1, 16)]
     greedy = SamplingParams(temperature=0.0, num_logprobs=1)
     scored = SamplingParams(temperature=0.0, num_prompt_logprobs=1)
@@ -279,9 +281,8 @@ def test_prefills_among_padding_give_the_same_text(
         for i in ids[0]:
             check_scores(outputs[1][i].logprobs, outputs[0][i].logprobs)
             check_scores(outputs[1][i].prompt_logprobs, outputs[0][i].prompt_logprobs)
-    assert len({wanted.num_tokens for wanted in padded.launched}) > 1
-    assert {wanted.is_window for wanted in padded.launched} == {False, True}
-    assert {wanted.fills_drafts for wanted in padded.launched} == {depth > 0}
+    assert len({key.num_prompt_tokens for key in padded.prompts}) > 1
+    assert {key.is_window for key in padded.prompts} == {False, True}
     pools = [engine.engine.runner.pool for engine in engines]
     for one, other in zip(pools[1].by_block(), pools[0].by_block(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
@@ -312,20 +313,21 @@ def test_prompts_beside_rounds_give_the_same_text(
     mixing = msgspec.structs.replace(config, mixed_above_tokens=0)
     engines = [LocalEngine(config), LocalEngine(mixing), LocalEngine(mixing)]
     runner = engines[1].engine.runner
-    mixed = MixedLaunches(runner, (16, 32))  # 48 tokens go behind the round
-    runner._mixed_graphs = mixed  # type: ignore[assignment]
-    start_rows, finish_chunks = runner._start_rows, runner._finish_chunks
+    # 48 prompt tokens take a pass of their own.
+    padded = PaddedLaunches(runner, StepGrid(row_counts(len(runner.table)), mixed_counts=(16, 32)))
+    ends = runner.prompt_ends
+    start_rows, finish = ends.start_rows, ends.finish
     are_picked: list[bool] = []  # of the starts in mixed steps
 
     def noting_starts(*args: Any) -> None:
         are_picked.append(args[-1] is not None)
         start_rows(*args)
 
-    def noting_mixed(*args: Any, picked: torch.Tensor | None = None, **kwargs: Any) -> None:
-        monkeypatch.setattr(runner, "_start_rows", start_rows if picked is None else noting_starts)
-        finish_chunks(*args, picked=picked, **kwargs)
+    def noting_mixed(*args: Any, sampled: torch.Tensor | None = None, **kwargs: Any) -> None:
+        monkeypatch.setattr(ends, "start_rows", start_rows if sampled is None else noting_starts)
+        finish(*args, sampled=sampled, **kwargs)
 
-    monkeypatch.setattr(runner, "_finish_chunks", noting_mixed)
+    monkeypatch.setattr(ends, "finish", noting_mixed)
     plain: list[dict[str, object]] = [{}, {"num_prompt_logprobs": 1}, {"temperature": 0.8}]
     wishes = plain * 5 + [{"num_logprobs": 2}, {}, {"frequency_penalty": 0.5}]
     prompts = [
@@ -344,12 +346,34 @@ def test_prompts_beside_rounds_give_the_same_text(
             assert other[number].token_ids == output.token_ids, number
             check_scores(other[number].logprobs, output.logprobs)
             check_scores(other[number].prompt_logprobs, output.prompt_logprobs)
-    assert {wanted.num_tokens for wanted in mixed.launched} == {16, 32}
-    assert {wanted.round.depth for wanted in mixed.launched} == {depth}
-    rounds = {wanted.round._replace(num_rows=0, depth=0) for wanted in mixed.launched}
-    assert rounds == {Round(0, 0)}, "of no rare kind"
-    assert {wanted.fills_drafts for wanted in mixed.launched} == {depth > 0}
+    assert {key.num_prompt_tokens for key in padded.mixed} == {16, 32}
+    assert {key.depth for key in padded.mixed} == {depth}
+    assert {key._replace(num_rows=0, depth=0, num_prompt_tokens=0) for key in padded.mixed} == {StepKey()}, (
+        "of no rare kind"
+    )
     assert set(are_picked) == {False, True}, "rows within the round's graph, and beyond it"
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_step_in_two_halves_gives_the_same_text(tmp_path: Path, depth: int) -> None:
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    config = EngineConfig(model_path=path, prefill_chunk=48, depth=depth, mixed_above_tokens=0)
+    engines = [LocalEngine(config) for _ in range(2)]
+    runner = engines[1].engine.runner
+    split = SplitSteps(runner, StepGrid(row_counts(len(runner.table)), (16, 32, 48), (16, 32)))
+    outputs: list[list[Output]] = []
+    for engine in engines:
+        for number, length in enumerate((20, 20, 5, 60, 33, 1, 16, 70, 31, 24)):
+            wish = {"temperature": 0.8 * (number % 2), "seed": number}
+            sampling = SamplingParams(**wish, num_logprobs=1 if number == 5 else None)  # type: ignore[arg-type]
+            prompt = [(7 * i + length) % 90 for i in range(length)]
+            engine.submit(prompt, max_tokens=12 + number, sampling=sampling)
+            engine.step()
+        outputs.append(list(engine.run().values()))
+    assert [output.token_ids for output in outputs[0]] == [output.token_ids for output in outputs[1]]
+    assert outputs[0][5].logprobs == outputs[1][5].logprobs
+    assert any(key.num_rows and key.num_prompt_tokens for key in split.launched), "rounds with prompts"
+    assert any(key.keeps_logits for key in split.launched)
 
 
 def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
@@ -363,7 +387,7 @@ def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
         picked.append(len(logits))
         return sampler.pick_tokens(logits, *rest)
 
-    monkeypatch.setattr(runner_module, "pick_tokens", pick_tokens)
+    monkeypatch.setattr(prompt_ends_module, "pick_tokens", pick_tokens)
     wishes: list[dict[str, object]] = [
         {"num_logprobs": 2},
         {"logit_bias": {3: 50.0}},
@@ -373,7 +397,7 @@ def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
     ]
     outputs: list[list[Output]] = []
     for at_once in (64, 2):
-        monkeypatch.setattr(runner_module, "SCORED_AT_ONCE", at_once)
+        monkeypatch.setattr(prompt_ends_module, "SCORED_AT_ONCE", at_once)
         engine = LocalEngine(EngineConfig(model_path=path, max_running=8))
         for i, wish in enumerate(wishes):
             sampling = SamplingParams(**({"temperature": 0.0} | wish))  # type: ignore[arg-type]

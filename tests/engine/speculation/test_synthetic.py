@@ -10,8 +10,9 @@ import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.local import GREEDY, LocalEngine
-from headway_testing.prefills import MixedLaunches
+from headway_testing.padded import PaddedLaunches
 
+from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.row_tensors import RowTensors
@@ -117,8 +118,7 @@ def test_first_tokens_are_the_models_beside_rounds_too(tmp_path: Path) -> None:
     )
     mixing = msgspec.structs.replace(config, mixed_above_tokens=0)
     engines = [LocalEngine(config), LocalEngine(mixing)]
-    mixed = MixedLaunches(engines[1].engine.runner, (16,))
-    engines[1].engine.runner._mixed_graphs = mixed  # type: ignore[assignment]
+    padded = PaddedLaunches(engines[1].engine.runner, StepGrid(row_counts(8), mixed_counts=(16,)))
     for engine in engines:
         for number in range(24):
             engine.submit([(7 * number + i) % 90 for i in range(1 + number % 9)], max_tokens=9 + number % 7)
@@ -126,7 +126,7 @@ def test_first_tokens_are_the_models_beside_rounds_too(tmp_path: Path) -> None:
     first, others = ([output.token_ids[0] for output in engine.run().values()] for engine in engines)
     assert first == others
     assert len(set(first)) > 5
-    assert len(mixed.launched) > 5
+    assert len(padded.mixed) > 5
 
 
 def test_an_engine_reports_the_rates_that_it_was_given(tmp_path: Path) -> None:

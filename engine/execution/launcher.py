@@ -1,0 +1,71 @@
+"""Launches steps kernel by kernel: those of a key, whose sizes are padded, and chunks of prompts of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from headway.engine.execution.padded_prefill import HEADER, packed_chunks, padded_chunks
+from headway.engine.execution.prefill import prefill_inputs
+from headway.engine.execution.row_table import RowTable
+from headway.engine.execution.step import StepContext, StepOutcome, run_step
+from headway.engine.execution.step_key import StepKey
+from headway.engine.layers.inputs import cut_to_windows
+from headway.engine.scheduling.plan import PrefillChunk
+from headway.engine.speculation.drafter import PromptTokens
+from headway.engine.state.row_tensors import RowTensors
+from headway.engine.state.transfer import copy_to_device
+
+
+class StepLauncher:
+    """Mutable: the chunks that `pack` was given last are what a key with prompt tokens computes, launched or replayed."""
+
+    def __init__(
+        self, context: StepContext, table: RowTable, *, max_prompt_tokens: int, prefill_window: int | None
+    ) -> None:
+        """max_prompt_tokens: the most of a key. prefill_window: prompts are attended in windows of this number of tokens; None: in
+        whole chunks."""
+        self.context = context
+        self._table = table
+        self._prefill_window = prefill_window
+        size = HEADER + max_prompt_tokens
+        self._packed = torch.zeros(
+            size, dtype=torch.int64, device=table.device
+        )  # from where graphs read chunks
+
+    def pack(self, chunks: Sequence[PrefillChunk], key: StepKey) -> None:
+        """Copies the chunks to the device."""
+        copy_to_device(packed_chunks(chunks, key.num_prompt_tokens), self._packed)
+
+    def launch(self, key: StepKey) -> StepOutcome:
+        """Launches the key's rows, from the table's first on, and the chunks that were packed."""
+        rows, prompts = self.operands(key)
+        return run_step(self.context, rows, key.depth, prompts, keeps_logits=key.keeps_logits)
+
+    def operands(self, key: StepKey) -> tuple[RowTensors | None, PromptTokens | None]:
+        """Returns the rows of the key's round and its prompt tokens. Logits processors come along only while a row uses any."""
+        rows = prompts = None
+        if key.num_rows:
+            rows = self._table.first(key.num_rows, is_adjusted=key.is_adjusted)
+        if key.num_prompt_tokens:
+            packed = self._packed[: HEADER + key.num_prompt_tokens]
+            size = self.context.pool.block_size
+            prompts = padded_chunks(packed, self._table.numbers, size, is_window=key.is_window)
+        return rows, prompts
+
+    def launch_chunks(self, chunks: Sequence[PrefillChunk]) -> torch.Tensor:
+        """Launches a pass of these chunks alone. Returns [tokens, hidden]: the hidden states in the order of the chunks."""
+        attention = self.context.model.spec.attention
+        tokens = prefill_inputs(
+            chunks,
+            self._table.numbers,
+            self.context.pool.block_size,
+            sharing=attention.num_heads // attention.num_kv_heads,
+        )
+        if self._prefill_window is not None:
+            tokens = replace(tokens, inputs=cut_to_windows(tokens.inputs, self._prefill_window))
+        hidden = run_step(self.context, None, 0, tokens).prompt_hidden
+        assert hidden is not None, "the step has prompts"
+        return hidden

@@ -1,0 +1,122 @@
+"""What follows the pass that computed chunks of prompts: scores of their tokens, first tokens, and rows that begin to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from headway.engine.execution.prefill import first_places, last_places
+from headway.engine.execution.results import DeviceResults
+from headway.engine.execution.row_table import RowTable
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, are_broken, pick_tokens, score_tokens
+from headway.engine.scheduling.plan import PrefillChunk
+from headway.engine.state.transfer import to_device
+from headway.kernels import begin_decode
+
+
+class PromptEnds:
+    """Launches kernel by kernel. Mutable: nothing; it writes to the table and the results that it is given."""
+
+    def __init__(self, model: CausalLM, table: RowTable, *, block_size: int) -> None:
+        self._model = model
+        self._table = table
+        self._block_size = block_size
+
+    def finish(
+        self,
+        chunks: Sequence[PrefillChunk],
+        hidden: torch.Tensor,  # [tokens or more, hidden], in the order of the chunks
+        results: DeviceResults,
+        sampled: torch.Tensor | None = None,  # [rows] int64: what a round sampled after the prompts, by row
+    ) -> None:
+        """Samples after the chunks that are last, unless a round did, and scores the tokens that are to be scored."""
+        last = [chunk for chunk in chunks if chunk.is_last]
+        if last:
+            of_last = hidden[self._to_device(last_places(chunks))]
+            if sampled is not None and any(chunk.row >= len(sampled) for chunk in last):
+                sampled = None
+            self.start_rows(last, of_last, results, sampled)
+        if any(chunk.scored_token_ids for chunk in chunks):
+            results.prompt_logprobs = [
+                self._score_prompt(chunk, hidden[first:])
+                for chunk, first in zip(chunks, first_places(chunks), strict=True)
+            ]
+
+    def start_rows(
+        self,
+        chunks: Sequence[PrefillChunk],
+        hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
+        results: DeviceResults,
+        sampled: torch.Tensor | None,  # [rows] int64, by row; None: sampled here
+    ) -> None:
+        """Lets rows decode whose prompts are in the cache."""
+        table = self._table
+        lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
+        index, length = self._to_device([[chunk.row for chunk in chunks], lengths])
+        if sampled is None:
+            tokens, results.first_tokens = self._sample_first(chunks, index, length, hidden, results)
+        else:
+            is_scored = any(chunk.row in table.num_logprobs for chunk in chunks)
+            assert not is_scored, "first tokens that a round sampled have no log-probabilities"
+            results.first_tokens = sampled[index]
+            tokens = results.first_tokens.clamp(min=0)
+        table.adjustments.count(index, tokens)
+        begin_decode(table.numbers.state(), index, tokens, length, self._block_size)
+
+    def warm_up(self, num_prompts: int) -> None:
+        """Runs what follows prompts, without and with logits processors; all of row 0, which stays padding."""
+        numbers, adjustments = self._table.numbers, self._table.adjustments
+        index = torch.zeros(num_prompts, dtype=torch.int64, device=self._table.device)
+        logits = self._model.logits(numbers.chunk_hidden[:1].expand(num_prompts, -1).contiguous())
+        for used in (None, adjustments.at(index)):
+            pick_tokens(logits[:, None], numbers.at(index, used), index, index[:, None][:, :0])
+        row = index[:1]
+        begin_decode(numbers.state(), row, row, row + 1, self._block_size)
+        numbers.release(row)
+
+    def _sample_first(
+        self,
+        chunks: Sequence[PrefillChunk],
+        index: torch.Tensor,  # [chunks] int64: their rows
+        positions: torch.Tensor,  # [chunks] int64: the first ones after the prompts
+        hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
+        results: DeviceResults,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns [chunks] int64: the tokens at these positions, and the same for the host, with NO_TOKEN where the logits had
+        none; fills in the log-probabilities that are wanted.
+
+        A few at a time: the logits processors of a row, which are copied, are 9 bytes for each token of the vocabulary.
+        """
+        num_logprobs = self._table.num_logprobs
+        wanted = {i: n for i, c in enumerate(chunks) if (n := num_logprobs.get(c.row)) is not None}
+        tokens, told, scores = [], [], []
+        for first in range(0, len(chunks), SCORED_AT_ONCE):
+            part = slice(first, first + SCORED_AT_ONCE)
+            some = index[part]
+            logits = self._model.logits(hidden[part])
+            no_window = some.new_zeros((len(some), 0))
+            sampled = pick_tokens(logits[:, None], self._table.at(some), positions[part], no_window)[:, 0]
+            tokens.append(sampled)
+            told.append(sampled.masked_fill(are_broken(logits), NO_TOKEN))
+            places = [i - first for i in wanted if first <= i < part.stop]
+            if places:
+                scored = self._to_device(places)
+                scores.append(score_tokens(logits[scored], sampled[scored]))
+        if wanted:
+            results.first_logprobs = (wanted, torch.cat(scores)[:, None])
+        return torch.cat(tokens), torch.cat(told)
+
+    def _score_prompt(self, chunk: PrefillChunk, hidden: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        """Returns the number of top tokens and the scores of the chunk's tokens. hidden: [tokens, hidden], from the chunk's first.
+        The vocabulary's logits exist for a few tokens at a time."""
+        if not chunk.scored_token_ids:
+            return None
+        tokens = torch.split(self._to_device(chunk.scored_token_ids), SCORED_AT_ONCE)
+        states = torch.split(hidden[: len(chunk.scored_token_ids)], SCORED_AT_ONCE)
+        scores = [score_tokens(self._model.logits(h), t) for h, t in zip(states, tokens, strict=True)]
+        return chunk.num_top, torch.cat(scores)
+
+    def _to_device(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        return to_device(values, self._table.device)

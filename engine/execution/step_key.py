@@ -1,0 +1,123 @@
+"""The sizes of padded steps: which of them exist, which one holds a plan, and in which order they are captured.
+
+Numbers only. A key names one CUDA graph; what is computed under it is in step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headway.engine.execution.padded_prefill import MAX_CHUNKS
+from headway.engine.scheduling.plan import PrefillChunk, is_near
+from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS, MIXED_STEP, PrefillPolicy
+
+# From 64 rows on the time of a round grows with its rows, so that a larger graph costs what it computes in vain.
+_ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
+ROW_STEP = 32
+# More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model, H200).
+MAX_REPLAYED_TOKENS = 1024
+_TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_REPLAYED_TOKENS)
+# One chunk of at most this many tokens is attended as a decode window, by split-KV kernels: a short turn of a long chat.
+_WINDOW_TOKENS = 32
+
+
+class StepKey(NamedTuple):
+    """One forward pass of fixed sizes, and what follows it.
+
+    num_rows, depth: of the decode round with its padding rows; no rows: no round. num_prompt_tokens: with padding; 0: no prompts.
+    is_window: the prompt tokens are one short chunk. is_adjusted: logits processors are applied to the round.
+    keeps_logits: the outcome has the round's logits, for log-probabilities.
+    """
+
+    num_rows: int = 0
+    depth: int = 0
+    num_prompt_tokens: int = 0
+    is_window: bool = False
+    is_adjusted: bool = False
+    keeps_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepGrid:
+    """The padded sizes, each ascending. mixed_counts: of the prompt tokens that share a pass with a round. Prompts of more
+    than the largest count, of more than MAX_CHUNKS chunks or with many cached keys have no key."""
+
+    row_counts: tuple[int, ...]
+    prompt_counts: tuple[int, ...] = ()
+    mixed_counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, max_rows: int, max_prompt_tokens: int = 0, max_mixed_tokens: int = 0) -> StepGrid:
+        """Returns the sizes up to these limits. 0 prompt tokens: prompts are not padded at all."""
+        if max_prompt_tokens == 0:
+            return cls(row_counts(max_rows))
+        mixed = mixed_token_counts(min(max_mixed_tokens, max_prompt_tokens))
+        return cls(row_counts(max_rows), token_counts(max_prompt_tokens), mixed)
+
+    def round(self, wanted: StepKey) -> StepKey:
+        """Returns the key of the smallest round that holds the rows of the wanted one."""
+        return wanted._replace(num_rows=next(n for n in self.row_counts if n >= wanted.num_rows))
+
+    def mixed(self, wanted: StepKey, chunks: Sequence[PrefillChunk]) -> StepKey | None:
+        """Returns the key of the round with these chunks in its pass; None where they need a pass of their own."""
+        num_tokens = _padded_count(chunks, self.mixed_counts)
+        if num_tokens is None or not is_near(chunks):
+            return None
+        return self.round(wanted)._replace(num_prompt_tokens=num_tokens)
+
+    def prompts(self, chunks: Sequence[PrefillChunk]) -> StepKey | None:
+        """Returns the key of a pass of these chunks alone; None where they are launched kernel by kernel."""
+        num_tokens = _padded_count(chunks, self.prompt_counts)
+        if num_tokens is None:
+            return None
+        is_window = len(chunks) == 1 and num_tokens <= _WINDOW_TOKENS
+        return (
+            StepKey(num_prompt_tokens=num_tokens, is_window=is_window)
+            if is_window or is_near(chunks)
+            else None
+        )
+
+    def captured(self, depths: Iterable[int], policy: PrefillPolicy) -> list[StepKey]:
+        """Returns the keys to be captured at the start: mixed passes of the largest depth, prompts, rounds of these depths,
+        of each kind the largest first, so that the smaller ones fit into the memory of the larger."""
+        deepest_first = sorted(depths, reverse=True)
+        mixed = [
+            StepKey(n, deepest_first[0], tokens)
+            for n in reversed(self.row_counts)
+            for tokens in reversed(self.mixed_counts)
+            if policy.may_mix(n * (deepest_first[0] + 1), tokens)
+        ]
+        prompts = [
+            StepKey(num_prompt_tokens=tokens, is_window=is_window)
+            for tokens in reversed(self.prompt_counts)
+            for is_window in ((True, False) if tokens <= _WINDOW_TOKENS else (False,))
+        ]
+        rounds = [StepKey(n, depth) for n in reversed(self.row_counts) for depth in deepest_first]
+        return mixed + prompts + rounds
+
+
+def _padded_count(chunks: Sequence[PrefillChunk], counts: Sequence[int]) -> int | None:
+    """Returns the smallest of the ascending counts that holds the chunks, if one does."""
+    needed = sum(len(chunk.token_ids) for chunk in chunks)
+    if len(chunks) > MAX_CHUNKS:
+        return None
+    return next((count for count in counts if count >= needed), None)
+
+
+def row_counts(max_rows: int) -> tuple[int, ...]:
+    """Returns 1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, ... and max_rows."""
+    steps = range(_ROW_COUNTS[-1] // ROW_STEP * ROW_STEP + ROW_STEP, max_rows, ROW_STEP)
+    return (*(n for n in (*_ROW_COUNTS, *steps) if n < max_rows), max_rows)
+
+
+def token_counts(max_tokens: int) -> tuple[int, ...]:
+    """Returns the counts of prompt tokens up to max_tokens, at least one."""
+    return tuple(n for n in _TOKEN_COUNTS if n <= max_tokens) or (max_tokens,)
+
+
+def mixed_token_counts(max_tokens: int) -> tuple[int, ...]:
+    """Returns the prompt tokens of mixed passes: multiples of MIXED_STEP below max_tokens, or MAX_MIXED_TOKENS, and that."""
+    most = min(max_tokens, MAX_MIXED_TOKENS)
+    return (*range(MIXED_STEP, most, MIXED_STEP), most)

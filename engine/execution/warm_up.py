@@ -1,0 +1,181 @@
+"""What runs before the first request: kernels are compiled, the largest steps are tried, graphs are captured."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from headway.engine.execution.graphs import GraphCache, GraphMemory
+from headway.engine.execution.launcher import StepLauncher
+from headway.engine.execution.prompt_ends import PromptEnds
+from headway.engine.execution.row_table import RowTable
+from headway.engine.execution.step import StepOutcome
+from headway.engine.execution.step_key import StepGrid, StepKey
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.sampling.sampler import SCORED_AT_ONCE, score_tokens
+from headway.engine.scheduling.plan import PrefillChunk
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
+from headway.engine.state.memory import available_bytes, bytes_taken_by, is_out_of_memory
+from headway.kernels import (
+    FEW_ROWS,
+    MIN_ADDED_ROWS,
+    compile_in_workers,
+    most_gated_rows,
+    reserve_workspace,
+)
+
+WARM_UP_TOKENS = 1024
+# Kernels of few rows differ where these are more than 8, than 16 and than FEW_ROWS.
+SOME_ROWS = 16
+
+logger = logging.getLogger(__name__)
+
+
+class WarmUp:
+    """Mutable: nothing of its own. Everything that it runs belongs to rows that are padding."""
+
+    def __init__(
+        self,
+        launcher: StepLauncher,
+        prompt_ends: PromptEnds,
+        table: RowTable,
+        policy: PrefillPolicy,
+        *,
+        max_depth: int,
+    ) -> None:
+        self._launcher = launcher
+        self._prompt_ends = prompt_ends
+        self._table = table
+        self._policy = policy
+        self._max_depth = max_depth
+
+    def capture(
+        self,
+        depths: Sequence[int],
+        grid: StepGrid,
+        graphs: GraphCache[StepKey, StepOutcome],
+        memory: GraphMemory,
+        progress: Callable[[float], None],
+    ) -> None:
+        """Captures the steps of these depths and reserves memory for what is launched kernel by kernel. Raises ConfigError."""
+        keys = grid.captured(depths, self._policy)
+        num_rows = len(self._table)
+        try:
+            reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back
+            self._compile(keys, StepKey(grid.row_counts[0], max(depths)), graphs, memory, progress)
+            _, for_prompts = bytes_taken_by(self.run_prompts)
+            self._capture_all(keys, graphs, progress)
+            _, for_round = bytes_taken_by(lambda: self._try_largest_round(num_rows, max(depths)))
+            if available_bytes(self._table.device) < for_prompts:
+                self.run_prompts()  # graphs may have left it too little
+            memory.reserve(max(for_prompts, for_round))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"rounds of {num_rows} requests and {max(depths)} drafts do not fit into the memory that weights and KV cache "
+                "leave free; set --max-running, --depth or --kv-cache-memory to less"
+            ) from error
+
+    def run_prompts(self) -> None:
+        """Computes prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the
+        most that a step may take is tried. Raises ConfigError."""
+        most, spec = self._policy.most_tokens, self._launcher.context.model.spec
+        model, drafter = self._launcher.context.model, self._launcher.context.drafter
+        gate_up = 2 * spec.intermediate_size, spec.hidden_size
+        dense = most_gated_rows(most, gate_up, model.dtype, self._table.device)
+        steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
+        if self._max_depth == 0:
+            # Prompts that no graph is for may have one token too few for products that add themselves.
+            steps.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
+        for lengths in steps:
+            self._run_prompts_of(lengths)
+        drafter.catch_up(self._table.numbers)
+        # Prompts are scored by any number of tokens, rounds may all have fewer.
+        for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
+            hidden = self._table.numbers.chunk_hidden[:1].expand(num_scored, -1).contiguous()
+            tokens = torch.zeros(num_scored, dtype=torch.int64, device=self._table.device)
+            score_tokens(model.logits(hidden), tokens)
+        self._prompt_ends.warm_up(1)
+
+    def _run_prompts_of(self, lengths: Sequence[int]) -> None:
+        """Raises ConfigError where the memory does not suffice."""
+        chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
+        try:
+            self._launcher.launch_chunks(chunks)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"a step with {sum(lengths):,} prompt tokens does not fit into the memory that weights and KV cache "
+                "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
+            ) from error
+
+    def _lengths_of(self, num_tokens: int) -> list[int]:
+        """Returns the lengths of the fewest prompts that have this number of tokens, each within a row's block table."""
+        most = self._table.numbers.granted_block_ids.shape[1] * self._launcher.context.pool.block_size
+        whole, rest = divmod(num_tokens, most)
+        return [most] * whole + ([rest] if rest else [])
+
+    def _compile(
+        self,
+        keys: Sequence[StepKey],
+        smallest: StepKey,
+        graphs: GraphCache[StepKey, StepOutcome],
+        memory: GraphMemory,
+        progress: Callable[[float], None],
+    ) -> None:
+        """Compiles the kernels of all graphs in worker processes, after a rehearsal that records what each launch needs,
+        unless the smallest round finds all its kernels in Triton's cache.
+
+        It only saves time: a kernel that it leaves out is compiled when it is launched.
+        """
+        started, precompiler = time.monotonic(), None
+        try:
+            free = available_bytes(torch.device("cpu"))
+            compiling = compile_in_workers(lambda: progress(0.0), memory_bytes=free // 2)
+            with memory.rehearsal(), compiling as precompiler:
+                graphs.capture(smallest)
+                if precompiler.has_missing:
+                    self._capture_all(keys, graphs, lambda done: progress(0.0))
+                    memory.rehearse(lambda: self._prompt_ends.warm_up(1))
+        except Exception:
+            logger.warning(
+                "the rehearsal failed: further kernels are compiled one after the other", exc_info=True
+            )
+        if precompiler is not None and precompiler.has_missing:
+            logger.info(
+                "compiled %d kernels by %d processes in %.1f s",
+                precompiler.num_compiled,
+                precompiler.num_workers,
+                time.monotonic() - started,
+            )
+
+    def _capture_all(
+        self,
+        keys: Sequence[StepKey],
+        graphs: GraphCache[StepKey, StepOutcome],
+        progress: Callable[[float], None],
+    ) -> None:
+        """One chunk of row 0, which is padding and has no blocks, stands for the prompts of every key."""
+
+        def pack(key: StepKey) -> None:
+            if key.num_prompt_tokens:
+                token_ids = (0,) * key.num_prompt_tokens
+                self._launcher.pack(
+                    [PrefillChunk(0, 0, 0, token_ids, hidden_block_id=None, is_last=False)], key
+                )
+
+        graphs.capture_all(keys, progress, prepare=pack)
+
+    def _try_largest_round(self, num_rows: int, depth: int) -> None:
+        """Requests may have their logits adjusted and scored, and many may start at once: that there is room is tried, not
+        taken."""
+        outcome = self._launcher.launch(StepKey(num_rows, depth, is_adjusted=True, keeps_logits=True)).round
+        assert outcome is not None, "the step has a round"
+        outcome.score(torch.arange(num_rows, device=self._table.device))
+        del outcome
+        self._prompt_ends.warm_up(min(num_rows, SCORED_AT_ONCE))

@@ -1,0 +1,72 @@
+"""Steps of padded sizes, launched kernel by kernel: on a CPU, and to be compared with the graphs of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headway.engine.execution.runner import Runner
+from headway.engine.execution.step import StepOutcome, forward_half, sample_half
+from headway.engine.execution.step_key import StepGrid, StepKey
+
+
+class PaddedLaunches:
+    """Takes the place of a runner's graphs: launches what they would replay, and notes the keys."""
+
+    def __init__(self, runner: Runner, grid: StepGrid) -> None:
+        self._launcher = runner.launcher
+        self.launched: list[StepKey] = []
+        runner.grid = grid
+        runner.graphs = self  # type: ignore[assignment]
+
+    def run(self, key: StepKey) -> tuple[StepOutcome, bool]:
+        self.launched.append(key)
+        return self._launcher.launch(key), False
+
+    @property
+    def mixed(self) -> list[StepKey]:
+        """The keys of rounds with prompts."""
+        return [key for key in self.launched if key.num_rows and key.num_prompt_tokens]
+
+    @property
+    def prompts(self) -> list[StepKey]:
+        """The keys of prompts alone."""
+        return [key for key in self.launched if not key.num_rows]
+
+
+class SplitSteps:
+    """Takes the place of a runner's graphs: runs each step as two halves, on a GPU as two graphs from its second time on."""
+
+    def __init__(self, runner: Runner, grid: StepGrid) -> None:
+        self._launcher = runner.launcher
+        self._memory = runner.graph_memory
+        self._halves: dict[StepKey, tuple[Callable[[], None], Callable[[], None], StepOutcome]] = {}
+        self.launched: list[StepKey] = []
+        runner.grid = grid
+        runner.graphs = self  # type: ignore[assignment]
+
+    def run(self, key: StepKey) -> tuple[StepOutcome, bool]:
+        if self._memory is None or key not in self.launched:
+            self.launched.append(key)
+            return self._launch(key), False
+        if key not in self._halves:
+            self._capture(key)
+        first, second, outcome = self._halves[key]
+        first()
+        second()
+        return outcome, True
+
+    def _launch(self, key: StepKey) -> StepOutcome:
+        context = self._launcher.context
+        rows, prompts = self._launcher.operands(key)
+        half = forward_half(context, rows, key.depth, prompts)
+        return sample_half(context, rows, half, keeps_logits=key.keeps_logits)
+
+    def _capture(self, key: StepKey) -> None:
+        assert self._memory is not None
+        context = self._launcher.context
+        rows, prompts = self._launcher.operands(key)
+        first, half = self._memory.capture(lambda: forward_half(context, rows, key.depth, prompts))
+        second, outcome = self._memory.capture(
+            lambda: sample_half(context, rows, half, keeps_logits=key.keeps_logits)
+        )
+        self._halves[key] = (first.replay, second.replay, outcome)
