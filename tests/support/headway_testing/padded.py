@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.engine.execution.runner import Runner
-from headway.engine.execution.step import StepOutcome, forward_half, sample_half
+from headway.engine.execution.step import HalfStep, StepOutcome, forward_half, sample_half
 from headway.engine.execution.step_key import StepGrid, StepKey
 
 
@@ -56,17 +56,18 @@ class SplitSteps:
         return outcome, True
 
     def _launch(self, key: StepKey) -> StepOutcome:
-        context = self._launcher.context
-        rows, prompts = self._launcher.operands(key)
-        half = forward_half(context, rows, key.depth, prompts)
-        return sample_half(context, rows, half, keeps_logits=key.keeps_logits)
+        return self._second(key, self._first(key))
 
     def _capture(self, key: StepKey) -> None:
         assert self._memory is not None
-        context = self._launcher.context
-        rows, prompts = self._launcher.operands(key)
-        first, half = self._memory.capture(lambda: forward_half(context, rows, key.depth, prompts))
-        second, outcome = self._memory.capture(
-            lambda: sample_half(context, rows, half, keeps_logits=key.keeps_logits)
-        )
+        first, half = self._memory.capture(lambda: self._first(key))
+        second, outcome = self._memory.capture(lambda: self._second(key, half))
         self._halves[key] = (first.replay, second.replay, outcome)
+
+    def _first(self, key: StepKey) -> HalfStep:
+        rows, prompts = self._launcher.operands(key)
+        return forward_half(self._launcher.context, rows, key.depth, prompts)
+
+    def _second(self, key: StepKey, half: HalfStep) -> StepOutcome:
+        rows = self._launcher.rows_of(key)
+        return sample_half(self._launcher.context, rows, half, keeps_logits=key.keeps_logits)
