@@ -34,7 +34,7 @@ class PaddedLaunches:
 
 
 class SplitSteps:
-    """Takes the place of a runner's graphs: runs each step as two halves, on a GPU as two graphs from its second time on."""
+    """Takes the place of a runner's graphs: runs each step as two halves, on a GPU rounds as two graphs from the second time on."""
 
     def __init__(self, runner: Runner, grid: StepGrid) -> None:
         self._launcher = runner.launcher
@@ -45,7 +45,8 @@ class SplitSteps:
         runner.graphs = self  # type: ignore[assignment]
 
     def run(self, key: StepKey) -> tuple[StepOutcome, bool]:
-        if self._memory is None or key not in self.launched:
+        # After prompts alone there may be nothing left for the second graph.
+        if self._memory is None or not key.num_rows or key not in self.launched:
             self.launched.append(key)
             return self._launch(key), False
         if key not in self._halves:
