@@ -12,7 +12,6 @@ import torch
 from headway.engine.defaults import drafter_name, max_extra_rows, max_running, num_threads, prefill_policy
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import NAMED_DTYPES, load_model, make_dummy_model, parameter_counts
 from headway.engine.models.registry import read_model_spec
@@ -43,12 +42,15 @@ from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable, table_bytes
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec, block_bytes
-from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_float8_products
+from headway.kernels import (
+    MAX_HIDDEN_OF_FEW_LAUNCHES,
+    MAX_SPLIT_KV_ROWS,
+    SPLIT_KV_TILE_ROWS,
+    has_float8_products,
+)
 
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
-# Queries that share keys: one of the tiles of attention's kernel for decode rounds.
-WINDOW_TILE_QUERIES = 32
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +306,7 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
         return None
     for linear in model.linears():
         linear.make_batch_invariant()
-    return max(WINDOW_TILE_QUERIES // _sharing(model), 1)
+    return max(SPLIT_KV_TILE_ROWS // _sharing(model), 1)
 
 
 def _check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None:
@@ -321,11 +323,11 @@ def _check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> Non
             "--deterministic has no kernels for float64 on cuda; use another --dtype or --device cpu"
         )
     sharing = _sharing(model)
-    most = MAX_WINDOW_QUERIES // sharing - 1
+    most = MAX_SPLIT_KV_ROWS // sharing - 1
     if config.depth > most:
         raise ConfigError(
             f"--depth is {config.depth}, with --deterministic it must be {most} or less for this model, whose "
-            f"{sharing} query heads share their keys: a round attends in windows of {MAX_WINDOW_QUERIES} queries"
+            f"{sharing} query heads share their keys: a round attends in windows of {MAX_SPLIT_KV_ROWS} queries"
         )
 
 

@@ -7,6 +7,15 @@ A decode round launches `prepare_verify_inputs` and `verify_and_rewind` on the G
 device functions. `mamba_state_selective_copy` is for models with recurrent layers; none of those served has any.
 """
 
+from headway.kernels.attention.api import attention
+from headway.kernels.attention.dispatch import (
+    MAX_SPLIT_KV_ROWS,
+    SPLIT_KV_TILE_ROWS,
+    PaddedForm,
+    max_prompt_rows,
+    padded_form,
+    splits_keys,
+)
 from headway.kernels.attention.paged_attention import paged_attention
 from headway.kernels.attention.prefill_attention import prefill_attention
 from headway.kernels.attention.varlen_attention import varlen_attention
@@ -50,6 +59,7 @@ from headway.kernels.types._epilogue import Activation, Epilogue, NextNorm
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._processor_state import LogitsProcessorState
+from headway.kernels.types._query_batch import QueryBatch
 from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels.types._weights import (
     DenseWeight,
@@ -62,7 +72,9 @@ from headway.kernels.types._weights import (
 __all__ = [
     "FEW_ROWS",
     "MAX_HIDDEN_OF_FEW_LAUNCHES",
+    "MAX_SPLIT_KV_ROWS",
     "MIN_ADDED_ROWS",
+    "SPLIT_KV_TILE_ROWS",
     "Activation",
     "DeferredNorm",
     "DenseWeight",
@@ -74,12 +86,15 @@ __all__ = [
     "LogitsProcessorState",
     "NextNorm",
     "PackedCpuWeight",
+    "PaddedForm",
+    "QueryBatch",
     "RoundWindow",
     "RowState",
     "Weight",
     "add_rms_norm",
     "adds_residual",
     "advance",
+    "attention",
     "begin_decode",
     "can_be_packed",
     "compile_in_workers",
@@ -95,11 +110,13 @@ __all__ = [
     "least_packed_rows",
     "linear",
     "mamba_state_selective_copy",
+    "max_prompt_rows",
     "most_gated_rows",
     "most_screened_rows",
     "open_drafts",
     "pack_nibbles",
     "pack_weight",
+    "padded_form",
     "paged_attention",
     "prefill_attention",
     "prepare_next_forward_pass",
@@ -114,6 +131,7 @@ __all__ = [
     "rope_append",
     "sample",
     "silu_mul",
+    "splits_keys",
     "stamp",
     "store_pending_states",
     "store_tokens",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -12,7 +11,6 @@ from headway.engine.execution.prefill import prefill_inputs
 from headway.engine.execution.row_table import RowTable
 from headway.engine.execution.step import StepContext, StepOutcome, run_step
 from headway.engine.execution.step_key import StepKey
-from headway.engine.layers.inputs import cut_to_windows
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
@@ -64,10 +62,9 @@ class StepLauncher:
             chunks,
             self._table.numbers,
             self.context.pool.block_size,
-            sharing=attention.num_heads // attention.num_kv_heads,
+            gqa_group_size=attention.num_heads // attention.num_kv_heads,
+            window=self._prefill_window,
         )
-        if self._prefill_window is not None:
-            tokens = replace(tokens, inputs=cut_to_windows(tokens.inputs, self._prefill_window))
         hidden = run_step(self.context, None, 0, tokens).prompt_hidden
         assert hidden is not None, "the step has prompts"
         return hidden

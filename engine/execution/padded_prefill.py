@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
+from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
+from headway.kernels import QueryBatch
 
 MAX_CHUNKS = 64
 # Of each chunk: its row, start position, length and the block of the hidden state before it, -1: the row's own.
@@ -53,13 +54,12 @@ def padded_chunks(
     tables = slots.granted_block_ids.index_select(0, rows)
     blocks = tables[chunk_of_token, positions // block_size]
     slot_mapping = torch.where(is_token, blocks * block_size + positions % block_size, -1)
-    segments: tuple[Segment, ...] = ()
-    chunks = None
     if is_window:
-        segments = (Segment(0, 1, len(token_ids), tables[:1], starts[:1], starts[:1] + lengths[:1]),)
+        end_of_first = starts[:1] + lengths[:1]
+        batch = QueryBatch.of_windows(tables[:1], starts[:1], len(token_ids), end_positions=end_of_first)
     else:
-        chunks = Chunks(tables, firsts, lengths, starts)
-    inputs = ForwardInputs(token_ids, positions, slot_mapping, segments, chunks)
+        batch = QueryBatch.of_chunks(tables, starts, lengths, firsts, len(token_ids))
+    inputs = ForwardInputs(token_ids, positions, slot_mapping, (batch,))
     # Chunks that do not exist write what the first one writes, which begins at place 0.
     first_places = torch.where(lengths > 0, firsts, 0)
     last_places = torch.where(lengths > 0, ends, lengths[0]) - 1

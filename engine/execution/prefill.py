@@ -5,25 +5,18 @@ Tensors only; which chunks are computed, and what comes after them, others decid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 
-from headway.engine.layers.inputs import (
-    MAX_WINDOW_QUERIES,
-    QUERIES_OF_A_SEGMENT,
-    ForwardInputs,
-    Segment,
-    in_pieces,
-)
-from headway.engine.scheduling.plan import PrefillChunk, is_far
+from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import to_device
-
-# Behind block tables for more tokens fewer queries share a segment of windows.
-_LONG_TABLE = 32_768
+from headway.kernels import QueryBatch, max_prompt_rows, splits_keys
 
 
 def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
@@ -37,69 +30,92 @@ def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
     return [first + len(chunk.token_ids) - 1 for first, chunk in firsts if chunk.is_last]
 
 
+class _Part(NamedTuple):
+    """Tokens of one chunk that are one row of a batch. most_cached is that of QueryBatch."""
+
+    row: int
+    start: int
+    length: int
+    most_cached: int | None
+
+
 def prefill_inputs(
     chunks: Sequence[PrefillChunk],
     slots: RowTensors,
     block_size: int,
     *,
-    sharing: int,
+    gqa_group_size: int,
+    window: int | None = None,
 ) -> PromptTokens:
-    """Builds the inputs of one forward pass; neighbouring chunks of equal length share a segment.
+    """Builds the inputs of one forward pass; neighbouring chunks of equal length share a batch.
 
-    sharing: query heads that share keys.
+    window: the queries are attended in rows of at most this number of tokens, as those of decode rounds are, so that their
+    results do not depend on how prompts are computed; None: each chunk is one row.
     """
     device = slots.limits.device
+    parts = [part for chunk in chunks for part in _parts(chunk, window)]
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
-    shape = to_device(
-        [
-            [chunk.row for chunk in chunks],
-            [chunk.start for chunk in chunks],
-            [len(chunk.token_ids) for chunk in chunks],
-            first_places(chunks),
-            [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks],
-        ],
-        device,
+    of_chunks = (
+        [chunk.row for chunk in chunks],
+        [chunk.start for chunk in chunks],
+        [len(chunk.token_ids) for chunk in chunks],
+        first_places(chunks),
+        [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks],
     )
-    rows, starts, lengths, firsts, hits = shape
+    of_parts = [part.row for part in parts], [part.start for part in parts]
+    numbers = to_device([number for column in (*of_chunks, *of_parts) for number in column], device)
+    rows, starts, lengths, firsts, hits = numbers[: -2 * len(parts)].view(len(of_chunks), -1)
+    part_rows, part_starts = numbers[-2 * len(parts) :].view(len(of_parts), -1)
     chunk_of_token = torch.repeat_interleave(lengths, output_size=len(token_ids))
     places = torch.arange(len(token_ids), device=device)
     positions = places + (starts - firsts)[chunk_of_token]
     blocks = slots.granted_block_ids[rows[chunk_of_token], positions // block_size]
-    tables = slots.granted_block_ids.index_select(0, rows)
     inputs = ForwardInputs(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=blocks * block_size + positions % block_size,
-        segments=tuple(
-            part
-            for segment in _segments(chunks, tables, starts)
-            for part in _bounded(segment, block_size, sharing)
+        batches=tuple(
+            _batches(
+                parts,
+                slots.granted_block_ids.index_select(0, part_rows),
+                part_starts,
+                block_size=block_size,
+                gqa_group_size=gqa_group_size,
+            )
         ),
     )
     return PromptTokens(inputs, rows, lengths, firsts, firsts + lengths - 1, hits)
 
 
-def _segments(
-    chunks: Sequence[PrefillChunk],
-    tables: torch.Tensor,  # [chunks, max_blocks] int64
-    starts: torch.Tensor,  # [chunks] int64
-) -> tuple[Segment, ...]:
-    """One segment for each run of chunks that have one length and one attention kernel."""
-    kinds = ((len(chunk.token_ids), is_far(chunk.start)) for chunk in chunks)
-    segments: list[Segment] = []
-    first = place = 0
-    for (length, stands_far), group in groupby(kinds):
-        rows = sum(1 for _ in group)
-        which = slice(first, first + rows)
-        segments.append(Segment(place, rows, length, tables[which], starts[which], is_prompt=not stands_far))
-        first += rows
-        place += rows * length
-    return tuple(segments)
+def _parts(chunk: PrefillChunk, window: int | None) -> Iterator[_Part]:
+    """Yields the rows of a chunk: 70 tokens from position 100 on and a window of 32 give rows of 32, 32 and 6 tokens."""
+    num_tokens = len(chunk.token_ids)
+    if window is None:
+        yield _Part(chunk.row, chunk.start, num_tokens, chunk.start)
+        return
+    for first in range(0, num_tokens, window):
+        yield _Part(chunk.row, chunk.start + first, min(window, num_tokens - first), None)
 
 
-def _bounded(segment: Segment, block_size: int, sharing: int) -> Iterable[Segment]:
-    """In pieces where windows are attended, whose partial results are many if rows are."""
-    if segment.is_prompt or segment.window * sharing > MAX_WINDOW_QUERIES:
-        return (segment,)
-    num_places = max(segment.block_table.shape[1] * block_size, _LONG_TABLE)
-    return in_pieces(segment, QUERIES_OF_A_SEGMENT * _LONG_TABLE // num_places)
+def _batches(
+    parts: Sequence[_Part],
+    tables: torch.Tensor,  # [parts, max_blocks] int64
+    starts: torch.Tensor,  # [parts] int64
+    *,
+    block_size: int,
+    gqa_group_size: int,
+) -> Iterator[QueryBatch]:
+    """Yields a batch for each run of parts that have one length and one kernel, or several where there are too many rows."""
+    first = first_token = 0
+    for (length, _), group in groupby(parts, lambda part: (part.length, splits_keys(part.most_cached))):
+        bounds = [part.most_cached for part in group]
+        most_cached = max((bound for bound in bounds if bound is not None), default=None)
+        most_rows = max_prompt_rows(length, gqa_group_size, most_cached, tables.shape[1] * block_size)
+        end = first + len(bounds)
+        while first < end:
+            some = slice(first, min(first + (most_rows or len(bounds)), end))
+            yield QueryBatch.of_windows(
+                tables[some], starts[some], length, first_token=first_token, most_cached=most_cached
+            )
+            first_token += (some.stop - first) * length
+            first = some.stop

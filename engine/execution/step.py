@@ -13,7 +13,7 @@ import torch
 
 from headway.engine.execution.host_ring import HostRing
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import ForwardInputs, beside, inputs_of
+from headway.engine.layers.inputs import ForwardInputs, concatenate, inputs_of
 from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens, score_tokens
 from headway.engine.speculation.drafter import Drafter, PromptTokens
 from headway.engine.speculation.synthetic import SyntheticAcceptance
@@ -170,7 +170,7 @@ def _forward(
     """Returns the hidden states of the round's tokens and of the prompts' tokens, of one forward pass."""
     if prompts is None:
         return context.model.forward(inputs, context.pool), None
-    states = context.model.forward(beside(inputs, prompts.inputs), context.pool)
+    states = context.model.forward(concatenate(inputs, prompts.inputs), context.pool)
     num_tokens = len(inputs.token_ids)
     # The prompts' part is a copy: a graph keeps the memory of what it returns, and nothing needs the round's part.
     return states[:num_tokens], states[num_tokens:].clone()

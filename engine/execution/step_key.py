@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.engine.execution.padded_prefill import MAX_CHUNKS
-from headway.engine.scheduling.plan import PrefillChunk, is_near
+from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS, MIXED_STEP, PrefillPolicy
+from headway.kernels import PaddedForm, padded_form, splits_keys
 
 # From 64 rows on the time of a round grows with its rows, so that a larger graph costs what it computes in vain.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
@@ -19,8 +20,6 @@ ROW_STEP = 32
 # More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model, H200).
 MAX_REPLAYED_TOKENS = 1024
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_REPLAYED_TOKENS)
-# One chunk of at most this many tokens is attended as a decode window, by split-KV kernels: a short turn of a long chat.
-_WINDOW_TOKENS = 32
 
 
 class StepKey(NamedTuple):
@@ -63,7 +62,7 @@ class StepGrid:
     def mixed(self, wanted: StepKey, chunks: Sequence[PrefillChunk]) -> StepKey | None:
         """Returns the key of the round with these chunks in its pass; None where they need a pass of their own."""
         num_tokens = _padded_count(chunks, self.mixed_counts)
-        if num_tokens is None or not is_near(chunks):
+        if num_tokens is None or splits_keys(_most_cached(chunks)):
             return None
         return self.round(wanted)._replace(num_prompt_tokens=num_tokens)
 
@@ -72,12 +71,9 @@ class StepGrid:
         num_tokens = _padded_count(chunks, self.prompt_counts)
         if num_tokens is None:
             return None
-        is_window = len(chunks) == 1 and num_tokens <= _WINDOW_TOKENS
-        return (
-            StepKey(num_prompt_tokens=num_tokens, is_window=is_window)
-            if is_window or is_near(chunks)
-            else None
-        )
+        form = padded_form(len(chunks), num_tokens, _most_cached(chunks))
+        is_window = form is PaddedForm.WINDOW
+        return None if form is None else StepKey(num_prompt_tokens=num_tokens, is_window=is_window)
 
     def captured(self, depths: Iterable[int], policy: PrefillPolicy) -> list[StepKey]:
         """Returns the keys to be captured at the start: mixed passes of the largest depth, prompts, rounds of these depths,
@@ -92,7 +88,8 @@ class StepGrid:
         prompts = [
             StepKey(num_prompt_tokens=tokens, is_window=is_window)
             for tokens in reversed(self.prompt_counts)
-            for is_window in ((True, False) if tokens <= _WINDOW_TOKENS else (False,))
+            for is_window in (True, False)
+            if not is_window or padded_form(1, tokens, 0) is PaddedForm.WINDOW
         ]
         rounds = [StepKey(n, depth) for n in reversed(self.row_counts) for depth in deepest_first]
         return mixed + prompts + rounds
@@ -104,6 +101,11 @@ def _padded_count(chunks: Sequence[PrefillChunk], counts: Sequence[int]) -> int 
     if len(chunks) > MAX_CHUNKS:
         return None
     return next((count for count in counts if count >= needed), None)
+
+
+def _most_cached(chunks: Sequence[PrefillChunk]) -> int:
+    """Returns the most tokens that are cached before one of the chunks."""
+    return max(chunk.start for chunk in chunks)
 
 
 def row_counts(max_rows: int) -> tuple[int, ...]:

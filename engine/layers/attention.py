@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.layers.inputs import Chunks, ForwardInputs, Segment
+from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import AttentionSpec
@@ -12,12 +12,10 @@ from headway.engine.state.specs import LayerState, PagedSpec
 from headway.kernels import (
     Activation,
     HeadNorms,
+    attention,
     fuses_qkv,
-    paged_attention,
-    prefill_attention,
     qkv_rope_append,
     rope_append,
-    varlen_attention,
 )
 
 
@@ -124,49 +122,14 @@ class Attention:
     ) -> torch.Tensor:
         """Returns [tokens, q_heads * head_dim]."""
         out = query.new_empty(query.shape)
-        chunks = inputs.chunks
-        for segment in inputs.segments:
-            attend = prefill_attention if segment.is_prompt else paged_attention
-            attend(
-                _windows(query, segment),
+        for batch in inputs.batches:
+            attention(
+                query,
                 state["keys"],
                 state["values"],
-                segment.block_table,
-                segment.start_positions,
+                batch,
                 self._spec.scale,
                 first_position=self._first_position,
-                end_positions=segment.end_positions,
-                out=_windows(out, segment),
+                out=out,
             )
-        if chunks is not None:
-            self._attend_chunks(query, chunks, state, out)
         return out.flatten(1)
-
-    def _attend_chunks(
-        self,
-        query: torch.Tensor,  # [tokens, q_heads, head_dim]
-        chunks: Chunks,
-        state: LayerState,
-        out: torch.Tensor,  # [tokens, q_heads, head_dim], written where chunks are
-    ) -> None:
-        assert self._first_position == 0, "chunks are attended from their first key on"
-        varlen_attention(
-            query[chunks.first_token :],
-            state["keys"],
-            state["values"],
-            chunks.block_table,
-            chunks.first_tokens,
-            chunks.lengths,
-            chunks.start_positions,
-            self._spec.scale,
-            out=out[chunks.first_token :],
-        )
-
-
-def _windows(
-    heads: torch.Tensor,  # [tokens, heads, head_dim], of all segments
-    segment: Segment,
-) -> torch.Tensor:
-    """Returns the segment's heads, [rows, window, heads, head_dim]."""
-    tokens = slice(segment.first_token, segment.first_token + segment.rows * segment.window)
-    return heads[tokens].view(segment.rows, segment.window, *heads.shape[1:])

@@ -6,18 +6,12 @@ A step is: row moves, row set-ups, grants, then one forward pass of prefill chun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.protocol.stats import StageSeconds
 from headway.engine.scheduling.request import Request
-
-# FAR: after more cached keys few tokens are attended by split-KV kernels; the prefill kernel walks through all keys in one
-# program, which is fast enough for fewer keys and compiled for any number of tokens.
-FAR = 8192
-
 
 # MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they take 0.5 MiB a row.
 MAX_PENDING = 64
@@ -83,16 +77,6 @@ class PrefillChunk:
     is_last: bool
     scored_token_ids: tuple[int, ...] = ()
     num_top: int = 0
-
-
-def is_far(num_keys: int) -> bool:
-    """Whether this number of keys is split among several programs."""
-    return num_keys > FAR
-
-
-def is_near(chunks: Iterable[PrefillChunk]) -> bool:
-    """Whether few keys stand before each."""
-    return not any(is_far(chunk.start) for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True)

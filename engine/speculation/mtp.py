@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import ForwardInputs, Segment, inputs_of
+from headway.engine.layers.inputs import ForwardInputs, inputs_of
 from headway.engine.sampling.sampler import pick_tokens
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import BlockSpec
-from headway.kernels import RoundWindow, open_drafts, store_pending_states
+from headway.kernels import QueryBatch, RoundWindow, open_drafts, store_pending_states
 
 # Places whose pairs one pass of catching up computes, of all rows.
 CAUGHT_UP_AT_ONCE = 16
@@ -123,9 +123,9 @@ class MtpDrafter:
         block_ids = rows.granted_block_ids.gather(1, positions // size)
         slots = torch.where(is_pending, block_ids * size + positions % size, -1)
         starts, ends = positions[:, 0], positions.amax(1) + is_pending.any(1)
-        segment = Segment(0, len(tokens), width, rows.granted_block_ids, starts, ends)
+        batch = QueryBatch.of_windows(rows.granted_block_ids, starts, width, end_positions=ends)
         tokens = torch.where(is_pending, tokens, 0)
-        inputs = ForwardInputs(tokens.flatten(), positions.flatten(), slots.flatten(), (segment,))
+        inputs = ForwardInputs(tokens.flatten(), positions.flatten(), slots.flatten(), (batch,))
         self._head.fill_cache(inputs, hidden.flatten(0, 1), self._pool)
 
     def _pick(

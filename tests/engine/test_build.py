@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from headway.engine.build import (
     assemble,
 )
 from headway.engine.defaults import drafter_name, max_running, num_threads, prefill_policy
-from headway.engine.layers.inputs import MAX_WINDOW_QUERIES
 from headway.engine.layers.linear import Linear
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
@@ -243,10 +241,6 @@ def test_what_cannot_be_deterministic_is_refused() -> None:
     with pytest.raises(ConfigError, match="--depth is 8, with --deterministic it must be 7 or less"):
         _make_deterministic(config, model(sharing=16))  # type: ignore[arg-type]
     assert _make_deterministic(config, model(sharing=14)) == 2  # type: ignore[arg-type]
-
-
-def test_attention_takes_windows_of_that_many_queries() -> None:
-    assert sys.modules["headway.kernels.attention.paged_attention"]._WINDOW_LIMIT == MAX_WINDOW_QUERIES
 
 
 @pytest.mark.parametrize(("depth", "num_warnings"), [(3, 1), (0, 0)], ids=["wanted", "off"])

@@ -1,4 +1,4 @@
-"""How chunks of prompts become segments of one forward pass, and for how many tokens there are graphs."""
+"""How chunks of prompts become batches of queries of one forward pass, and for how many tokens there are graphs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import torch
 
 from headway.engine.execution.prefill import prefill_inputs
 from headway.engine.execution.step_key import StepGrid, StepKey, mixed_token_counts, token_counts
-from headway.engine.layers.inputs import Segment
 from headway.engine.scheduling.plan import PrefillChunk
-from headway.engine.scheduling.prefill_policy import PrefillPolicy
+from headway.engine.scheduling.prefill_policy import MAX_MIXED_KEYS, PrefillPolicy
 from headway.engine.state.row_tensors import RowTensors
+from headway.kernels import QueryBatch, splits_keys
+from headway.kernels.attention.dispatch import AttentionKernel, AttentionShape, choose
 
-BLOCK_SIZE, MAX_BLOCKS = 16, 1024
+BLOCK_SIZE, MAX_BLOCKS, WINDOW = 16, 1024, 8
 
 
-def segments_of(
+def batches_of(
     chunks: Sequence[tuple[int, int]],
     *,
-    sharing: int = 1,
+    gqa_group_size: int = 1,
     block_size: int = BLOCK_SIZE,
-) -> tuple[Segment, ...]:
+    window: int | None = None,
+) -> tuple[QueryBatch, ...]:
     """chunks: (first position, tokens), a row each."""
     cpu = torch.device("cpu")
     slots = RowTensors.allocate(
@@ -33,18 +35,35 @@ def segments_of(
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
         for row, (start, length) in enumerate(chunks)
     ]
-    inputs = prefill_inputs(made, slots, block_size, sharing=sharing).inputs
-    return inputs.segments
+    tokens = prefill_inputs(made, slots, block_size, gqa_group_size=gqa_group_size, window=window)
+    return tokens.inputs.batches
 
 
-def queries_of(segments: Sequence[Segment]) -> list[tuple[int, int, int]]:
-    """(place in the flat list, position, the row's first block) of each, in the order of the segments."""
+def size_of(batch: QueryBatch) -> tuple[int, int]:
+    """(rows, queries of each)."""
+    assert isinstance(batch.lengths, int)
+    assert len(batch.block_table) == len(batch.start_positions)
+    assert batch.num_tokens == len(batch.block_table) * batch.lengths
+    return len(batch.block_table), batch.lengths
+
+
+def queries_of(batches: Sequence[QueryBatch]) -> list[tuple[int, int, int]]:
+    """(place in the flat list, position, the row's first block) of each, in the order of the batches."""
     return [
-        (s.first_token + row * s.window + w, int(s.start_positions[row]) + w, int(s.block_table[row, 0]))
-        for s in segments
-        for row in range(s.rows)
-        for w in range(s.window)
+        (
+            batch.first_token + row * window + w,
+            int(batch.start_positions[row]) + w,
+            int(batch.block_table[row, 0]),
+        )
+        for batch in batches
+        for rows, window in [size_of(batch)]
+        for row in range(rows)
+        for w in range(window)
     ]
+
+
+def kernel_of(batch: QueryBatch, gqa_group_size: int) -> AttentionKernel:
+    return choose(AttentionShape(size_of(batch)[1], gqa_group_size, batch.most_cached))
 
 
 @pytest.mark.parametrize("most", [1, 16, 40, 512, 700, 1024, 8192])
@@ -93,28 +112,52 @@ def chunks_of(lengths: Sequence[int]) -> list[PrefillChunk]:
     return [PrefillChunk(0, 0, 0, (1,) * n, hidden_block_id=None, is_last=True) for n in lengths]
 
 
-def test_neighbours_of_equal_length_share_a_segment() -> None:
-    segments = segments_of([(0, 30), (5, 30), (0, 31)])
-    assert [(s.rows, s.window) for s in segments] == [(2, 30), (1, 31)]
+def test_mixed_passes_take_no_chunk_whose_keys_are_split() -> None:
+    assert not splits_keys(MAX_MIXED_KEYS)
+    assert splits_keys(MAX_MIXED_KEYS + 1)
+
+
+def test_neighbours_of_equal_length_share_a_batch() -> None:
+    batches = batches_of([(0, 30), (5, 30), (0, 31)])
+    assert [size_of(batch) for batch in batches] == [(2, 30), (1, 31)]
+
+
+def test_neighbours_with_few_and_with_many_cached_keys_share_none() -> None:
+    batches = batches_of([(8192, 20), (100, 20), (8193, 20), (9000, 20)])
+    assert [(len(batch.block_table), batch.most_cached) for batch in batches] == [(2, 8192), (2, 9000)]
+    assert [kernel_of(batch, 1) for batch in batches] == [AttentionKernel.PREFILL, AttentionKernel.SPLIT_KV]
 
 
 @pytest.mark.parametrize(("block_size", "most"), [(16, 256), (32, 256), (64, 128)])
 @pytest.mark.parametrize("length", [1, 20, 32])
-def test_many_rows_far_behind_share_no_segment_whose_partial_results_are_large(
+def test_many_rows_of_split_kv_are_cut_into_batches_whose_partial_results_are_small(
     length: int, block_size: int, most: int
 ) -> None:
-    """Windows leave some for each query and 2,048 places of the table: 64 questions of 20 tokens about one long text once
-    took 340 MB."""
-    chunks = [(10_000, length)] * 64
-    segments = segments_of(chunks, sharing=4, block_size=block_size)
-    assert all(s.rows * s.window <= most and not s.is_prompt for s in segments)
-    assert len(segments) == -(-64 // (most // length))
+    """Split-KV leaves partial results for each query and 2,048 places of the table: 64 questions of 20 tokens about one long
+    text once took 340 MB."""
+    batches = batches_of([(10_000, length)] * 64, gqa_group_size=4, block_size=block_size)
+    assert all(batch.num_tokens <= most for batch in batches)
+    assert {kernel_of(batch, 4) for batch in batches} == {AttentionKernel.SPLIT_KV}
+    assert len(batches) == -(-64 // (most // length))
     expected = [(row * length + w, 10_000 + w, row * MAX_BLOCKS) for row in range(64) for w in range(length)]
-    assert queries_of(segments) == expected
+    assert queries_of(batches) == expected
 
 
 @pytest.mark.parametrize(("start", "length"), [(10_000, 33), (10_000, 300), (100, 20)])
-def test_many_rows_stay_together_where_they_leave_none(start: int, length: int) -> None:
-    """The kernel of prompts attends them: too wide for a window, or near."""
-    (segment,) = segments_of([(start, length)] * 64, sharing=4)
-    assert (segment.rows, segment.window, segment.is_prompt) == (64, length, start == 100)
+def test_many_rows_stay_together_where_no_partial_results_are_left(start: int, length: int) -> None:
+    """The window is too wide for split-KV, or few keys are cached."""
+    (batch,) = batches_of([(start, length)] * 64, gqa_group_size=4)
+    assert size_of(batch) == (64, length)
+    assert kernel_of(batch, 4) is AttentionKernel.PREFILL
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("length", [1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 3 * WINDOW + 5, 600])
+def test_windows_of_prompts_hold_the_same_queries_as_whole_chunks(rows: int, length: int) -> None:
+    chunks = [(4, 2), *((100 * row, length) for row in range(rows))]
+    cut = batches_of(chunks, window=WINDOW)
+    assert queries_of(cut) == queries_of(batches_of(chunks))
+    for batch in cut:
+        assert size_of(batch)[1] <= WINDOW
+        assert batch.num_tokens <= 256
+        assert kernel_of(batch, 1) is AttentionKernel.SPLIT_KV

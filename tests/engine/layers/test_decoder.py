@@ -13,10 +13,11 @@ from headway_testing.families import tiny_model
 from headway_testing.paged import PagedSequences, load
 
 from headway.engine.layers import attention, stream
-from headway.engine.layers.inputs import Chunks, ForwardInputs
+from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
 from headway.engine.models.registry import read_model_spec
+from headway.kernels import QueryBatch
 from headway.kernels.linear import api
 
 EMBEDDED = {  # the sizes of the embedded model, but for the number of layers
@@ -148,13 +149,14 @@ def test_every_family_keeps_the_fusions_that_its_form_allows(
 
 def as_chunks(inputs: ForwardInputs) -> ForwardInputs:
     """The same, as a graph of a prefill gets it: one more chunk, which does not exist."""
-    tables = torch.cat([segment.block_table for segment in inputs.segments])
-    numbers = [[segment.first_token, segment.window] for segment in inputs.segments]
+    tables = torch.cat([batch.block_table for batch in inputs.batches])
+    numbers = [[batch.first_token, batch.num_tokens] for batch in inputs.batches]
     firsts, lengths = torch.tensor([*numbers, [0, 0]]).unbind(1)
-    starts = torch.cat([*(segment.start_positions for segment in inputs.segments), torch.zeros(1).long()])
-    return replace(
-        inputs, segments=(), chunks=Chunks(torch.cat([tables, tables[:1]]), firsts, lengths, starts)
+    starts = torch.cat([*(batch.start_positions for batch in inputs.batches), torch.zeros(1).long()])
+    chunks = QueryBatch.of_chunks(
+        torch.cat([tables, tables[:1]]), starts, lengths, firsts, len(inputs.token_ids)
     )
+    return replace(inputs, batches=(chunks,))
 
 
 def test_fused_products_attend_prompts_as_single_launches_do(

@@ -41,9 +41,8 @@ class RunningSum:
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
         sums = self.input(x)
-        for segment in inputs.segments:
-            tokens = slice(segment.first_token, segment.first_token + segment.window)
-            sums[tokens] = sums[tokens].cumsum(0)
+        for batch in inputs.batches:
+            sums[batch.tokens] = sums[batch.tokens].cumsum(0)
         return sums
 
     def update_state(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> None:

@@ -7,8 +7,7 @@ from headway_testing.scheduling import ScheduledDevice, oracle
 
 from headway.engine.protocol.errors import QueueFullError, RequestError
 from headway.engine.protocol.sampling_params import FinishReason
-from headway.engine.scheduling import plan as batch
-from headway.engine.scheduling.plan import Plan, PrefillChunk, RowMove
+from headway.engine.scheduling.plan import Plan, RowMove
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.request import Status
 
@@ -816,13 +815,6 @@ def test_other_prompts_get_a_pass_of_their_own(changes: dict[str, object]) -> No
     plan = mixed_plan(**changes)  # type: ignore[arg-type]
     assert not plan.is_mixed
     assert plan.decode_request_ids == ()
-
-
-def test_chunks_are_near_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "FAR", 19)
-    near, far = (PrefillChunk(0, 0, start, (1,), hidden_block_id=None, is_last=False) for start in (19, 20))
-    assert batch.is_near([near, near])
-    assert not batch.is_near([near, far])
 
 
 def test_no_more_prompts_are_admitted_than_share_the_pass_of_a_large_round() -> None:

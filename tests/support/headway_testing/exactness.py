@@ -13,12 +13,13 @@ from functools import cache
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import ForwardInputs, Segment
+from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.drafter import Drafter
 from headway.engine.state.pool import StatePool
+from headway.kernels import QueryBatch
 from headway.kernels.reference.sampling.sample import gumbel_noise
 from headway_testing.local import GREEDY, LocalEngine
 
@@ -118,12 +119,12 @@ def window_inputs(
     block_table: torch.Tensor,
     block_size: int,
 ) -> ForwardInputs:
-    """One segment of equal windows; entries that are not valid get id 0, position 0 and are not written.
+    """One batch of equal windows; entries that are not valid get id 0, position 0 and are not written.
 
     token_ids: [rows, window] int64; start_positions: [rows] int64; is_valid: [rows, window] bool;
     block_table: [rows, max_blocks] int64.
     """
-    rows, window = token_ids.shape
+    window = token_ids.shape[1]
     places = torch.arange(window, device=token_ids.device)
     positions = (start_positions[:, None] + places) * is_valid
     slots = block_table.gather(1, positions // block_size) * block_size + positions % block_size
@@ -131,5 +132,5 @@ def window_inputs(
         token_ids=(token_ids * is_valid).flatten(),
         positions=positions.flatten(),
         slot_mapping=torch.where(is_valid, slots, -1).flatten(),
-        segments=(Segment(0, rows, window, block_table, start_positions),),
+        batches=(QueryBatch.of_windows(block_table, start_positions, window),),
     )

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import ForwardInputs, Segment
+from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.speculation.mtp import mtp_state
 from headway.engine.state.pool import StatePool
+from headway.kernels import QueryBatch
 
 
 def load(path: Path, *, dtype: str = "auto", with_mtp: bool = True) -> CausalLM:
@@ -24,7 +25,7 @@ def load(path: Path, *, dtype: str = "auto", with_mtp: bool = True) -> CausalLM:
 class PagedSequences:
     """The cache of several sequences, with blocks in random order and garbage in those not yet written.
 
-    A span is (row, first position, number of tokens); each becomes a segment.
+    A span is (row, first position, number of tokens); each becomes a batch of one row.
     """
 
     def __init__(self, model: CausalLM, num_rows: int, max_tokens: int, *, block_size: int = 16) -> None:
@@ -61,14 +62,14 @@ class PagedSequences:
         rows = torch.cat([torch.full((count,), row) for row, _, count in spans])
         slots = self.block_table[rows, positions // self.block_size] * self.block_size
         slots += positions % self.block_size
-        segments, offset = [], 0
+        batches, offset = [], 0
         for row, first, count in spans:
             table = self.block_table[row : row + 1]
-            segments.append(Segment(offset, 1, count, table, torch.tensor([first])))
+            batches.append(QueryBatch.of_windows(table, torch.tensor([first]), count, first_token=offset))
             offset += count
         return ForwardInputs(
             token_ids=tokens,
             positions=positions,
             slot_mapping=slots,
-            segments=tuple(segments),
+            batches=tuple(batches),
         )

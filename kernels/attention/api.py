@@ -1,0 +1,50 @@
+"""The one entry to attention over the paged KV cache: `attention`."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.attention.dispatch import AttentionKernel, AttentionShape, choose
+from headway.kernels.attention.paged_attention import paged_attention
+from headway.kernels.attention.prefill_attention import prefill_attention
+from headway.kernels.attention.varlen_attention import varlen_attention
+from headway.kernels.types._query_batch import QueryBatch
+
+
+def attention(
+    query: torch.Tensor,  # [tokens, q_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
+    batch: QueryBatch,
+    scale: float,
+    *,
+    first_position: int = 0,
+    out: torch.Tensor | None = None,  # [tokens, q_heads, head_dim]
+) -> torch.Tensor:
+    """Causal attention with grouped heads: each query of the batch sees its row's keys from first_position on.
+
+    query and out hold the whole flat list of tokens; only the batch's rows are read and written. Returns out, or a new tensor.
+    A query that sees no key gets zeros, padding gets nothing. From its row's end position on there are no keys: what memory
+    holds there changes no query before it. The block table, start and end positions must be older than the launch before
+    this one: they are read before that launch has ended (programmatic dependent launch).
+    """
+    result = torch.empty_like(query) if out is None else out
+    window = batch.lengths if isinstance(batch.lengths, int) else None
+    gqa_group_size = query.shape[1] // key_cache.shape[2]
+    kernel = choose(AttentionShape(window, gqa_group_size, batch.most_cached))
+    queries, results = query[batch.tokens], result[batch.tokens]
+    if not isinstance(batch.lengths, int):
+        assert batch.first_tokens is not None, "chunks that only the device knows need their first tokens"
+        assert first_position == 0, "such chunks see their keys from the first on"
+        varlen_attention(
+            queries, key_cache, value_cache, batch.block_table, batch.first_tokens, batch.lengths,
+            batch.start_positions, scale, out=results,
+        )  # fmt: skip
+        return result
+    rows = len(batch.block_table), batch.lengths, *query.shape[1:]
+    attend = paged_attention if kernel is AttentionKernel.SPLIT_KV else prefill_attention
+    attend(
+        queries.view(rows), key_cache, value_cache, batch.block_table, batch.start_positions, scale,
+        first_position=first_position, end_positions=batch.end_positions, out=results.view(rows),
+    )  # fmt: skip
+    return result
