@@ -14,7 +14,7 @@ import torch
 from headway.engine.execution.host_ring import HostRing
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, concatenate, inputs_of
-from headway.engine.sampling.sampler import NO_TOKEN, are_broken, pick_tokens, score_tokens
+from headway.engine.sampling.sampler import NO_TOKEN, pick_tokens_with_flags, score_tokens
 from headway.engine.speculation.drafter import Drafter, PromptTokens
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.pool import StatePool
@@ -199,14 +199,16 @@ def _finish_round(
 ) -> RoundOutcome:
     window, logits, packed = forwarded.window, forwarded.logits, forwarded.packed
     depth = window.token_ids.shape[1] - 1
-    sampled = pick_tokens(logits, rows, forwarded.next_positions, window.token_ids[:, 1:])
+    sampled, is_broken = pick_tokens_with_flags(
+        logits, rows, forwarded.next_positions, window.token_ids[:, 1:]
+    )
     if context.synthetic is not None and depth > 0:
         context.synthetic.force(sampled, window, rows)
     size = context.pool.block_size
     emitted = verify_and_rewind(rows.state(), window, sampled, size, out=emitted_of(packed, depth))
     context.drafter.observe_round(rows, window, forwarded.hidden)
     # The device goes on with a token that exists; the host ends the row's request.
-    emitted[:, 1:].masked_fill_(are_broken(logits), NO_TOKEN)
+    emitted[:, 1:].masked_fill_(is_broken, NO_TOKEN)
     if rows.adjustments is not None:
         count_tokens(sampled, emitted[:, 0], rows.adjustments)
     return RoundOutcome(packed, depth, logits if keeps_logits else None)

@@ -6,7 +6,7 @@ import torch
 
 from headway.engine.scheduling.limits import MAX_LOGPROBS
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import process_logits, sample
+from headway.kernels import process_logits, sample, sample_with_flags
 
 NO_TOKEN = -1  # for the host, instead of what was picked from logits that are no numbers
 SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities then stays small
@@ -26,8 +26,27 @@ def pick_tokens(
     """
     if rows.adjustments is not None:
         logits = process_logits(logits, window_tokens, positions, rows.adjustments)
-    parameters = rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
-    return sample(logits, positions, *parameters, out=out)
+    return sample(logits, positions, *_parameters_of(rows), out=out)
+
+
+def pick_tokens_with_flags(
+    logits: torch.Tensor,  # [rows, window, vocab]
+    rows: RowTensors,
+    positions: torch.Tensor,  # [rows] int64
+    window_tokens: torch.Tensor,  # [rows, n] int64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the tokens of `pick_tokens`, and `are_broken(logits)` of the logits as they come: what samples writes the
+    flags on its way. Where logits processors act it sees what they leave, for a mask may hide a NaN, so a pass is made.
+    """
+    if rows.adjustments is not None:
+        return pick_tokens(logits, rows, positions, window_tokens), are_broken(logits)
+    return sample_with_flags(logits, positions, *_parameters_of(rows))
+
+
+def _parameters_of(
+    rows: RowTensors,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
 
 
 def are_broken(logits: torch.Tensor) -> torch.Tensor:

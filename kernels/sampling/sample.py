@@ -11,6 +11,7 @@ import torch
 
 from headway.kernels.reference.sampling.sample import gumbel_noise as gumbel_noise_twin
 from headway.kernels.reference.sampling.sample import sample as sample_twin
+from headway.kernels.reference.sampling.sample import sample_with_flags as sample_with_flags_twin
 from headway.kernels.runtime._device import multiprocessors, overlap
 from headway.kernels.runtime._triton import (
     blocks_of,
@@ -110,7 +111,8 @@ def _scan_kernel(
     """Computes per vocabulary tile of one position: maximum logit and noisy maximum, or statistics for top-k/top-p.
 
     Runs: the highest logit of each and, without top-k, the mass near it, and the mass of the chunk instead of a
-    score. Masses are sums of exp((logit - the chunk's highest) / temperature).
+    score. Masses are sums of exp((logit - the chunk's highest) / temperature). A NaN counts as +inf, for a maximum of
+    floats ignores it; of a filtered line with +inf `_pick_kernel` reads nothing else.
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
@@ -133,6 +135,7 @@ def _scan_kernel(
     following = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf"))
     for chunk in range(tl.program_id(1), chunks, step):
         value = following.to(tl.float32)
+        value = tl.where(value <= float("inf"), value, float("inf"))
         token = (chunk + step) * CHUNK + place
         following = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf"))
         partial = line * chunks + chunk
@@ -163,7 +166,7 @@ def _scan_kernel(
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "out_ptr")
+@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "out_ptr", "flag_ptr")
 def _pick_kernel(
     logits_ptr: tl.tensor,
     position_ptr: tl.tensor,
@@ -181,6 +184,7 @@ def _pick_kernel(
     id_ptr: tl.tensor,
     arrived_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    flag_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
@@ -218,6 +222,13 @@ def _pick_kernel(
     score_ptr += line * chunks
     highs = tl.load(highest_ptr + chunk, mask=chunk < chunks, other=-float("inf"))
     highest = tl.max(highs, 0)
+    is_broken = highest == float("inf")
+    if tl.program_id(1) == 0:
+        tl.store(flag_ptr + line, is_broken)
+    if is_broken & is_filtered:
+        # No filter can act, for no probabilities exist; the token must.
+        tl.store(out_ptr + line, 0)
+        return
     logits_ptr += line * vocab_size
     runs = chunks * (CHUNK // RUN)
     first_run = line * runs
@@ -274,12 +285,42 @@ def sample(
     parameters = positions, temperatures, top_k, top_p, min_p, seeds
     if not takes_triton(logits) or logits.dtype == torch.float64:
         return sample_twin(logits, *parameters, out=out)
+    tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device) if out is None else out
+    _launch(logits, parameters, tokens)
+    return tokens
+
+
+def sample_with_flags(
+    logits: torch.Tensor,  # [rows, window, vocab] float
+    positions: torch.Tensor,  # [rows] int64
+    temperatures: torch.Tensor,  # [rows] float32
+    top_k: torch.Tensor,  # [rows] int64
+    top_p: torch.Tensor,  # [rows] float32
+    min_p: torch.Tensor,  # [rows] float32
+    seeds: torch.Tensor,  # [rows] int64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the tokens of `sample` and [rows, window] bool: whether any logit is NaN or +inf, so that no probabilities
+    exist. The token of such a place is an arbitrary one of the vocabulary. The flags take no launch of their own.
+    """
+    parameters = positions, temperatures, top_k, top_p, min_p, seeds
+    if not takes_triton(logits) or logits.dtype == torch.float64:
+        return sample_with_flags_twin(logits, *parameters)
+    tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
+    return tokens, _launch(logits, parameters, tokens)
+
+
+def _launch(
+    logits: torch.Tensor,  # [rows, window, vocab] float
+    parameters: tuple[torch.Tensor, ...],  # of `sample`: positions to seeds
+    tokens: torch.Tensor,  # [rows, window] int64, written
+) -> torch.Tensor:
+    """Returns [rows, window] bool: whether any logit is NaN or +inf."""
     check_dense(logits, *parameters)
     rows, window, vocab_size = logits.shape
     lines, chunks = rows * window, blocks_of(vocab_size, _CHUNK)
-    tokens = torch.empty(rows, window, dtype=torch.int64, device=logits.device) if out is None else out
+    flags = torch.empty(rows, window, dtype=torch.bool, device=logits.device)
     if lines == 0:
-        return tokens
+        return flags
     # By line and chunk: highest logit, best score or mass; by line and run: highest logit, mass near it; the list of
     # runs; gathered tokens, or of each unit the best score and its token; how many programs of a line have arrived.
     bests = torch.empty(2, lines, chunks, device=logits.device)
@@ -296,9 +337,9 @@ def sample(
     )  # fmt: skip
     picks = max(_PICKS_PER_MULTIPROCESSOR * multiprocessors(logits.device) // lines, 1)
     _pick_kernel[(lines, min(picks, chunks))](
-        logits, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, window, vocab_size, chunks,
+        logits, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, flags, window, vocab_size, chunks,
         CHUNK=_CHUNK, CHUNKS=power_of_two(chunks), SHIFT=_SHIFTS[logits.dtype], RUN=_RUN, LISTED=_RUNS,
         FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, UNIT=_UNIT, TESTED=_TESTED, OVERLAPS=overlaps, num_warps=_PICK_WARPS,
         **_PICK_OPTIONS, **launch,
     )  # fmt: skip
-    return tokens
+    return flags

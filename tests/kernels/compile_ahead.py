@@ -66,7 +66,7 @@ def descriptor(kind: str, *block: int) -> str:
 
 
 SAMPLING = pointers("position top_k seed out") | pointers("list id arrived", "*i32")
-SAMPLING |= pointers("temperature top_p min_p highest score top near value", "*fp32")
+SAMPLING |= {"flag_ptr": "*i1"} | pointers("temperature top_p min_p highest score top near value", "*fp32")
 LOGITS = ("vocab_size",)
 ADJUSTMENTS = pointers("out penalty bias", "*fp32") | pointers("is_used is_in_prompt", "*i1")
 ADJUSTMENTS |= pointers("token_count", "*i32")

@@ -92,6 +92,22 @@ def sample(
     return tokens if out is None else out.copy_(tokens)
 
 
+def sample_with_flags(
+    logits: torch.Tensor,  # [rows, window, vocab] float
+    positions: torch.Tensor,  # [rows] int64
+    temperatures: torch.Tensor,  # [rows] float32
+    top_k: torch.Tensor,  # [rows] int64
+    top_p: torch.Tensor,  # [rows] float32
+    min_p: torch.Tensor,  # [rows] float32
+    seeds: torch.Tensor,  # [rows] int64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the tokens of `sample` and [rows, window] bool: whether any logit is NaN or +inf, so that no probabilities
+    exist. The token of such a place is an arbitrary one of the vocabulary."""
+    tokens = sample(logits, positions, temperatures, top_k, top_p, min_p, seeds)
+    # NaN is the greatest value to amax, and it is not less than anything.
+    return tokens, ~(logits.amax(-1) < torch.inf)
+
+
 def _sample_random(
     values: torch.Tensor,
     positions: torch.Tensor,

@@ -3,12 +3,13 @@
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 
-from headway.kernels import gumbel_noise, reference, sample
+from headway.kernels import gumbel_noise, reference, sample, sample_with_flags
 from headway.kernels.reference.sampling._philox import philox_4x32
 
 # tests/kat_vectors of Random123: counter, key, output of philox4x32 with 10 rounds.
@@ -36,8 +37,8 @@ def pick(
     top_p: float | list[float] = 1.0,
     min_p: float | list[float] = 0.0,
     seeds: torch.Tensor | None = None,
-    by: Callable[..., torch.Tensor] = sample,
-) -> torch.Tensor:
+    by: Callable[..., Any] = sample,
+) -> Any:
     rows, device = logits.shape[0], logits.device
 
     def column(value: float | list[float], dtype: torch.dtype) -> torch.Tensor:
@@ -388,6 +389,29 @@ def test_one_logit_that_is_no_number_does_no_harm(
     logits = logits_of("flat", 4500)[None, None].to(device)
     logits[0, 0, 77] = value
     assert 0 <= int(pick(logits, **filters)) < 4500
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered", "ignore:invalid value encountered")
+@pytest.mark.parametrize("filters", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_flags_tell_which_places_have_a_nan_or_infinity(
+    filters: dict[str, float], dtype: torch.dtype, device: torch.device
+) -> None:
+    """In the first chunk, in the last one, everywhere and nowhere; -inf is a masked token, even where all are."""
+    logits = logits_of("flat", 4500).expand(4, 2, -1).clone()
+    logits[0, 1, 4499], logits[1, 0, 3], logits[2, 0] = torch.nan, torch.inf, torch.nan
+    logits[2, 1, 9], logits[3, 0], logits[3, 1, ::2] = -torch.inf, -torch.inf, -torch.inf
+    logits = logits.to(device, dtype)
+    tokens, flags = pick(logits, by=sample_with_flags, **filters)
+    assert flags.tolist() == [[False, True], [True, False], [True, False], [False, False]]
+    assert flags.tolist() == (~(logits.amax(-1) < torch.inf)).tolist()
+    assert bool(((tokens >= 0) & (tokens < 4500)).all())
+    alike = pick(logits, **filters)
+    assert torch.equal(tokens[~flags], alike[~flags])
+    whole = ~flags & (logits > -torch.inf).any(-1)
+    assert torch.equal(
+        tokens[whole], pick(logits.nan_to_num(0.0, 0.0), by=reference.sample, **filters)[whole]
+    )
 
 
 @pytest.mark.gpu
