@@ -27,6 +27,6 @@ def check_attention(
     assert query.shape[2] % key_cache.shape[2] == 0, (query.shape, key_cache.shape)
 
 
-def packed_of(sharing: int) -> int:
+def packed_of(gqa_group_size: int) -> int:
     """Of the heads that share keys, so many are computed together."""
-    return min(sharing & -sharing, _MAX_PACKED)
+    return min(gqa_group_size & -gqa_group_size, _MAX_PACKED)

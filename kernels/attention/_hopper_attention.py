@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.attention._checks import LOG2_E, packed_of
+from headway.kernels.attention._hopper_attention_copies import copy_tiles, find_tile, next_turn
 from headway.kernels.linear._hopper_core import has_bulk_copies
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
@@ -32,144 +33,6 @@ _PIECE = 64
 # Of a thread while all have the same; then of the second warpgroup and of the copying warp, whose three companions only take
 # registers: the first warpgroup gets what they leave, as much as the second.
 _OPTIONS, _REGISTERS = {"maxnreg": 168}, (224, 56)
-
-
-@gluon_jit_once_for()
-def _add(a: gl.tensor, b: gl.tensor) -> gl.tensor:
-    return a + b
-
-
-@gluon_jit_once_for()
-def _find(
-    index: gl.tensor,
-    chunks: gl.tuple,  # (first tokens, lengths, start positions, how many, the windows' width)
-    limit: gl.tensor,
-    CHUNKS: gl.constexpr,
-    QUERIES: gl.constexpr,
-    TILE: gl.constexpr,
-) -> gl.tuple:
-    """Of the index-th tile of queries, from the last one on: (how many there are, chunk, its first token, length and start, the
-    tile's first place in it, end of the keys it sees, tiles of those, and how many of these every query sees). CHUNKS: 0 where
-    they are windows of one width."""
-    first_ptr, length_ptr, start_ptr, num_chunks, window = chunks
-    if CHUNKS == 0:
-        tiles_of_each = (window + QUERIES - 1) // QUERIES
-        num_tiles = num_chunks * tiles_of_each
-        tile = num_tiles - 1 - index
-        exists = tile >= 0
-        chunk = tile // tiles_of_each
-        place = (tile - chunk * tiles_of_each) * QUERIES
-        first = chunk.to(gl.int64) * window
-        length = window
-    else:
-        # Every warp has all chunks, so that none waits for another.
-        layout: gl.constexpr = gl.BlockedLayout([max(CHUNKS // 32, 1)], [32], [gl.num_warps()], [0])
-        each = gl.arange(0, CHUNKS, layout=layout)
-        lengths = gl.load(length_ptr + each, mask=each < num_chunks, other=0).to(gl.int32)
-        tiles = (lengths + QUERIES - 1) // QUERIES
-        tiles_through = gl.associative_scan(tiles, 0, _add)
-        num_tiles = gl.sum(tiles, 0)
-        tile = num_tiles - 1 - index
-        exists = tile >= 0
-        chunk = gl.sum((tiles_through <= tile).to(gl.int32), 0)
-        place = (tile - gl.sum(gl.where(each == chunk, tiles_through - tiles, 0), 0)) * QUERIES
-        first = gl.load(first_ptr + chunk, mask=exists, other=0)
-        length = gl.load(length_ptr + chunk, mask=exists, other=0).to(gl.int32)
-    start = gl.load(start_ptr + chunk, mask=exists, other=0).to(gl.int32)
-    end = gl.where(exists, gl.minimum(start + gl.minimum(length, place + QUERIES), limit), 0)
-    whole = gl.minimum(start + place + 1, end) // TILE
-    return num_tiles, chunk, first, length, start, place, end, gl.cdiv(end, TILE), whole
-
-
-@gluon_jit_once_for()
-def _next(turn: gl.tuple, STAGES: gl.constexpr) -> gl.tuple:
-    """(stage, parity of its barrier)."""
-    stage, parity = turn
-    is_round = stage == STAGES - 1
-    return gl.where(is_round, 0, stage + 1), gl.where(is_round, parity ^ 1, parity)
-
-
-@gluon_jit_once_for()
-def _blocks_of(
-    entries_ptr: gl.tensor,
-    tile: gl.tensor,
-    num_tiles: gl.tensor,
-    max_blocks: gl.tensor,
-    BLOCK_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
-) -> gl.tuple:
-    """Those of a tile of keys; where there is none, any."""
-    COPIES: gl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 1
-    blocks: gl.tuple = ()
-    for i in gl.static_range(COPIES):
-        entry = tile * TILE // BLOCK_SIZE + i
-        block = gl.load(entries_ptr + entry, mask=(tile < num_tiles) & (entry < max_blocks), other=0)
-        blocks += (gl.maximum(block, 0).to(gl.int32),)
-    return blocks
-
-
-@gluon_jit_once_for()
-def _fetch(
-    desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    arrival: gl.shared_memory_descriptor,
-    cells: gl.shared_memory_descriptor,  # [TILE, HEAD_DIM]
-    blocks: gl.tuple,
-    tile: gl.tensor,
-    head: gl.tensor,
-    BLOCK_SIZE: gl.constexpr,
-    PIECE: gl.constexpr,
-) -> None:
-    """Shared memory holds PIECE columns of all keys, then the next."""
-    TILE: gl.constexpr = cells.shape[0]
-    PIECES: gl.constexpr = cells.shape[1] // PIECE
-    COPIES: gl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 1
-    KEYS: gl.constexpr = TILE // COPIES
-    places = cells._reinterpret(cells.dtype, [PIECES * COPIES, 1, KEYS, 1, PIECE], desc.layout)
-    hopper.mbarrier.expect(arrival, TILE * PIECES * PIECE * 2)
-    for i in gl.static_range(COPIES):
-        for piece in gl.static_range(PIECES):
-            corner = [blocks[i], tile * TILE % BLOCK_SIZE, head, piece * PIECE]
-            hopper.tma.async_copy_global_to_shared(desc, corner, arrival, places.index(piece * COPIES + i))
-
-
-@gluon_jit_once_for()
-def _copy(
-    k_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    v_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    ring: gl.tuple,
-    table_ptr: gl.tensor,
-    table_stride: gl.tensor,
-    max_blocks: gl.tensor,
-    chunks: gl.tuple,
-    head: gl.tensor,
-    BLOCK_SIZE: gl.constexpr,
-    PIECE: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    QUERIES: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-) -> None:
-    """What one warp does: keys and values, each as soon as both warpgroups are done with what had its place."""
-    keys, values, k_full, v_full, k_empty, v_empty = ring
-    turn = gl.to_tensor(0), gl.to_tensor(1)
-    index = gl.program_id(1)
-    num_indices = index + 1
-    while index < num_indices:
-        num_indices, chunk, _first, _length, _start, _place, _end, num_tiles, _whole = _find(
-            index, chunks, max_blocks * BLOCK_SIZE, CHUNKS, QUERIES, TILE
-        )
-        entries_ptr = table_ptr + chunk.to(gl.int64) * table_stride
-        blocks = _blocks_of(entries_ptr, 0, num_tiles, max_blocks, BLOCK_SIZE, TILE)
-        for tile in range(num_tiles):
-            later = _blocks_of(entries_ptr, tile + 1, num_tiles, max_blocks, BLOCK_SIZE, TILE)
-            stage, parity = turn
-            hopper.mbarrier.wait(k_empty.index(stage), parity)
-            _fetch(k_desc, k_full.index(stage), keys.index(stage), blocks, tile, head, BLOCK_SIZE, PIECE)
-            hopper.mbarrier.wait(v_empty.index(stage), parity)
-            _fetch(v_desc, v_full.index(stage), values.index(stage), blocks, tile, head, BLOCK_SIZE, PIECE)
-            blocks = later
-            turn = _next(turn, STAGES)
-        index += gl.num_programs(1)
 
 
 @gluon_jit_once_for()
@@ -196,13 +59,13 @@ def _mask(
 
 
 @gluon_jit_once_for()
-def _weigh(scores: gl.tensor, top: gl.tensor, total: gl.tensor, scale: gl.tensor) -> gl.tuple:
+def _weigh(scores: gl.tensor, m_i: gl.tensor, l_i: gl.tensor, scale: gl.tensor) -> gl.tuple:
     """(weights, highest score so far, sum of the weights so far, by what earlier weights shrink)."""
-    highest = gl.maximum(top, gl.max(scores, 1) * scale)
+    highest = gl.maximum(m_i, gl.max(scores, 1) * scale)
     base = gl.where(highest == -float("inf"), 0.0, highest)
     weights = gl.exp2(scores * scale - gl.expand_dims(base, 1))
-    shrink = gl.exp2(top - base)
-    return weights, highest, total * shrink + gl.sum(weights, 1), shrink
+    shrink = gl.exp2(m_i - base)
+    return weights, highest, l_i * shrink + gl.sum(weights, 1), shrink
 
 
 @gluon_jit_once_for()
@@ -219,25 +82,25 @@ def _step(
     STAGES: gl.constexpr,
 ) -> gl.tuple:
     """Adds a tile's values, while the scores of the next one are made and weighed. IS_WHOLE: every query sees all of these."""
-    mixed, weights, top, total, k_turn, v_turn = state
+    acc, weights, m_i, l_i, k_turn, v_turn = state
     keys, values, k_full, v_full, k_empty, v_empty = ring
-    by_values: gl.constexpr = mixed.type.layout
+    by_values: gl.constexpr = acc.type.layout
     k_stage, k_parity = k_turn
     hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
     scores = _score(q, keys.index(k_stage), is_async=True)
     v_stage, v_parity = v_turn
     hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
-    running = hopper.warpgroup_mma(weights, values.index(v_stage), mixed, is_async=True)
+    running = hopper.warpgroup_mma(weights, values.index(v_stage), acc, is_async=True)
     scores = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[scores])
     hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
     if not IS_WHOLE:
         scores = _mask(scores, (tile + 1) * TILE, end, position, TILE)
-    new, top, total, shrink = _weigh(scores, top, total, scale)
-    mixed = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[running])
+    new, m_i, l_i, shrink = _weigh(scores, m_i, l_i, scale)
+    acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[running])
     hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
-    mixed *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, by_values)), 1)
+    acc *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, by_values)), 1)
     weights = gl.convert_layout(new.to(keys.dtype), weights.type.layout)
-    return mixed, weights, top, total, _next(k_turn, STAGES), _next(v_turn, STAGES)
+    return acc, weights, m_i, l_i, next_turn(k_turn, STAGES), next_turn(v_turn, STAGES)
 
 
 @gluon_jit_once_for()
@@ -279,7 +142,7 @@ def _attend(
     index = gl.program_id(1)
     num_indices = index + 1
     while index < num_indices:
-        num_indices, _chunk, first, length, start, place, end, num_tiles, whole = _find(
+        num_indices, _chunk, first, length, start, place, end, num_tiles, whole = find_tile(
             index, chunks, limit, CHUNKS, QUERIES, TILE
         )
         place += own
@@ -298,17 +161,17 @@ def _attend(
             hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
             by_scores: gl.constexpr = scores.type.layout
             position = start + place + gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_scores)) // PACKED
-            top = gl.full([ROWS], -float("inf"), gl.float32, layout=gl.SliceLayout(1, by_scores))
-            total = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, by_scores))
-            new, top, total, _shrink = _weigh(_mask(scores, 0, end, position, TILE), top, total, scale)
+            m_i = gl.full([ROWS], -float("inf"), gl.float32, layout=gl.SliceLayout(1, by_scores))
+            l_i = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, by_scores))
+            new, m_i, l_i, _shrink = _weigh(_mask(scores, 0, end, position, TILE), m_i, l_i, scale)
             weights = gl.convert_layout(new.to(keys.dtype), gl.DotOperandLayout(0, by_values, 2))
-            mixed = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=by_values)
-            state = mixed, weights, top, total, _next(k_turn, STAGES), v_turn
+            acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=by_values)
+            state = acc, weights, m_i, l_i, next_turn(k_turn, STAGES), v_turn
             for tile in range(whole - 1):
                 state = _step(state, cells, ring, position, tile, end, scale, True, TILE, STAGES)
             for tile in range(gl.maximum(whole - 1, 0), num_tiles - 1):
                 state = _step(state, cells, ring, position, tile, end, scale, False, TILE, STAGES)
-            mixed, weights, top, total, k_turn, v_turn = state
+            acc, weights, m_i, l_i, k_turn, v_turn = state
 
             v_stage, v_parity = v_turn
             hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
@@ -321,11 +184,11 @@ def _attend(
                 hopper.mbarrier.arrive(cleared.index(0), count=1)
                 hopper.mbarrier.wait(cleared.index(0), cleared_parity)
                 cleared_parity ^= 1
-            mixed = hopper.warpgroup_mma(weights, last, mixed)
+            acc = hopper.warpgroup_mma(weights, last, acc)
             hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
-            v_turn = _next(v_turn, STAGES)
-            whole_weight = gl.convert_layout(gl.where(total == 0.0, 1.0, total), gl.SliceLayout(1, by_values))
-            cells.store((mixed / gl.expand_dims(whole_weight, 1)).to(keys.dtype))
+            v_turn = next_turn(v_turn, STAGES)
+            whole_weight = gl.convert_layout(gl.where(l_i == 0.0, 1.0, l_i), gl.SliceLayout(1, by_values))
+            cells.store((acc / gl.expand_dims(whole_weight, 1)).to(keys.dtype))
             gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), cells.load(by_rows), mask=is_query)
         elif CHUNKS == 0:
             nothing = gl.zeros([ROWS, HEAD_DIM], keys.dtype, layout=by_rows)
@@ -354,7 +217,7 @@ def _streamed_attention_kernel(
     table_stride: gl.tensor,
     out_token_stride: gl.tensor,
     out_head_stride: gl.tensor,
-    SHARING: gl.constexpr,
+    GQA_GROUP_SIZE: gl.constexpr,
     PACKED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
@@ -401,8 +264,8 @@ def _streamed_attention_kernel(
                 cells.index(1), ring, cleared, query, out, chunks, limit, scale, head,
                 1, PACKED, CHUNKS, QUERIES, TILE, STAGES,
             )),
-            (_copy, (
-                k_desc, v_desc, ring, table_ptr, table_stride, max_blocks, chunks, head // SHARING,
+            (copy_tiles, (
+                k_desc, v_desc, ring, table_ptr, table_stride, max_blocks, chunks, head // GQA_GROUP_SIZE,
                 BLOCK_SIZE, PIECE, CHUNKS, QUERIES, TILE, STAGES,
             )),
         ],
@@ -496,8 +359,8 @@ def _launch(
     q_heads, head_dim = query.shape[1:]
     num_chunks, max_blocks = block_table.shape
     block_size = key_cache.shape[1]
-    sharing = q_heads // key_cache.shape[2]
-    packed = packed_of(sharing)
+    gqa_group_size = q_heads // key_cache.shape[2]
+    packed = packed_of(gqa_group_size)
     box = [1, min(block_size, TILE), 1, _PIECE]
     layout = gl.NVMMASharedLayout(128, 16, rank=len(box))
     descriptors = (
@@ -507,7 +370,7 @@ def _launch(
     _streamed_attention_kernel[(q_heads // packed, num_programs)](
         *descriptors, query, block_table, *chunks, out, num_chunks, window, max_blocks,
         scale * LOG2_E, *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
-        SHARING=sharing, PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        GQA_GROUP_SIZE=gqa_group_size, PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         CHUNKS=most_chunks, QUERIES=ROWS // packed, TILE=TILE, PIECE=_PIECE, STAGES=_STAGES,
         REGISTERS=_REGISTERS, num_warps=4, **_OPTIONS,
     )  # fmt: skip

@@ -27,9 +27,9 @@ _STREAMED_HEAD_DIM = 128
 def _attend_tile(
     q: tl.tensor,  # [queries, head_dim]
     position: tl.tensor,  # [queries] int32
-    top: tl.tensor,  # [queries] float32: highest score so far
-    total: tl.tensor,  # [queries] float32: sum of 2 ** (score - top)
-    mixed: tl.tensor,  # [queries, head_dim] float32: values weighted likewise
+    m_i: tl.tensor,  # [queries] float32: highest score so far
+    l_i: tl.tensor,  # [queries] float32: sum of 2 ** (score - m_i)
+    acc: tl.tensor,  # [queries, head_dim] float32: values weighted likewise
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
     table_ptr: tl.tensor,
@@ -71,13 +71,13 @@ def _attend_tile(
         scores = tl.where(is_visible, scores, -float("inf"))
     if SKIPS_FIRST:
         scores = tl.where((token >= first_position)[None, :], scores, -float("inf"))
-    highest = tl.maximum(top, tl.max(scores, 1) * scale)
+    highest = tl.maximum(m_i, tl.max(scores, 1) * scale)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     weights = tl.exp2(scores * scale - base[:, None])
-    shrink = tl.exp2(top - base)
-    total = total * shrink + tl.sum(weights, 1)
-    mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision="ieee")
-    return highest, total, mixed
+    shrink = tl.exp2(m_i - base)
+    l_i = l_i * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return highest, l_i, acc
 
 
 @jit
@@ -100,20 +100,20 @@ def _attend_keys(
     SKIPS_FIRST: tl.constexpr,
 ) -> tl.tensor:
     """[queries, head_dim] float32: over keys 0 .. end, of which every query sees those before whole_end."""
-    top = tl.full((QUERIES,), -float("inf"), tl.float32)
-    total = tl.zeros((QUERIES,), tl.float32)
-    mixed = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+    m_i = tl.full((QUERIES,), -float("inf"), tl.float32)
+    l_i = tl.zeros((QUERIES,), tl.float32)
+    acc = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
     for first in range(0, whole_end, TILE):
-        top, total, mixed = _attend_tile(
-            q, position, top, total, mixed, key_ptr, value_ptr, table_ptr, first, end, first_position, scale,
+        m_i, l_i, acc = _attend_tile(
+            q, position, m_i, l_i, acc, key_ptr, value_ptr, table_ptr, first, end, first_position, scale,
             block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, True, SKIPS_FIRST,
         )  # fmt: skip
     for first in range(whole_end, end, TILE):
-        top, total, mixed = _attend_tile(
-            q, position, top, total, mixed, key_ptr, value_ptr, table_ptr, first, end, first_position, scale,
+        m_i, l_i, acc = _attend_tile(
+            q, position, m_i, l_i, acc, key_ptr, value_ptr, table_ptr, first, end, first_position, scale,
             block_stride, token_stride, HEAD_DIM, BLOCK_SIZE, TILE, False, SKIPS_FIRST,
         )  # fmt: skip
-    return mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    return acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
 
 
 @jit_once_for("window", "max_blocks", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr")
@@ -139,7 +139,7 @@ def _prefill_kernel(
     out_row_stride: tl.tensor,
     out_place_stride: tl.tensor,
     out_head_stride: tl.tensor,
-    SHARING: tl.constexpr,
+    GQA_GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -165,8 +165,8 @@ def _prefill_kernel(
     if HAS_ENDS:
         end = tl.minimum(end, tl.load(end_ptr + row).to(tl.int32))
     whole_end = tl.maximum(tl.minimum(start + first_place + 1, end), 0) // TILE * TILE
-    keys_ptr = key_ptr + (head // SHARING) * head_stride
-    values_ptr = value_ptr + (head // SHARING) * head_stride
+    keys_ptr = key_ptr + (head // GQA_GROUP_SIZE) * head_stride
+    values_ptr = value_ptr + (head // GQA_GROUP_SIZE) * head_stride
     entries_ptr = table_ptr + row * table_stride
     result = _attend_keys(
         q, position, keys_ptr, values_ptr, entries_ptr, whole_end, end, first_position, scale,
@@ -224,7 +224,7 @@ def prefill_attention(
         start_positions if end_positions is None else end_positions, result,
         window, block_table.shape[1], scale * LOG2_E, first_position,
         *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
-        SHARING=q_heads // key_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
+        GQA_GROUP_SIZE=q_heads // key_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
         QUERIES=queries, TILE=tile, SKIPS_FIRST=first_position > 0, HAS_ENDS=end_positions is not None,
         num_warps=4 if is_small else 8, num_stages=_STAGES if has_memory and not is_small else _FEW_STAGES,
     )  # fmt: skip

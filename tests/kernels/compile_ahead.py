@@ -73,7 +73,7 @@ ADJUSTMENTS |= pointers("token_count", "*i32")
 SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
 PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED": 64}
 PICK |= {"BLOCK": 1024}
-ATTENTION = pointers("query key value out", "*bf16") | pointers("mixed top total", "*fp32")
+ATTENTION = pointers("query key value out", "*bf16") | pointers("acc m l", "*fp32")
 ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR}
 ATTENTION |= {"scale": "fp32", "tile_time": "fp32", "sum_time": "fp32", "quad_sum_time": "fp32"}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
@@ -128,11 +128,11 @@ BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
     *(
         Case(
-            "paged_attention",
-            "_window_kernel",
+            "_split_kv_partial",
+            "_partial_kernel",
             ATTENTION,
             PIECES
-            | {"SHARING": 4, "KV_HEADS": 8, "PARTS": 1}
+            | {"GQA_GROUP_SIZE": 4, "KV_HEADS": 8, "PARTS": 1}
             | {"HEAD_DIM": head_dim, "QUERIES": queries, "ROWS": rows}
             | {"TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
             num_warps,
@@ -151,7 +151,7 @@ CASES = [
     ),
     *(
         Case(
-            "paged_attention",
+            "_split_kv_combine",
             "_combine_kernel",
             ATTENTION,
             PIECES
@@ -173,7 +173,7 @@ CASES = [
             "prefill_attention",
             "_prefill_kernel",
             ATTENTION,
-            {"SHARING": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "QUERIES": queries, "TILE": tile}
+            {"GQA_GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "QUERIES": queries, "TILE": tile}
             | {"SKIPS_FIRST": skips_first, "HAS_ENDS": False},
             num_warps,
             num_stages,
@@ -193,7 +193,7 @@ CASES = [
             | pointers("first length")
             | {"k_desc": descriptor("bf16", 1, 16, 1, 64), "v_desc": descriptor("bf16", 1, 16, 1, 64)},
             {
-                "SHARING": 4,
+                "GQA_GROUP_SIZE": 4,
                 "PACKED": 4,
                 "HEAD_DIM": head_dim,
                 "BLOCK_SIZE": 16,
@@ -212,7 +212,7 @@ CASES = [
             "varlen_attention",
             "_varlen_kernel",
             ATTENTION | pointers("first length"),
-            {"SHARING": packed, "PACKED": packed, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
+            {"GQA_GROUP_SIZE": packed, "PACKED": packed, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
             | {"QUERIES": rows // packed, "TILE": tile},
             num_warps,
             num_stages,
@@ -845,11 +845,11 @@ def main(capability: int, ops: list[str], *, each_once: bool) -> int:
         if capability >= 100 and 0 < spilled <= TOLERATED_BYTES:
             _, spilled_anyway = registers_and_spills(plain_report(binary, capability))
         failures += spilled_anyway > case.tolerated_bytes
-        if case.op == "paged_attention" and may_be_fused(binary):
+        if case.op.startswith("_split_kv") and may_be_fused(binary):
             print(f"{case.op} {case.kernel}: rounding is left to the compiler")
             failures += 1
-        if case.kernel == "_window_kernel" and capability >= 90 and looks_up_late(binary):
-            print(f"{case.op} {case.kernel}: first blocks are looked up behind the wait")
+        if case.kernel == "_partial_kernel" and capability >= 90 and looks_up_late(binary):
+            print(f"{case.op} {case.kernel}: first blocks are looked up after the wait")
             failures += 1
         if differs_by_thread(binary):
             print(f"{case.op} {case.kernel}: threads of a warp may disagree about a sum")

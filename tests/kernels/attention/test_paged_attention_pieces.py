@@ -8,6 +8,7 @@ import torch
 from headway_testing.late import LateCopy
 
 from headway.kernels import paged_attention, qkv_rope_append, rms_norm, rope_append
+from headway.kernels.attention._split_kv_plan import split_rows
 from headway.kernels.reference.attention.paged_attention import paged_attention as twin
 from headway.kernels.runtime._triton import jit, tl
 
@@ -154,7 +155,7 @@ def decision(starts: list[int], window: int, load: Any, device: torch.device) ->
     positions = torch.tensor(starts, device=device)
     limit = max(starts) + window
     _decision_kernel[(1,)](
-        positions, out, len(starts), limit, window, *load, KERNEL._units_of_rows, 128, 4 * 128, 16 * 128,
+        positions, out, len(starts), limit, window, *load, split_rows, 128, 4 * 128, 16 * 128,
         enable_fp_fusion=False,
     )  # fmt: skip
     tiles, pieces = out.tolist()

@@ -1,0 +1,143 @@
+"""Attention on Hopper, the warp that copies: it finds the program's tiles of queries and requests their keys and values by TMA."""
+
+from __future__ import annotations
+
+from headway.kernels.runtime._triton import gl, gluon_jit_once_for, hopper
+
+
+@gluon_jit_once_for()
+def _add(a: gl.tensor, b: gl.tensor) -> gl.tensor:
+    return a + b
+
+
+@gluon_jit_once_for()
+def find_tile(
+    index: gl.tensor,
+    chunks: gl.tuple,  # (first tokens, lengths, start positions, how many, the windows' width)
+    limit: gl.tensor,
+    CHUNKS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    TILE: gl.constexpr,
+) -> gl.tuple:
+    """Of the index-th tile of queries, from the last one on: (how many there are, chunk, its first token, length and start, the
+    tile's first place in it, end of the keys it sees, tiles of those, and how many of these every query sees). CHUNKS: 0 where
+    they are windows of one width."""
+    first_ptr, length_ptr, start_ptr, num_chunks, window = chunks
+    if CHUNKS == 0:
+        tiles_of_each = (window + QUERIES - 1) // QUERIES
+        num_tiles = num_chunks * tiles_of_each
+        tile = num_tiles - 1 - index
+        exists = tile >= 0
+        chunk = tile // tiles_of_each
+        place = (tile - chunk * tiles_of_each) * QUERIES
+        first = chunk.to(gl.int64) * window
+        length = window
+    else:
+        # Every warp has all chunks, so that none waits for another.
+        layout: gl.constexpr = gl.BlockedLayout([max(CHUNKS // 32, 1)], [32], [gl.num_warps()], [0])
+        each = gl.arange(0, CHUNKS, layout=layout)
+        lengths = gl.load(length_ptr + each, mask=each < num_chunks, other=0).to(gl.int32)
+        tiles = (lengths + QUERIES - 1) // QUERIES
+        tiles_through = gl.associative_scan(tiles, 0, _add)
+        num_tiles = gl.sum(tiles, 0)
+        tile = num_tiles - 1 - index
+        exists = tile >= 0
+        chunk = gl.sum((tiles_through <= tile).to(gl.int32), 0)
+        place = (tile - gl.sum(gl.where(each == chunk, tiles_through - tiles, 0), 0)) * QUERIES
+        first = gl.load(first_ptr + chunk, mask=exists, other=0)
+        length = gl.load(length_ptr + chunk, mask=exists, other=0).to(gl.int32)
+    start = gl.load(start_ptr + chunk, mask=exists, other=0).to(gl.int32)
+    end = gl.where(exists, gl.minimum(start + gl.minimum(length, place + QUERIES), limit), 0)
+    whole = gl.minimum(start + place + 1, end) // TILE
+    return num_tiles, chunk, first, length, start, place, end, gl.cdiv(end, TILE), whole
+
+
+@gluon_jit_once_for()
+def next_turn(turn: gl.tuple, STAGES: gl.constexpr) -> gl.tuple:
+    """(stage, parity of its barrier)."""
+    stage, parity = turn
+    is_round = stage == STAGES - 1
+    return gl.where(is_round, 0, stage + 1), gl.where(is_round, parity ^ 1, parity)
+
+
+@gluon_jit_once_for()
+def _blocks_of(
+    entries_ptr: gl.tensor,
+    tile: gl.tensor,
+    num_tiles: gl.tensor,
+    max_blocks: gl.tensor,
+    BLOCK_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+) -> gl.tuple:
+    """Those of a tile of keys; where there is none, any."""
+    COPIES: gl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 1
+    blocks: gl.tuple = ()
+    for i in gl.static_range(COPIES):
+        entry = tile * TILE // BLOCK_SIZE + i
+        block = gl.load(entries_ptr + entry, mask=(tile < num_tiles) & (entry < max_blocks), other=0)
+        blocks += (gl.maximum(block, 0).to(gl.int32),)
+    return blocks
+
+
+@gluon_jit_once_for()
+def _fetch(
+    desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    arrival: gl.shared_memory_descriptor,
+    cells: gl.shared_memory_descriptor,  # [TILE, HEAD_DIM]
+    blocks: gl.tuple,
+    tile: gl.tensor,
+    head: gl.tensor,
+    BLOCK_SIZE: gl.constexpr,
+    PIECE: gl.constexpr,
+) -> None:
+    """Shared memory holds PIECE columns of all keys, then the next."""
+    TILE: gl.constexpr = cells.shape[0]
+    PIECES: gl.constexpr = cells.shape[1] // PIECE
+    COPIES: gl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 1
+    KEYS: gl.constexpr = TILE // COPIES
+    places = cells._reinterpret(cells.dtype, [PIECES * COPIES, 1, KEYS, 1, PIECE], desc.layout)
+    hopper.mbarrier.expect(arrival, TILE * PIECES * PIECE * 2)
+    for i in gl.static_range(COPIES):
+        for piece in gl.static_range(PIECES):
+            corner = [blocks[i], tile * TILE % BLOCK_SIZE, head, piece * PIECE]
+            hopper.tma.async_copy_global_to_shared(desc, corner, arrival, places.index(piece * COPIES + i))
+
+
+@gluon_jit_once_for()
+def copy_tiles(
+    k_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    v_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    ring: gl.tuple,
+    table_ptr: gl.tensor,
+    table_stride: gl.tensor,
+    max_blocks: gl.tensor,
+    chunks: gl.tuple,
+    head: gl.tensor,
+    BLOCK_SIZE: gl.constexpr,
+    PIECE: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    TILE: gl.constexpr,
+    STAGES: gl.constexpr,
+) -> None:
+    """What one warp does: keys and values, each as soon as both warpgroups are done with what had its place."""
+    keys, values, k_full, v_full, k_empty, v_empty = ring
+    turn = gl.to_tensor(0), gl.to_tensor(1)
+    index = gl.program_id(1)
+    num_indices = index + 1
+    while index < num_indices:
+        num_indices, chunk, _first, _length, _start, _place, _end, num_tiles, _whole = find_tile(
+            index, chunks, max_blocks * BLOCK_SIZE, CHUNKS, QUERIES, TILE
+        )
+        entries_ptr = table_ptr + chunk.to(gl.int64) * table_stride
+        blocks = _blocks_of(entries_ptr, 0, num_tiles, max_blocks, BLOCK_SIZE, TILE)
+        for tile in range(num_tiles):
+            later = _blocks_of(entries_ptr, tile + 1, num_tiles, max_blocks, BLOCK_SIZE, TILE)
+            stage, parity = turn
+            hopper.mbarrier.wait(k_empty.index(stage), parity)
+            _fetch(k_desc, k_full.index(stage), keys.index(stage), blocks, tile, head, BLOCK_SIZE, PIECE)
+            hopper.mbarrier.wait(v_empty.index(stage), parity)
+            _fetch(v_desc, v_full.index(stage), values.index(stage), blocks, tile, head, BLOCK_SIZE, PIECE)
+            blocks = later
+            turn = next_turn(turn, STAGES)
+        index += gl.num_programs(1)

@@ -1,0 +1,194 @@
+"""Split-KV, the second kernel: the partial results of each query are added up in one fixed order."""
+
+from __future__ import annotations
+
+from headway.kernels.attention._split_kv_plan import _OPTIONS, fold, split_rows
+from headway.kernels.runtime._triton import jit, jit_once_for, tl
+
+__all__ = ["_OPTIONS", "_combine_kernel"]
+
+
+@jit
+def _load_partials(
+    acc_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    partial: tl.tensor,  # [n] int64
+    exists: tl.tensor,  # [n]
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of partial results; those that do not exist change nothing."""
+    m_i = tl.load(m_ptr + partial, mask=exists, other=-float("inf"))
+    l_i = tl.load(l_ptr + partial, mask=exists, other=0.0)
+    cells = partial[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    return m_i, l_i, tl.load(acc_ptr + cells, mask=exists[:, None], other=0.0)
+
+
+@jit
+def _fold_neighbours(
+    acc_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    first_partial: tl.tensor,
+    stride: tl.tensor,
+    piece: tl.tensor,  # [n]: the first
+    num_pieces: tl.tensor,
+    SOME: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of n times SOME neighbours, folded in order; all are asked for before one is waited for."""
+    asked = _load_partials(
+        acc_ptr, m_ptr, l_ptr, first_partial + piece * stride, piece < num_pieces, HEAD_DIM
+    )
+    for further in tl.static_range(1, SOME):
+        partial = first_partial + (piece + further) * stride
+        asked += _load_partials(acc_ptr, m_ptr, l_ptr, partial, piece + further < num_pieces, HEAD_DIM)
+    m_i, l_i, acc = asked[0], asked[1], asked[2]
+    for at in tl.static_range(3, 3 * SOME, 3):
+        m_i, l_i, acc = fold(m_i, l_i, acc, asked[at], asked[at + 1], asked[at + 2])
+    return m_i, l_i, acc
+
+
+@jit
+def _fold_groups(
+    acc_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    first_partial: tl.tensor,
+    stride: tl.tensor,
+    group: tl.tensor,  # [n]
+    num_tiles: tl.tensor,
+    QUADS: tl.constexpr,
+    TILES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of groups of QUADS quads of TILES tiles, all folded in order."""
+    ms, ls, accs = _fold_neighbours(
+        acc_ptr, m_ptr, l_ptr, first_partial, stride, group * QUADS * TILES, num_tiles, TILES, HEAD_DIM
+    )  # fmt: skip
+    for quad in tl.static_range(1, QUADS):
+        tile = (group * QUADS + quad) * TILES
+        m_i, l_i, acc = _fold_neighbours(
+            acc_ptr, m_ptr, l_ptr, first_partial, stride, tile, num_tiles, TILES, HEAD_DIM
+        )
+        ms, ls, accs = fold(ms, ls, accs, m_i, l_i, acc)
+    return ms, ls, accs
+
+
+@jit
+def _add_groups(
+    m_i: tl.tensor,
+    l_i: tl.tensor,
+    acc: tl.tensor,
+    ms: tl.tensor,  # [groups]
+    ls: tl.tensor,  # [groups]
+    accs: tl.tensor,  # [groups, head_dim]
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns one query's sums with those of more groups; groups that do not exist change no bit."""
+    highest = tl.maximum(m_i, tl.max(ms, 0))
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    shrink = tl.exp2(m_i - base)
+    weights = tl.exp2(ms - base)
+    l_i = l_i * shrink + tl.sum(ls * weights, 0)
+    acc = acc * shrink + tl.sum(accs * weights[:, None], 0)
+    return highest, l_i, acc
+
+
+@jit_once_for(
+    "num_rows", "max_blocks", "window", "first_position", "quads_at_once", "heads_per_program", "start_ptr", "end_ptr"
+)  # fmt: skip
+def _combine_kernel(
+    acc_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    max_blocks: tl.tensor,
+    first_position: tl.tensor,
+    window: tl.tensor,
+    tile_time: tl.tensor,
+    sum_time: tl.tensor,
+    quad_sum_time: tl.tensor,
+    quads_at_once: tl.tensor,
+    heads_per_program: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_place_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    QUAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program a query and some heads: sums the partial results, GROUPS groups at a time."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0) // window
+    place = tl.program_id(0) % window
+    limit = max_blocks * BLOCK_SIZE
+    rows, starts, ends, pieces, piece_keys, _ = split_rows(
+        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, quads_at_once,
+        ROWS, TILE, QUAD, GROUP, HAS_ENDS,
+    )  # fmt: skip
+    position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
+    first_piece = tl.sum(tl.where(rows < row, pieces, 0), 0)
+    row_end = tl.sum(tl.where(rows == row, ends, 0), 0)
+    end = tl.where(position >= first_position, tl.minimum(position + 1, row_end), 0)
+    num_groups = (end + GROUP - 1) // GROUP
+    num_tiles = (end + TILE - 1) // TILE
+    num_quads = (end + QUAD - 1) // QUAD
+    is_left = (row_end == 0) | (row_end > piece_keys)
+    column = tl.arange(0, HEAD_DIM)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    first_head = tl.program_id(1) * heads_per_program
+    last_head = tl.where(is_left, tl.minimum(first_head + heads_per_program, HEADS), first_head)
+    stride = window * HEADS
+    for head in range(first_head, last_head):
+        first_partial = (first_piece * window + place).to(tl.int64) * HEADS + head
+        m_i = -float("inf")
+        l_i = 0.0
+        acc = tl.zeros((HEAD_DIM,), tl.float32)
+        one = tl.zeros((1,), tl.int32)
+        if (piece_keys == TILE) & (num_quads == 1):
+            ms, ls, accs = _fold_neighbours(
+                acc_ptr, m_ptr, l_ptr, first_partial, stride, one, num_tiles, QUAD // TILE, HEAD_DIM
+            )
+            m_i, l_i, acc = _add_groups(m_i, l_i, acc, ms, ls, accs)
+        elif (piece_keys == TILE) & (num_groups == 1):
+            ms, ls, accs = _fold_groups(
+                acc_ptr, m_ptr, l_ptr, first_partial, stride, one, num_tiles,
+                GROUP // QUAD, QUAD // TILE, HEAD_DIM,
+            )  # fmt: skip
+            m_i, l_i, acc = _add_groups(m_i, l_i, acc, ms, ls, accs)
+        else:
+            # One piece of code for all rows of more groups, so that they round in one way. The branches above give
+            # one group's bits: groups that do not exist add zeros to those.
+            for first_group in range(0, num_groups, GROUPS):
+                group = first_group + tl.arange(0, GROUPS)
+                if piece_keys == TILE:
+                    ms, ls, accs = _fold_groups(
+                        acc_ptr, m_ptr, l_ptr, first_partial, stride, group, num_tiles,
+                        GROUP // QUAD, QUAD // TILE, HEAD_DIM,
+                    )  # fmt: skip
+                elif piece_keys == QUAD:
+                    ms, ls, accs = _fold_neighbours(
+                        acc_ptr, m_ptr, l_ptr, first_partial, stride, group * (GROUP // QUAD), num_quads,
+                        GROUP // QUAD, HEAD_DIM,
+                    )  # fmt: skip
+                else:
+                    partial = first_partial + group * stride
+                    ms, ls, accs = _load_partials(
+                        acc_ptr, m_ptr, l_ptr, partial, group < num_groups, HEAD_DIM
+                    )
+                m_i, l_i, acc = _add_groups(m_i, l_i, acc, ms, ls, accs)
+        result = acc / tl.where(l_i == 0.0, 1.0, l_i)
+        out_offset = row.to(tl.int64) * out_row_stride + place * out_place_stride + head * out_head_stride
+        tl.store(out_ptr + out_offset + column, result.to(out_ptr.dtype.element_ty))

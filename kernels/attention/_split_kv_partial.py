@@ -1,0 +1,270 @@
+"""Split-KV, the first kernel: each program attends to a part of a row's keys and leaves a partial result, or the result."""
+
+from __future__ import annotations
+
+from headway.kernels.attention._split_kv_plan import _OPTIONS, fold, split_rows
+from headway.kernels.runtime._triton import jit, jit_once_for, tl
+
+__all__ = ["_OPTIONS", "_partial_kernel"]
+
+
+@jit
+def _entries(
+    entries_ptr: tl.tensor,
+    token: tl.tensor,
+    first_position: tl.tensor,
+    end: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    CACHE: tl.constexpr,
+) -> tl.tensor:
+    """Returns the blocks of the tokens from first_position on and before the end, -1 elsewhere."""
+    is_wanted = (token >= first_position) & (token < end)
+    return tl.load(entries_ptr + token // BLOCK_SIZE, mask=is_wanted, other=-1, cache_modifier=CACHE)
+
+
+@jit
+def _add_four(
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
+    d: tl.tensor,
+    other_a: tl.tensor,
+    other_b: tl.tensor,
+    other_c: tl.tensor,
+    other_d: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    return a + other_a, b + other_b, c + other_c, d + other_d
+
+
+@jit
+def _locate(
+    unit: tl.tensor,
+    rows: tl.tensor,  # [ROWS]
+    starts: tl.tensor,  # [ROWS] int32
+    ends: tl.tensor,  # [ROWS] int32
+    pieces: tl.tensor,  # [ROWS] int32
+    units: tl.tensor,  # [ROWS] int32
+    unit_ends: tl.tensor,  # [ROWS] int32
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (the unit's row, the row's start, end of its keys, its first unit and its first piece)."""
+    row = tl.sum((unit_ends <= unit).to(tl.int32), 0)
+    of_row = rows == row
+    start, row_end, first_unit, first_piece = tl.reduce(
+        (
+            tl.where(of_row, starts, 0),
+            tl.where(of_row, ends, 0),
+            tl.where(of_row, unit_ends - units, 0),
+            tl.where(rows < row, pieces, 0),
+        ),
+        0,
+        _add_four,
+    )
+    return row, start, row_end, first_unit, first_piece
+
+
+@jit
+def _no_keys(QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of no keys."""
+    m_i = tl.full((QUERIES,), -float("inf"), tl.float32)
+    l_i = tl.zeros((QUERIES,), tl.float32)
+    return m_i, l_i, tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+
+
+@jit
+def _load_queries(
+    query_ptr: tl.tensor,
+    part: tl.tensor,
+    kv_head: tl.tensor,
+    row: tl.tensor,
+    start: tl.tensor,
+    window: tl.tensor,
+    row_stride: tl.tensor,
+    place_stride: tl.tensor,
+    head_stride: tl.tensor,
+    GQA_GROUP_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (whether the query exists, its place in the window, its head, its position, its values) for the part-th tile
+    of queries: for each place of the window the heads of the GQA group."""
+    query = part * QUERIES + tl.arange(0, QUERIES)
+    is_query = query < window * GQA_GROUP_SIZE
+    place = query // GQA_GROUP_SIZE
+    head = kv_head * GQA_GROUP_SIZE + query % GQA_GROUP_SIZE
+    position = start + place
+    offset = row * row_stride + place * place_stride + head * head_stride
+    column = tl.arange(0, HEAD_DIM)
+    q = tl.load(query_ptr + offset[:, None] + column[None, :], mask=is_query[:, None], other=0)
+    return is_query, place, head, position, q
+
+
+@jit
+def _attend_tile(
+    q: tl.tensor,  # [queries, head_dim]
+    k: tl.tensor,  # [keys, head_dim]
+    v: tl.tensor,  # [keys, head_dim]
+    exists: tl.tensor,  # [keys]
+    token: tl.tensor,  # [keys] int32
+    position: tl.tensor,  # [queries] int32
+    scale: tl.tensor,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of the tile's keys."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    is_visible = exists[None, :] & (token[None, :] <= position[:, None])
+    scores = tl.where(is_visible, scores, -float("inf"))
+    m_i = tl.max(scores, 1) * scale
+    base = tl.where(m_i == -float("inf"), 0.0, m_i)
+    below = tl.broadcast_to(-base[:, None], scores.shape)
+    weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, 1.0, tl.float32) * scale, below)).to(v.dtype)
+    # Summed by the tensor cores, in one order whatever the shape of the tile.
+    ones = tl.full((TILE, 16), 1.0, v.dtype)
+    l_i = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
+    return m_i, l_i, tl.dot(weights, v, input_precision="ieee")
+
+
+@jit
+def _store(
+    acc_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    partial: tl.tensor,
+    line: tl.tensor,  # [n]
+    is_query: tl.tensor,  # [n]
+    m_i: tl.tensor,  # [n] float32
+    l_i: tl.tensor,  # [n] float32
+    acc: tl.tensor,  # [n, head_dim] float32
+    HEAD_DIM: tl.constexpr,
+) -> None:
+    """Stores a partial result in the lines from `partial` on."""
+    line = partial + line
+    tl.store(m_ptr + line, m_i, mask=is_query)
+    tl.store(l_ptr + line, l_i, mask=is_query)
+    cells = line[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(acc_ptr + cells, acc, mask=is_query[:, None])
+
+
+@jit_once_for(
+    "num_rows", "max_blocks", "window", "first_position", "quads_at_once", "table_stride", "table_ptr", "start_ptr",
+    "end_ptr",
+)  # fmt: skip
+def _partial_kernel(
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    acc_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    max_blocks: tl.tensor,
+    scale: tl.tensor,
+    first_position: tl.tensor,
+    window: tl.tensor,
+    tile_time: tl.tensor,
+    sum_time: tl.tensor,
+    quad_sum_time: tl.tensor,
+    quads_at_once: tl.tensor,
+    query_row_stride: tl.tensor,
+    query_place_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_place_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    GQA_GROUP_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+    QUAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """Each program takes every n-th item: (unit of some row's keys, kv head, part of the window's queries).
+
+    The next kernels may start as soon as all programs run: what they do before they wait is hidden here.
+    """
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+    rows, starts, ends, pieces, piece_keys, at_once = split_rows(
+        start_ptr, end_ptr, num_rows, max_blocks * BLOCK_SIZE, first_position, window, tile_time, sum_time, quad_sum_time,
+        quads_at_once, ROWS, TILE, QUAD, GROUP, HAS_ENDS,
+    )  # fmt: skip
+    # There are no registers for larger results of two pieces.
+    is_paired = (at_once == 2) & (QUERIES * HEAD_DIM <= 32 * 128)
+    at_once = tl.where(is_paired, 2, 1)
+    units = tl.where(is_paired, (pieces + 1) // 2, pieces)
+    unit_ends = tl.cumsum(units, 0)
+    column = tl.arange(0, HEAD_DIM)
+    num_items = tl.sum(units, 0) * KV_HEADS * PARTS
+    lines = window * (KV_HEADS * GQA_GROUP_SIZE)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        unit = item // (KV_HEADS * PARTS)
+        kv_head = (item // PARTS) % KV_HEADS
+        row, start, row_end, first_unit, first_piece = _locate(
+            unit, rows, starts, ends, pieces, units, unit_ends
+        )
+        piece = (unit - first_unit) * at_once
+        begin = piece * piece_keys
+        end = tl.minimum(row_end, begin + piece_keys * at_once)
+        row64 = row.to(tl.int64)
+
+        entries_ptr = table_ptr + row64 * table_stride
+        # Blocks are loaded a tile ahead of their keys, whose addresses would wait for them; the first ones before the preceding
+        # kernel ends.
+        next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE, ".cg")
+        if OVERLAPS:
+            # The wait is within the loop: the assembler would move the first loads after a wait that precedes the loop.
+            tl.extra.cuda.gdc_wait()
+
+        is_query, place, head, position, q = _load_queries(
+            query_ptr, item % PARTS, kv_head, row64, start, window, query_row_stride, query_place_stride,
+            query_head_stride, GQA_GROUP_SIZE, QUERIES, HEAD_DIM,
+        )  # fmt: skip
+        m_i, l_i, acc = _no_keys(QUERIES, HEAD_DIM)
+        group_m, group_l, group_acc = m_i, l_i, acc
+        for tile in range(begin, end, TILE):
+            token = tile + tl.arange(0, TILE)
+            block = next_block.to(tl.int64 if IS_WIDE else tl.int32)
+            next_block = _entries(entries_ptr, token + TILE, first_position, end, BLOCK_SIZE, "")
+            exists = block >= 0
+            cell = block * block_stride + (token % BLOCK_SIZE) * token_stride + kv_head * head_stride
+            cells = cell[:, None] + column[None, :]
+            k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
+            v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
+            tile_m, tile_l, tile_acc = _attend_tile(q, k, v, exists, token, position, scale, TILE)
+            m_i, l_i, acc = fold(m_i, l_i, acc, tile_m, tile_l, tile_acc)
+            # Here no keys and values are in registers.
+            if (tile + TILE < end) & ((tile + TILE) % QUAD == 0):
+                group_m, group_l, group_acc = fold(group_m, group_l, group_acc, m_i, l_i, acc)
+                m_i, l_i, acc = _no_keys(QUERIES, HEAD_DIM)
+
+        line = place * (KV_HEADS * GQA_GROUP_SIZE) + head
+        partial = (first_piece + piece).to(tl.int64) * lines
+        if end > begin + QUAD:
+            if is_paired:
+                _store(acc_ptr, m_ptr, l_ptr, partial, line, is_query, group_m, group_l, group_acc, HEAD_DIM)
+                partial += lines
+            else:
+                m_i, l_i, acc = fold(group_m, group_l, group_acc, m_i, l_i, acc)
+        if row_end > piece_keys:
+            _store(acc_ptr, m_ptr, l_ptr, partial, line, is_query, m_i, l_i, acc, HEAD_DIM)
+        else:
+            result = (acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]).to(out_ptr.dtype.element_ty)
+            out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
+            tl.store(out_ptr + out_offset[:, None] + column[None, :], result, mask=is_query[:, None])
+    if OVERLAPS:
+        # Programs without an item wait, too: the next kernel relies on all kernels before this one.
+        tl.extra.cuda.gdc_wait()
