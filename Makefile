@@ -31,9 +31,9 @@ test: $(VENV)/.ready-test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long and not clients' $(TEST_ARGS)
 
 # The text's exactness once more, of more prompts and in float64; more requests and examples; every case of every kernel
-# compiled for every architecture.
+# compiled for every architecture; the whole cross products of the kernels' parameters, in Triton's interpreter too.
 test-long: $(VENV)/.ready-test
-	$(BIN)/pytest -q -n 2 --dist worksteal -m long
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'long and not gpu'
 
 # The clients that people use, in versions of their own, against running servers. In an environment of their own, for
 # they and the project want different versions of the same packages.

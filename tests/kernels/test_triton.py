@@ -62,10 +62,15 @@ def test_the_interpreter_takes_the_tensors_of_the_cpu(is_interpreted: bool) -> N
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    ["not gpu and not long", pytest.param("not gpu", marks=pytest.mark.long)],
+    ids=["plain", "all"],
+)
+def test_the_same_tests_pass_in_the_interpreter(cases: str, group: str, tmp_path: Path) -> None:
     files = [str(next(HERE.rglob(f"test_{op}.py"))) for op in GROUPS[group]]
     choice = f"{__file__}::test_the_interpreter_takes_the_tensors_of_the_cpu"
-    options = ["-q", "-m", "not gpu", "-p", "no:cacheprovider"]
+    options = ["-q", "-m", cases, "-p", "no:cacheprovider"]
     run(["-m", "pytest", *options, choice, *files], tmp_path, TRITON_INTERPRET="1")
 
 
