@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from headway_testing.grids import thin_products
 from headway_testing.tools import skipped_for_missing_tools
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-tools", action="store_true", help="a test skipped for a missing program fails the run"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs before pytest's own choice by marker, which reads the marks that this sets."""
+    thin_products(items)
 
 
 def _skipped(config: pytest.Config) -> list[str]:

@@ -7,7 +7,8 @@ A Markov chain stands in for the model, so that the law of every token and pair 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ POSITION = 5  # its position
 NUM_TRIALS = 100_000
 NUM_TOKENS = 5
 ALPHA = 1e-4
+Trials = tuple[torch.Tensor, list[torch.Tensor], float]
 COMMIT = sys.modules["headway.kernels.reference.speculation.verify_and_rewind"]
 
 
@@ -99,9 +101,7 @@ def new_rows(
     return rows, pool
 
 
-def run(
-    temperature: float, top_p: float, first_seed: int = 0
-) -> tuple[torch.Tensor, list[torch.Tensor], float]:
+def run(temperature: float, top_p: float, first_seed: int = 0) -> Trials:
     """NUM_TRIALS rows to NUM_TOKENS tokens each.
 
     Returns the tokens [trials, NUM_TOKENS + 1] with START first; for each place of the window the pairs
@@ -132,6 +132,9 @@ def run(
     return tokens[:, : NUM_TOKENS + 1], [torch.cat(p) for p in by_place], accepted / (rounds * DEPTH)
 
 
+run_once = cache(run)  # for what nobody breaks
+
+
 def p_value(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
     """Chi-square of counts against a law; cells that are expected under five times are merged into one."""
     expected = probabilities / probabilities.sum() * observed.sum()
@@ -149,7 +152,9 @@ def pair_counts(pairs: torch.Tensor) -> torch.Tensor:
     return torch.bincount(pairs[:, 0] * VOCAB + pairs[:, 1], minlength=VOCAB * VOCAB).view(VOCAB, VOCAB)
 
 
-def p_values(temperature: float, top_p: float, first_seed: int = 0) -> Iterator[tuple[str, float]]:
+def p_values(
+    temperature: float, top_p: float, first_seed: int = 0, run: Callable[..., Trials] = run_once
+) -> Iterator[tuple[str, float]]:
     """Every claim with its p-value: each token, each pair of neighbours, each place of the window."""
     tokens, by_place, _ = run(temperature, top_p, first_seed)
     transitions = MarkovChain().transitions(temperature, top_p)
@@ -186,7 +191,7 @@ def test_distant_seeds_follow_it_too() -> None:
 
 def test_the_drafters_law_is_unlike_the_targets() -> None:
     """Else the tests above would not see a draft that was accepted wrongly."""
-    _, _, acceptance = run(1.0, 1.0)
+    _, _, acceptance = run_once(1.0, 1.0)
     assert 0.2 < acceptance < 0.6
     model = MarkovChain()
     distance = (model.mtp.law.softmax(-1) - model.target.softmax(-1)).abs().sum(-1) / 2
@@ -194,7 +199,7 @@ def test_the_drafters_law_is_unlike_the_targets() -> None:
 
 
 def test_two_seeds_that_follow_one_another_are_independent() -> None:
-    tokens, _, _ = run(1.0, 1.0)
+    tokens, _, _ = run_once(1.0, 1.0)
     law = MarkovChain().transitions(1.0, 1.0)[START]
     neighbours = torch.stack([tokens[0::2, 1], tokens[1::2, 1]], 1)
     assert p_value(pair_counts(neighbours).flatten(), (law[:, None] * law).flatten()) > ALPHA
@@ -223,4 +228,4 @@ def ignore_the_first_mismatch(
 @pytest.mark.parametrize("broken", [accept_all, ignore_the_first_mismatch], ids=lambda f: f.__name__)
 def test_broken_verification_is_seen(monkeypatch: pytest.MonkeyPatch, broken: object) -> None:
     monkeypatch.setattr(COMMIT, "verify_speculative_tokens", broken)
-    assert min(p for _, p in p_values(1.0, 1.0)) < 1e-12
+    assert min(p for _, p in p_values(1.0, 1.0, run=run)) < 1e-12

@@ -1,24 +1,14 @@
 """Where the operations run: the CPU (twins, or Triton's interpreter when TRITON_INTERPRET=1) or a GPU."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
-from headway_testing.grids import thin_products
-
-HERE = Path(__file__).parent
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from headway_testing.interpreter import spare_repetitions
 
     spare_repetitions()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs before pytest's own choice by marker, which reads the marks that this sets."""
-    thin_products(item for item in items if item.path.is_relative_to(HERE))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

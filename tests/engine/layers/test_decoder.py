@@ -38,7 +38,7 @@ def threads(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("sizes", [{}, EMBEDDED], ids=["tiny", "embedded"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)])
 def test_logits_of_a_row_are_bitwise_the_same_alone_and_among_others(
     dtype: str, sizes: dict[str, object], tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from headway.engine.models.registry import FAMILY_OF
 
 # Of each architecture.
 NUM_CONFIGS, MIN_ACCEPTED = 400, 120
-NUM_MODELS, NUM_TOKENS = 24, 24
+NUM_MODELS, NUM_MODELS_LONG, NUM_TOKENS = 6, 24, 24
 # Keys that transformers has under other attributes or not at all.
 SHARED_KEYS = ("attention_chunk_size", "layer_types", "sliding_window")
 OWN_KEYS = ("rope_parameters", "num_nextn_predict_layers")
@@ -144,7 +144,13 @@ def test_every_key_that_transformers_reads_is_known(architecture: str, tmp_path:
     assert {"is_causal", "text_config", "hidden_size"} <= keys
 
 
-@pytest.mark.parametrize("seed", range(NUM_MODELS))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(NUM_MODELS),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(NUM_MODELS, NUM_MODELS_LONG)),
+    ],
+)
 @pytest.mark.parametrize("architecture", FAMILY_OF)
 def test_an_accepted_config_gives_the_logits_of_transformers(
     architecture: str, seed: int, tmp_path: Path

@@ -304,7 +304,7 @@ def settings_of(num_examples: int) -> settings:
 
 
 class TestScheduler(SchedulerMachine.TestCase):
-    settings = settings_of(60)
+    settings = settings_of(30)
 
 
 @pytest.mark.long

@@ -38,17 +38,24 @@ def covering(cases: list[tuple[Value, ...]]) -> list[int]:
     return chosen
 
 
-def thin_products(items: Iterable[pytest.Function]) -> None:
-    """Marks as `long` the cases of large cross products that the plain suite can spare. Cases for a GPU stay as they are."""
-    crossed = [item for item in items if hasattr(item, "callspec") and not item.get_closest_marker("gpu")]
+def thin_products(items: Iterable[pytest.Item]) -> None:
+    """Marks as `long` the cases of large cross products that the plain suite can spare.
+
+    Cases for a GPU stay as they are, and so do those that are marked long by name.
+    """
+    crossed = [
+        item
+        for item in items
+        if isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and not (item.get_closest_marker("gpu") or item.get_closest_marker("long"))
+    ]
     for _, group in groupby(crossed, key=lambda item: (item.path, item.originalname)):
         cases = list(group)
         is_product = len(list(cases[0].iter_markers("parametrize"))) > 1
         if not is_product or len(cases) <= FEW:
             continue
-        kept = covering(
-            [tuple((name, repr(v)) for name, v in case.callspec.params.items()) for case in cases]
-        )
+        kept = covering([tuple((k, repr(v)) for k, v in case.callspec.params.items()) for case in cases])
         for index, case in enumerate(cases):
             if index not in kept:
                 case.add_marker("long")
