@@ -191,7 +191,7 @@ def test_distant_seeds_follow_it_too() -> None:
 
 def test_the_drafters_law_is_unlike_the_targets() -> None:
     """Else the tests above would not see a draft that was accepted wrongly."""
-    _, _, acceptance = run_once(1.0, 1.0)
+    _, _, acceptance = run_once(1.0, 1.0, 0)
     assert 0.2 < acceptance < 0.6
     model = MarkovChain()
     distance = (model.mtp.law.softmax(-1) - model.target.softmax(-1)).abs().sum(-1) / 2
@@ -199,7 +199,7 @@ def test_the_drafters_law_is_unlike_the_targets() -> None:
 
 
 def test_two_seeds_that_follow_one_another_are_independent() -> None:
-    tokens, _, _ = run_once(1.0, 1.0)
+    tokens, _, _ = run_once(1.0, 1.0, 0)
     law = MarkovChain().transitions(1.0, 1.0)[START]
     neighbours = torch.stack([tokens[0::2, 1], tokens[1::2, 1]], 1)
     assert p_value(pair_counts(neighbours).flatten(), (law[:, None] * law).flatten()) > ALPHA

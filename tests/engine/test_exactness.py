@@ -98,7 +98,7 @@ def test_no_depth_changes_a_long_text(
 def test_sixteen_at_once_write_what_each_writes_alone(
     prompts: list[tuple[int, ...]], mode: str, dtype: str
 ) -> None:
-    cases = cases_of(prompts[:16], mode, max_tokens=100)
+    cases = cases_of(prompts[:16], mode, max_tokens=60)
     engine = LocalEngine(config_of(dtype=dtype, prefix_caching=False))
     alone = [generate_with(engine, [case])[0] for case in cases]
     assert_same_text(MODEL, cases, alone, generate_with(engine, cases), dtype=dtype)

@@ -93,6 +93,7 @@ class LaunchDriver(OfflineDriver):
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchDriver:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one worker: each imports PyTorch and Triton
     driver = LaunchDriver(("cuda", 90, 32))
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     return driver
