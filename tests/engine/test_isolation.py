@@ -30,7 +30,7 @@ from headway.engine.speculation.ngram import NgramDrafter, ngram_state
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import block_bytes
 
-ROUNDS, GPU_ROUNDS = 2000, 10_000
+ROUNDS, LONG_ROUNDS, GPU_ROUNDS = 1250, 2000, 10_000
 GUARD_BLOCKS = 3
 GUARD = 12345.0
 BLOCK = 16
@@ -144,8 +144,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("drafter", ["mtp", "ngram"])
-def test_a_step_writes_to_its_own_rows_and_blocks_only(tmp_path: Path, drafter: DrafterName) -> None:
-    run_watched(tmp_path, device="cpu", num_rounds=ROUNDS, drafter=drafter)
+@pytest.mark.parametrize("num_rounds", [ROUNDS, pytest.param(LONG_ROUNDS, marks=pytest.mark.long)])
+def test_a_step_writes_to_its_own_rows_and_blocks_only(
+    tmp_path: Path, num_rounds: int, drafter: DrafterName
+) -> None:
+    run_watched(tmp_path, device="cpu", num_rounds=num_rounds, drafter=drafter)
 
 
 @pytest.mark.gpu
