@@ -141,10 +141,11 @@ def test_a_conversation_reuses_what_rounds_wrote(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", SAMPLED_FIRST)
+@pytest.mark.parametrize("num_texts", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_the_size_of_prefill_chunks_does_not_matter(
-    prompts: list[tuple[int, ...]], mode: str, dtype: str
+    prompts: list[tuple[int, ...]], num_texts: int, mode: str, dtype: str
 ) -> None:
-    long = [sum(prompts[i : i + 3], ()) for i in range(0, 24, 3)]
+    long = [sum(prompts[i : i + 3], ()) for i in range(0, 3 * num_texts, 3)]
     cases = cases_of(long, mode, max_tokens=40)
     whole = generate(cases, config_of(dtype=dtype, prefill_chunk=2048))
     for size in (16, 37, 256):

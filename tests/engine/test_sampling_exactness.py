@@ -166,7 +166,7 @@ def test_each_field_alone(bench: Bench, name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("num_examples", [30, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_examples", [15, pytest.param(300, marks=pytest.mark.long)])
 def test_random_pairs_side_by_side(bench: Bench, num_examples: int) -> None:
     """Drafts must be taken and refused, or nothing is shown."""
     before = bench.engines[3].engine.scheduler.snapshot()

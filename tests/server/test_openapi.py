@@ -44,14 +44,17 @@ async def test_the_description_is_served(client: httpx.AsyncClient) -> None:
     assert (await client.get("/openapi.json")).json() == description()
 
 
+@pytest.mark.parametrize(
+    ("num_examples", "num_cases"), [(12, NUM_CASES // 4), pytest.param(50, NUM_CASES, marks=pytest.mark.long)]
+)
 async def test_thousands_of_made_up_requests_get_no_5xx_and_only_what_is_described(
-    address: str, engine: FakeEngine, tmp_path: Path
+    address: str, engine: FakeEngine, tmp_path: Path, num_examples: int, num_cases: int
 ) -> None:
     """Right and wrong bodies, every field at its limits, sequences of operations, streams among them."""
     engine.pause = lambda: None  # type: ignore[method-assign]  # one made-up pause would hold all the rest
     command = [
         Path(sys.executable).with_name("schemathesis"), "run", f"{address}/openapi.json", "--checks", CHECKS,
-        "--header", "Authorization: Bearer admin", "--max-examples", "50", "--seed", "1", "--no-color",
+        "--header", "Authorization: Bearer admin", "--max-examples", str(num_examples), "--seed", "1", "--no-color",
     ]  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         *command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -64,7 +67,7 @@ async def test_thousands_of_made_up_requests_get_no_5xx_and_only_what_is_describ
     assert process.returncode == 0, output
     generated = re.search(r"(\d+) generated", output.replace(",", ""))
     assert generated is not None, output
-    assert int(generated[1]) >= NUM_CASES
+    assert int(generated[1]) >= num_cases
     async with httpx.AsyncClient(base_url=address) as client:
         assert (
             await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
