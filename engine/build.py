@@ -35,13 +35,14 @@ from headway.engine.state.memory import (
     check_context,
     format_bytes,
     keep_freed_memory,
+    num_checkpoints,
     num_kv_blocks,
     served_model_len,
 )
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable, table_bytes
 from headway.engine.state.row_tensors import RowTensors
-from headway.engine.state.specs import StateSpec, block_bytes
+from headway.engine.state.specs import StateSpec, block_bytes, row_bytes
 from headway.kernels import (
     MAX_HIDDEN_OF_FEW_LAUNCHES,
     MAX_SPLIT_KV_ROWS,
@@ -156,10 +157,12 @@ def _max_model_len(config: EngineConfig, device: torch.device) -> int:
     """Raises ConfigError, before anything is loaded."""
     shape = read_model_spec(config.model_path)
     max_model_len = served_model_len(config, shape)
+    least = _least_state(config, shape, device)
     check_context(
         config,
         max_model_len=max_model_len,
-        block_bytes=block_bytes(_least_state(config, shape, device), config.block_size),
+        block_bytes=block_bytes(least, config.block_size),
+        row_bytes=row_bytes(least),
         device=device,
     )
     _check_options(config, shape, device)
@@ -215,6 +218,7 @@ def _scheduler(
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),
         prefill=prefill,
+        num_checkpoints=pool.num_checkpoints if pool.has_row_state else None,
     )
 
 
@@ -362,14 +366,22 @@ def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | N
 
 def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> StatePool:
     layers, drafter = model.state(), ngram_state() if config.drafter == "ngram" else mtp_state(model)
+    bytes_of_row, available = row_bytes((*layers, drafter)), available_bytes(model.device)
     num_blocks = num_kv_blocks(
         config,
         max_model_len=max_model_len,
         block_bytes=block_bytes((*layers, drafter), config.block_size),
-        available=available_bytes(model.device),
+        available=available,
+        row_bytes=bytes_of_row,
     )
     return StatePool(
-        layers, drafter, num_blocks=num_blocks, block_size=config.block_size, device=model.device
+        layers,
+        drafter,
+        num_blocks=num_blocks,
+        num_rows=config.num_rows,
+        num_checkpoints=num_checkpoints(config, row_bytes=bytes_of_row, available=available),
+        block_size=config.block_size,
+        device=model.device,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
@@ -59,7 +59,8 @@ def padded_chunks(
         batch = QueryBatch.of_windows(tables[:1], starts[:1], len(token_ids), end_positions=end_of_first)
     else:
         batch = QueryBatch.of_chunks(tables, starts, lengths, firsts, len(token_ids))
-    inputs = ForwardInputs(token_ids, positions, slot_mapping, (batch,))
+    by_row = RowTokens(slots.state_ids, chunks=ChunkTokens(rows, firsts, lengths))
+    inputs = ForwardInputs(token_ids, positions, slot_mapping, (batch,), by_row)
     # Chunks that do not exist write what the first one writes, which begins at place 0.
     first_places = torch.where(lengths > 0, firsts, 0)
     last_places = torch.where(lengths > 0, ends, lengths[0]) - 1

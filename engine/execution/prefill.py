@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
@@ -83,6 +83,7 @@ def prefill_inputs(
                 gqa_group_size=gqa_group_size,
             )
         ),
+        rows=RowTokens(slots.state_ids, chunks=ChunkTokens(rows, firsts, lengths)),
     )
     return PromptTokens(inputs, rows, lengths, firsts, firsts + lengths - 1, hits)
 

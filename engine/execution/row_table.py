@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from headway.engine.protocol.errors import describe_fault
-from headway.engine.scheduling.plan import BlockGrant, Plan, RowMove, RowSetup
+from headway.engine.scheduling.plan import BlockGrant, CheckpointSave, Plan, RowMove, RowSetup
+from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors, numbers_of
 from headway.engine.state.transfer import to_device
@@ -17,14 +18,15 @@ logger = logging.getLogger(__name__)
 
 
 class RowTable:
-    """The numbers of the rows, their logits processors, and which of them return log-probabilities.
+    """The numbers of the rows, their state in the pool, their logits processors, and which of them return log-probabilities.
 
-    Mutable: on the host side it is the only writer of them, by the plans that it is given; steps write the numbers on the
-    device.
+    Mutable: on the host side it is the only writer of them, by the plans that it is given; steps write the numbers and the
+    state on the device.
     """
 
-    def __init__(self, numbers: RowTensors, adjustments: AdjustmentTable) -> None:
+    def __init__(self, numbers: RowTensors, pool: StatePool, adjustments: AdjustmentTable) -> None:
         self.numbers = numbers
+        self._pool = pool
         self.adjustments = adjustments
         self.num_logprobs: dict[int, int] = {}  # by row, for rows that return any
         self._views: dict[tuple[int, bool], RowTensors] = {}
@@ -83,19 +85,23 @@ class RowTable:
         """Gives requests their rows. Returns the faults as `update` does."""
         faults: list[tuple[int, str]] = []
         numbers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        checkpoints: list[int] = []
         for setup in setups:
             try:
                 self._prepare(setup)
                 numbers.append(numbers_of(setup))
+                checkpoints.append(-1 if setup.checkpoint is None else setup.checkpoint)
             except Exception as error:
                 logger.exception("request %d could not be set up", setup.request_id)
                 self.release([setup.row])
                 faults.append((setup.request_id, describe_fault(error)))
         if numbers:
             integers, floats = (torch.stack(column) for column in zip(*numbers, strict=True))
-            self.numbers.set_up(
-                to_device(integers, self.device), to_device(floats, self.device, torch.float32)
-            )
+            on_device = to_device(integers, self.device)
+            self.numbers.set_up(on_device, to_device(floats, self.device, torch.float32))
+            if self._pool.has_row_state:
+                state_ids = self.numbers.state_ids.index_select(0, on_device[:, 0])
+                self._pool.start_rows(state_ids, to_device(checkpoints, self.device))
         return tuple(faults)
 
     def _prepare(self, setup: RowSetup) -> None:
@@ -104,6 +110,15 @@ class RowTable:
             self.adjustments.set_up(setup.row, setup.sampling, setup.history)
         if setup.sampling.num_logprobs is not None:
             self.num_logprobs[setup.row] = setup.sampling.num_logprobs
+
+    def save(self, saves: Sequence[CheckpointSave]) -> None:
+        """Copies the state of rows to checkpoints."""
+        if not saves:
+            return
+        rows, checkpoints = to_device(
+            [[save.row for save in saves], [save.checkpoint for save in saves]], self.device
+        )
+        self._pool.save_rows(self.numbers.state_ids.index_select(0, rows), checkpoints)
 
     def grant(self, grants: Sequence[BlockGrant]) -> None:
         """Writes all new blocks by one copy of their places in the flat table and their ids."""

@@ -56,7 +56,7 @@ class Runner:
         self.adjustments = adjustments or AdjustmentTable(
             len(slots.limits), model.spec.vocab_size, self.device
         )
-        self.table = RowTable(slots, self.adjustments)
+        self.table = RowTable(slots, pool, self.adjustments)
         self._drafter = drafter
         self._ring = HostRing(NUM_STAMPS + len(slots.limits) * (max_depth + 2), self.device)
         most = min(
@@ -106,6 +106,7 @@ class Runner:
             self._decode(mixed or wanted, plan, results)
         if plan.prefill and mixed is None:
             self._prefill(plan.prefill, results)
+        self.table.save(plan.saves)
         return StepHandle(results)
 
     def _round_key(self, num_rows: int, depth: int) -> StepKey:

@@ -7,13 +7,13 @@ verification by equality of coupled samples (Daliri, Musco, Suresh, arXiv 2408.0
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from headway.engine.execution.host_ring import HostRing
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import ForwardInputs, concatenate, inputs_of
+from headway.engine.layers.inputs import ForwardInputs, RowTokens, concatenate, inputs_of
 from headway.engine.sampling.sampler import NO_TOKEN, pick_tokens_with_flags, score_tokens
 from headway.engine.speculation.drafter import Drafter, PromptTokens
 from headway.engine.speculation.synthetic import SyntheticAcceptance
@@ -47,6 +47,7 @@ class Forwarded:
 
     packed: torch.Tensor  # [NUM_STAMPS + R * (W + 1)] int64: see RoundOutcome; three times are written
     window: RoundWindow  # the tokens to be verified
+    inputs: ForwardInputs  # of these tokens alone
     next_positions: torch.Tensor  # [R] int64: of the first token that is sampled in each row
     hidden: torch.Tensor  # [R * W, hidden]
     logits: torch.Tensor  # [R, W, vocab]
@@ -129,14 +130,15 @@ def forward_half(
         return HalfStep(None, prompts, context.model.forward(prompts.inputs, context.pool))
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     window = _open_window(context, rows, depth, packed)
-    inputs = inputs_of(window, rows.granted_block_ids)
+    by_row = RowTokens(rows.state_ids, *window.token_ids.shape)
+    inputs = replace(inputs_of(window, rows.granted_block_ids), rows=by_row)
     hidden, prompt_hidden = _forward(context, inputs, prompts)
     next_positions = window.next_positions
     if prompts is not None and prompt_hidden is not None:
         next_positions = _lend_windows(prompts, prompt_hidden, hidden, next_positions)
     logits = context.model.logits(hidden).view(*window.token_ids.shape, -1)
     stamp(packed[2:3])
-    return HalfStep(Forwarded(packed, window, next_positions, hidden, logits), prompts, prompt_hidden)
+    return HalfStep(Forwarded(packed, window, inputs, next_positions, hidden, logits), prompts, prompt_hidden)
 
 
 def sample_half(
@@ -206,6 +208,7 @@ def _finish_round(
         context.synthetic.force(sampled, window, rows)
     size = context.pool.block_size
     emitted = verify_and_rewind(rows.state(), window, sampled, size, out=emitted_of(packed, depth))
+    context.model.commit(forwarded.inputs, emitted[:, 0], context.pool)
     context.drafter.observe_round(rows, window, forwarded.hidden)
     # The device goes on with a token that exists; the host ends the row's request.
     emitted[:, 1:].masked_fill_(is_broken, NO_TOKEN)

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from headway.kernels import DraftWindow, QueryBatch, RoundWindow
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTokens:
+    """Chunks of prompts in the flat list, n of them; a chunk of length 0 does not exist. No row has two chunks."""
+
+    rows: torch.Tensor  # [n] int64: rows of the table
+    first_tokens: torch.Tensor  # [n] int64: place of each chunk's first token, counted from first_token
+    lengths: torch.Tensor  # [n] int64
+    first_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowTokens:
+    """Which tokens of the flat list belong to which row, for layers that keep state by row (`RowSpec`).
+
+    The list begins with num_windows windows of `width` tokens, one for each of the table's first rows. Verification may reject
+    some of these tokens: the state stays as it is until `commit`. The chunks move the state of their rows on at once.
+    """
+
+    state_ids: torch.Tensor  # [rows of the table, or num_windows where there are no chunks] int64
+    num_windows: int = 0
+    width: int = 0
+    chunks: ChunkTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +41,7 @@ class ForwardInputs:
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64: block id * block size + offset; -1: not written
     batches: tuple[QueryBatch, ...]
+    rows: RowTokens | None = None  # None: the pass has no layers that keep state by row
 
 
 def inputs_of(
@@ -32,11 +57,16 @@ def inputs_of(
 
 
 def concatenate(first: ForwardInputs, second: ForwardInputs) -> ForwardInputs:
-    """Returns the inputs for the tokens of both, those of `first` before those of `second`."""
-    count = len(first.token_ids)
+    """Returns the inputs for the tokens of both: the windows of a round first, then chunks of prompts."""
+    count, rows = len(first.token_ids), None
+    if first.rows is not None and second.rows is not None:
+        chunks = second.rows.chunks
+        moved = None if chunks is None else replace(chunks, first_token=chunks.first_token + count)
+        rows = replace(first.rows, state_ids=second.rows.state_ids, chunks=moved)
     return ForwardInputs(
         torch.cat([first.token_ids, second.token_ids]),
         torch.cat([first.positions, second.positions]),
         torch.cat([first.slot_mapping, second.slot_mapping]),
         (*first.batches, *(batch.after(count) for batch in second.batches)),
+        rows,
     )

@@ -6,7 +6,7 @@ Knows block ids, counts and opaque keys; nothing of tokens, requests or memory.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockAllocator:
@@ -17,9 +17,12 @@ class BlockAllocator:
         free   count 0, no key   handed out first
         used   count > 0         with a key (others may share it) or without
         idle   count 0, a key    can be shared again; evicted when no block is free, longest idle first
+
+    on_unpublish: called with each key that no block has any longer.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, on_unpublish: Callable[[bytes], None] | None = None) -> None:
+        self._on_unpublish = on_unpublish
         self._counts = [0] * num_blocks
         self._free = list(reversed(range(num_blocks)))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -72,9 +75,8 @@ class BlockAllocator:
     def unpublish(self, block_ids: Iterable[int]) -> None:
         """Makes these used blocks unfindable; requests that share one keep it."""
         for block_id in block_ids:
-            key = self._keys.pop(block_id, None)
-            if key is not None:
-                del self._blocks[key]
+            if block_id in self._keys:
+                self._forget_key(block_id)
 
     def is_used(self, block_id: int) -> bool:
         return self._counts[block_id] > 0
@@ -92,8 +94,14 @@ class BlockAllocator:
 
     def _evict(self) -> int:
         block_id, _ = self._idle.popitem(last=False)
-        del self._blocks[self._keys.pop(block_id)]
+        self._forget_key(block_id)
         return block_id
+
+    def _forget_key(self, block_id: int) -> None:
+        key = self._keys.pop(block_id)
+        del self._blocks[key]
+        if self._on_unpublish is not None:
+            self._on_unpublish(key)
 
     def _put_back(self, block_id: int) -> None:
         if block_id in self._keys:

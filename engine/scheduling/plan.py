@@ -39,6 +39,7 @@ class RowSetup:
     """A request takes a row. Until its prefill ends the row is padding for decode rounds.
 
     depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff sampling.adjusts_logits.
+    checkpoint: that of the prefix hit, from which the state of the row goes on, if the model keeps any; None: from zero.
     """
 
     request_id: int
@@ -47,6 +48,15 @@ class RowSetup:
     limit: int
     depth_cap: int
     history: TokenHistory | None = None
+    checkpoint: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSave:
+    """The state of the row after the step's pass is copied to the checkpoint."""
+
+    row: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class Plan:
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; rows of this step's chunks are never in it.
     depth: that of the deepest row of the round. catches_up: the drafter first sees what rounds without drafts have left
-    pending of the rows of the round.
+    pending of the rows of the round. saves: made after the pass, for models whose layers keep row state.
     """
 
     step: int
@@ -101,6 +111,7 @@ class Plan:
     decode_request_ids: tuple[int | None, ...] = ()
     wiped_block_ids: tuple[int, ...] = ()
     catches_up: bool = False
+    saves: tuple[CheckpointSave, ...] = ()
 
     @property
     def is_mixed(self) -> bool:
@@ -144,10 +155,12 @@ def history_of(request: Request) -> TokenHistory | None:
     return TokenHistory(tuple(request.prompt_token_ids), tuple(request.output_token_ids), stop)
 
 
-def row_setup(request: Request, history: TokenHistory | None, depth_cap: int) -> RowSetup:
+def row_setup(
+    request: Request, history: TokenHistory | None, depth_cap: int, checkpoint: int | None
+) -> RowSetup:
     """Returns the set-up of the request's row."""
     row = row_of(request)
-    return RowSetup(request.request_id, row, request.sampling, request.limit, depth_cap, history)
+    return RowSetup(request.request_id, row, request.sampling, request.limit, depth_cap, history, checkpoint)
 
 
 def block_grant(request: Request, first_index: int) -> BlockGrant:

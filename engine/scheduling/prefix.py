@@ -11,20 +11,28 @@ from array import array
 from dataclasses import dataclass, field
 
 from headway.engine.scheduling.blocks import BlockAllocator
+from headway.engine.scheduling.checkpoints import Checkpoints
 from headway.engine.scheduling.request import Request
 
 
 @dataclass(slots=True)
 class _Chain:
-    """Keys of a request's first blocks, each hashed once, and how many blocks were offered already."""
+    """Keys of a request's first blocks, each hashed once, and how many blocks were offered already. borders: numbers of
+    tokens after which a checkpoint of the row state is wanted."""
 
     root: bytes
     keys: list[bytes] = field(default_factory=list)
     num_offered: int = 0
+    borders: tuple[int, ...] = ()
 
 
 class PrefixCache:
-    """Mutable: the scheduler is its only writer. It reads requests and keeps one chain for each."""
+    """Mutable: the scheduler is its only writer. It reads requests and keeps one chain for each.
+
+    checkpoints: of a model whose layers keep row state. A hit ends at a checkpoint then, and checkpoints are made at the two
+    borders of a prompt where they serve most: where the blocks end that it shares with others but found no checkpoint for,
+    and at its last border that another prompt can hit (a chat's next turn). None: every published block can end a hit.
+    """
 
     def __init__(
         self,
@@ -34,8 +42,10 @@ class PrefixCache:
         model_identity: str,
         kv_dtype: str,
         is_enabled: bool,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._allocator = allocator
+        self._checkpoints = checkpoints
         self._block_size = block_size
         self._origin = (model_identity, kv_dtype, str(block_size))
         self._is_enabled = is_enabled
@@ -56,8 +66,37 @@ class PrefixCache:
             if block_id is None:
                 break
             block_ids.append(block_id)
+        if self._checkpoints is not None:
+            self._end_at_checkpoint(request, chain, block_ids, self._checkpoints)
         chain.num_offered = len(block_ids)
         return block_ids
+
+    def checkpoint(self, request: Request) -> int | None:
+        """Returns the checkpoint at the end of the request's hit, from which its row goes on; None: the row's state is zero."""
+        if self._checkpoints is None or request.num_cached == 0:
+            return None
+        return self._checkpoints.use(self._chain(request).keys[request.num_cached // self._block_size - 1])
+
+    def next_border(self, request: Request) -> int | None:
+        """Returns the number of tokens at which the request's next chunk has to end at the latest, so that a checkpoint can be
+        made there; None: anywhere."""
+        if self._checkpoints is None or not self._is_enabled:
+            return None
+        borders = self._chain(request).borders
+        return next((border for border in borders if border > request.num_computed), None)
+
+    def take_checkpoint(self, request: Request) -> int | None:
+        """Returns a checkpoint for the state after the computed tokens, if they end at a border; None: none is made."""
+        if self._checkpoints is None or not self._is_enabled:
+            return None
+        if request.num_computed not in self._chain(request).borders:
+            return None
+        return self._checkpoints.take(request.request_id, request.num_computed)
+
+    def drop_pending(self, request: Request) -> None:
+        """Frees the checkpoints of blocks that the request will not publish, because it ends or is preempted."""
+        if self._checkpoints is not None:
+            self._checkpoints.drop_pending(request.request_id)
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Lets others find the request's blocks that lie wholly within its first num_tokens tokens.
@@ -71,10 +110,34 @@ class PrefixCache:
         for index in range(chain.num_offered, num_tokens // self._block_size):
             self._allocator.publish(request.block_ids[index], self._key(chain, request, index))
             chain.num_offered = index + 1
+        if self._checkpoints is not None:
+            self._keep_checkpoints(request, chain, num_tokens, self._checkpoints)
 
     def forget(self, request: Request) -> None:
-        """The request has ended; what it published stays."""
+        """Forgets what was noted of a request that has ended; what it published stays."""
         self._chains.pop(request.request_id, None)
+
+    def _end_at_checkpoint(
+        self, request: Request, chain: _Chain, block_ids: list[int], checkpoints: Checkpoints
+    ) -> None:
+        """Cuts the hit to where its last checkpoint is, and notes where the request is to make some."""
+        num_shared = len(block_ids)
+        while block_ids and not checkpoints.has(chain.keys[len(block_ids) - 1]):
+            block_ids.pop()
+        last = (request.num_tokens - 1) // self._block_size
+        wanted = sorted({count for count in (num_shared, last) if count > len(block_ids)})
+        chain.borders = tuple(count * self._block_size for count in wanted)
+
+    def _keep_checkpoints(
+        self, request: Request, chain: _Chain, num_tokens: int, checkpoints: Checkpoints
+    ) -> None:
+        for border in checkpoints.pending(request.request_id):
+            if border <= num_tokens:
+                key = self._key(chain, request, border // self._block_size - 1)
+                assert self._allocator.find(key) is not None, (
+                    f"the block that ends at {border} is not published"
+                )
+                checkpoints.keep(request.request_id, border, key)
 
     def _chain(self, request: Request) -> _Chain:
         chain = self._chains.get(request.request_id)

@@ -21,9 +21,11 @@ from headway.engine.protocol.stats import STEP_TOKEN_BOUNDS, EngineStats
 from headway.engine.scheduling.admission import Admission
 from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.blocks import BlockAllocator
+from headway.engine.scheduling.checkpoints import Checkpoints
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.plan import (
     MAX_PENDING,
+    CheckpointSave,
     Plan,
     PrefillChunk,
     StepResult,
@@ -46,6 +48,7 @@ class Scheduler:
     """Mutable: owns the requests, the blocks and the rows; called by the loop only.
 
     At most one step may be unread when `plan` is called. prefill: by default DEFAULT_CHUNK prompt tokens in each step.
+    num_checkpoints: copies of row state for prefix hits; None: the model's layers keep no row state.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Scheduler:
         model_identity: str,
         kv_dtype: str,
         prefill: PrefillPolicy | None = None,
+        num_checkpoints: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert num_blocks * config.block_size >= max_model_len, (
@@ -74,13 +78,16 @@ class Scheduler:
         self._step = 0
         self._num_taken_in = 0
         depth = config.depth if has_mtp else 0
-        blocks = BlockAllocator(num_blocks)
+        checkpoints = None if num_checkpoints is None else Checkpoints(num_checkpoints)
+        on_unpublish = None if checkpoints is None else checkpoints.drop
+        blocks = BlockAllocator(num_blocks, on_unpublish=on_unpublish)
         prefixes = PrefixCache(
             blocks,
             block_size=config.block_size,
             model_identity=model_identity,
             kv_dtype=kv_dtype,
             is_enabled=config.prefix_caching,
+            checkpoints=checkpoints,
         )
         stats = _new_stats(num_blocks, config.block_size, depth)
         waiting, rows = Queue(config.max_waiting), RowTable(config.num_rows)
@@ -192,12 +199,14 @@ class Scheduler:
             return None
         moves = state.rows.compact()
         released = state.rows.drain_released()  # a row released from here on is padding until the next step
-        setups = tuple(row_setup(r, history, state.own_cap(r)) for r, history in admitted)
+        prefixes = state.prefixes
+        setups = tuple(
+            row_setup(r, history, state.own_cap(r), prefixes.checkpoint(r)) for r, history in admitted
+        )
         served = [(r, first) for r, first in grown if r.row is not None]  # others were preempted later on
         grants = tuple(block_grant(r, first) for r, first in [*served, *((r, 0) for r, _ in admitted)])
         chunks, decoding = self._next_pass()
-        for chunk in chunks:
-            self._note_chunk(chunk)
+        saves = tuple(save for chunk in chunks if (save := self._note_chunk(chunk)) is not None)
         depth, decode_request_ids = self._join_round(decoding)
         catches_up = self._count_pending(decoding, depth)
         self._step += 1
@@ -214,6 +223,7 @@ class Scheduler:
             decode_request_ids,
             catches_up=catches_up,
             wiped_block_ids=tuple(broken),
+            saves=saves,
         )
 
     def _budget(self) -> int:
@@ -264,16 +274,20 @@ class Scheduler:
     def _add_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> None:
         follows_hit = self._has_mtp and 0 < request.num_computed == request.num_cached
         last_hit = request.num_computed // self.state.block_size - 1
+        if (border := self.state.prefixes.next_border(request)) is not None:
+            budget = min(budget, border - request.num_computed)
         chunks.append(next_chunk(request, budget, request.block_ids[last_hit] if follows_hit else None))
 
-    def _note_chunk(self, chunk: PrefillChunk) -> None:
-        """The chunk is part of the step."""
+    def _note_chunk(self, chunk: PrefillChunk) -> CheckpointSave | None:
+        """Notes that the chunk is part of the step. Returns the checkpoint to be made after it, if any."""
         request = self.state.requests[chunk.request_id]
         request.num_computed += len(chunk.token_ids)
         request.num_chunks_in_flight += 1
         if chunk.is_last:
             request.status = Status.RUNNING
             request.num_pending = 1
+        checkpoint = self.state.prefixes.take_checkpoint(request)
+        return None if checkpoint is None else CheckpointSave(chunk.row, checkpoint)
 
     def _join_round(self, decoding: list[Request]) -> tuple[int, tuple[int | None, ...]]:
         """Returns (depth, request ids by row up to the last row that takes part). No row drafts deeper than it may."""

@@ -103,6 +103,7 @@ class SchedulerState:
             self.running.remove(request)
             self.waiting.note_end(request)
         self._release(request)
+        self.prefixes.drop_pending(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
         del self.requests[request.request_id]
@@ -117,6 +118,7 @@ class SchedulerState:
         self.running.remove(request)
         self.waiting.note_end(request)
         self._release(request)
+        self.prefixes.drop_pending(request)
         request.status = Status.WAITING
         request.num_computed = 0
         request.num_draft_filled = 0

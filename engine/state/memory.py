@@ -19,6 +19,8 @@ CPU_KV_CACHE_BYTES = 1 << 30
 CPU_KV_CACHE_SHARE = 0.25
 CUDA_KV_CACHE_SHARE = 0.85  # the rest is for activations and captured graphs
 MAX_KV_CACHE_SHARE = 0.9
+# Checkpoints of row state, as large as a row's, are made at few borders of each prompt: four a row keep those of recent chats.
+MAX_CHECKPOINTS_SHARE, MAX_CHECKPOINTS_A_ROW = 0.1, 4
 # Options of glibc's mallopt (malloc.h). Blocks up to so many bytes come from the heap (32 MiB is the most it
 # takes), whose free end is returned to the system only beyond so many bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -80,7 +82,7 @@ def served_model_len(config: EngineConfig, model: ModelSpec) -> int:
 
 
 def check_context(
-    config: EngineConfig, *, max_model_len: int, block_bytes: int, device: torch.device
+    config: EngineConfig, *, max_model_len: int, block_bytes: int, row_bytes: int, device: torch.device
 ) -> None:
     """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError."""
     num_kv_blocks(
@@ -88,15 +90,32 @@ def check_context(
         max_model_len=max_model_len,
         block_bytes=block_bytes,
         available=available_bytes(device),
+        row_bytes=row_bytes,
     )
 
 
-def num_kv_blocks(config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int) -> int:
+def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> int:
+    """Returns the number of copies of row state that prefix hits may go on from.
+
+    They take at most MAX_CHECKPOINTS_SHARE of what the rows' own state leaves. row_bytes: those of one row's state.
+    """
+    if row_bytes == 0 or not config.prefix_caching:
+        return 0
+    left = max(0, available - config.num_rows * row_bytes)
+    return min(int(MAX_CHECKPOINTS_SHARE * left) // row_bytes, MAX_CHECKPOINTS_A_ROW * config.num_rows)
+
+
+def num_kv_blocks(
+    config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int, row_bytes: int = 0
+) -> int:
     """At least one request of full length and one block more; at most one such request for every row.
 
     config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded.
+    row_bytes: those of one row's state; the state of all rows and its checkpoints are taken before blocks are counted.
     Raises ConfigError.
     """
+    num_states = config.num_rows + num_checkpoints(config, row_bytes=row_bytes, available=available)
+    available = max(0, available - num_states * row_bytes)
     blocks_per_request = -(-max_model_len // config.block_size)
     least = (blocks_per_request + 1) * block_bytes
     most = int(MAX_KV_CACHE_SHARE * available)

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.engine.state.specs import BlockSpec, LayerState, PagedSpec, StateSpec, block_bytes
+from headway.engine.state.specs import BlockSpec, LayerState, PagedSpec, RowSpec, StateSpec, block_bytes
 
 BLOCK_HIDDEN = "block_hidden"
+NUM_SPARE_ENTRIES = 2  # of row state: zeros, and a place for what belongs to no row
 
 
 class StatePool:
-    """Holds the state that specs declare. Layers and the drafter write to the tensors; the pool itself only wipes blocks.
+    """Holds the state that specs declare. Layers and the drafter write to the tensors; the pool itself only wipes blocks, and
+    copies the state of rows to checkpoints and back.
 
     By spec a tensor has the shape
         PagedSpec   [num_blocks, block_size, *shape]
         BlockSpec   [num_blocks + 1, *shape]; the last entry belongs to no block
+        RowSpec     [num_rows + num_checkpoints + 2, *shape]: by state id, then by checkpoint; the entry before the last is
+                    zero, the last belongs to no row
     Layers with equal specs share one allocation.
     """
 
@@ -27,10 +31,14 @@ class StatePool:
         drafter: tuple[StateSpec, ...] = (),
         *,
         num_blocks: int,
+        num_rows: int = 0,
+        num_checkpoints: int = 0,
         block_size: int,
         device: torch.device,
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_rows = num_rows
+        self.num_checkpoints = num_checkpoints
         self.block_size = block_size
         self._specs = (*layers, drafter)
         counts = Counter(spec for specs in self._specs for spec in specs)
@@ -70,7 +78,12 @@ class StatePool:
 
     def by_block(self) -> list[torch.Tensor]:
         """Returns all tensors of paged and per-block state, [num_blocks, ...] each."""
-        return [part[: self.num_blocks] for memory in self._memory.values() for part in memory.unbind()]
+        return [
+            part[: self.num_blocks]
+            for spec, memory in self._memory.items()
+            if not isinstance(spec, RowSpec)
+            for part in memory.unbind()
+        ]
 
     def wipe(
         self,
@@ -79,6 +92,33 @@ class StatePool:
         """Zeros all that these blocks hold."""
         for tensor in self.by_block():
             tensor.index_fill_(0, block_ids, 0)
+
+    @property
+    def has_row_state(self) -> bool:
+        """Whether a layer or the drafter keeps state by row."""
+        return any(isinstance(spec, RowSpec) for spec in self._memory)
+
+    def start_rows(
+        self,
+        state_ids: torch.Tensor,  # [n] int64
+        checkpoints: torch.Tensor,  # [n] int64; -1: none, the state begins with zeros
+    ) -> None:
+        """Gives rows the state with which their requests begin."""
+        entries = torch.where(checkpoints < 0, self.num_checkpoints, checkpoints) + self.num_rows
+        self._copy_rows(entries, state_ids)
+
+    def save_rows(
+        self,
+        state_ids: torch.Tensor,  # [n] int64
+        checkpoints: torch.Tensor,  # [n] int64
+    ) -> None:
+        """Copies the state of rows to checkpoints."""
+        self._copy_rows(state_ids, checkpoints + self.num_rows)
+
+    def _copy_rows(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        for spec, memory in self._memory.items():
+            if isinstance(spec, RowSpec):
+                memory.index_copy_(1, targets, memory.index_select(1, sources))
 
     def keep_hidden(
         self,
@@ -97,4 +137,6 @@ class StatePool:
     def _entries(self, spec: StateSpec) -> tuple[int, ...]:
         if isinstance(spec, BlockSpec):
             return self.num_blocks + 1, *spec.shape
+        if isinstance(spec, RowSpec):
+            return self.num_rows + self.num_checkpoints + NUM_SPARE_ENTRIES, *spec.shape
         return self.num_blocks, self.block_size, *spec.shape

@@ -64,6 +64,8 @@ class RowTensors:
     kv_lengths: Annotated[torch.Tensor, Column(source=lambda setup: setup.limit, released=0)]
     # [N] int64: positions at or beyond it are never computed
     limits: Annotated[torch.Tensor, Column(source=lambda setup: setup.limit, released=0)]
+    # [N] int64: where the pool keeps the row's state, always a permutation of 0 .. N - 1
+    state_ids: Annotated[torch.Tensor, Column()]
     depth_caps: Annotated[torch.Tensor, Column(source=lambda setup: setup.depth_cap)]  # [N] int64
     last_block_offsets: Annotated[torch.Tensor, Column()]  # [N] int64: (L - 1) mod block size
     block_counts: Annotated[torch.Tensor, Column()]  # [N] int64: ceil(L / block size)
@@ -117,6 +119,7 @@ class RowTensors:
             )
             for name, column in _COLUMNS.items()
         }
+        tensors["state_ids"] = torch.arange(num_rows, device=device)
         return cls(**tensors, adjustments=None)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -157,9 +160,11 @@ class RowTensors:
         sources: torch.Tensor,  # [n] int64
         targets: torch.Tensor,  # [n] int64: none of them among the sources
     ) -> None:
-        """Copies each source's row to its target; the source becomes padding."""
+        """Copies each source's row to its target; the source becomes padding and gets the target's state id."""
+        spare = self.state_ids.index_select(0, targets)
         for tensor in self.tensors().values():
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+        self.state_ids.index_copy_(0, sources, spare)
         self.release(sources)
 
     def release(

@@ -39,13 +39,36 @@ class BlockSpec:
         return _entry_bytes(self)
 
 
-StateSpec = PagedSpec | BlockSpec
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """One entry for each row of the table, addressed by `RowTensors.state_ids`: compaction never moves it. It is zero when a
+    request without a prefix hit gets the row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Returns 0, because blocks hold nothing of it."""
+        return 0
+
+    def row_bytes(self) -> int:
+        """Returns the bytes of a row."""
+        return _entry_bytes(self)
+
+
+StateSpec = PagedSpec | BlockSpec | RowSpec
 LayerState = Mapping[str, torch.Tensor]  # a layer's tensors by the names of its specs
 
 
 def block_bytes(layers: Iterable[tuple[StateSpec, ...]], block_size: int) -> int:
     """Returns the bytes of one block over all these layers."""
     return sum(spec.block_bytes(block_size) for specs in layers for spec in specs)
+
+
+def row_bytes(layers: Iterable[tuple[StateSpec, ...]]) -> int:
+    """Returns the bytes of one row over all these layers."""
+    return sum(spec.row_bytes() for specs in layers for spec in specs if isinstance(spec, RowSpec))
 
 
 def _entry_bytes(spec: StateSpec) -> int:

@@ -66,6 +66,9 @@ class MarkovChain:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.target
 
+    def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, pool: StatePool) -> None:
+        """Keeps nothing."""
+
     def transitions(self, temperature: float, top_p: float) -> torch.Tensor:
         """[VOCAB, VOCAB] float64: the law of the next token by the last one."""
         p = (self.target.double() / temperature).softmax(-1)

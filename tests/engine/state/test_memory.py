@@ -15,7 +15,7 @@ from headway_testing.paged import load
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.mtp import mtp_state
-from headway.engine.state.memory import available_bytes, format_bytes, num_kv_blocks
+from headway.engine.state.memory import available_bytes, format_bytes, num_checkpoints, num_kv_blocks
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import block_bytes
 
@@ -185,3 +185,29 @@ def test_a_step_finds_the_memory_of_the_last_one_mapped() -> None:
 def _python(source: str, *arguments: str) -> str:
     command = [sys.executable, "-P", "-c", source, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_state_of_all_rows_is_taken_before_blocks_are_counted() -> None:
+    config = EngineConfig(model_path="m", device="cuda", max_running=64)
+    room = {
+        row_bytes: num_kv_blocks(
+            config, max_model_len=2048, block_bytes=MIB, available=4 * GIB, row_bytes=row_bytes
+        )
+        for row_bytes in (0, MIB)
+    }
+    assert room[0] == 3481
+    # 64 rows leave 4,032 MiB; 256 checkpoints would take less than a tenth of that.
+    assert num_checkpoints(config, row_bytes=MIB, available=4 * GIB) == 256
+    assert room[MIB] == int(0.85 * (4 * GIB - (64 + 256) * MIB)) // MIB
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "prefix_caching", "expected"),
+    [(16 * MIB, True, 19), (0, True, 0), (MIB, False, 0), (100 * MIB, True, 0)],
+    ids=["a-tenth", "no-row-state", "no-prefix-caching", "rows-take-all"],
+)
+def test_checkpoints_take_a_tenth_of_what_rows_leave(
+    row_bytes: int, *, prefix_caching: bool, expected: int
+) -> None:
+    config = EngineConfig(model_path="m", device="cuda", max_running=64, prefix_caching=prefix_caching)
+    assert num_checkpoints(config, row_bytes=row_bytes, available=4 * GIB) == expected

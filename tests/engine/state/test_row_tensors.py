@@ -45,6 +45,9 @@ def test_a_moved_row_takes_all_columns_along_and_its_old_place_becomes_padding()
     table.move(torch.tensor([3]), torch.tensor([0]))
     for name, tensor in table.tensors().items():
         assert torch.equal(tensor[:3], before[name][[3, 1, 2]]), name
+        if name == "state_ids":
+            assert tensor[3] == before[name][0]  # exchanged, so that no two rows share an id
+            continue
         expected = torch.full_like(tensor[3], PADDING[name]) if name in PADDING else before[name][3]
         assert torch.equal(tensor[3], expected), name
 
@@ -57,3 +60,13 @@ def test_first_rows_share_their_memory_and_kernels_get_them_by_name() -> None:
     assert some.state().kv_lengths.data_ptr() == table.kv_lengths.data_ptr()
     assert table.pending_hidden.shape == (4, 3, 4)
     assert table.pending_hidden.dtype == torch.float64
+
+
+def test_state_ids_stay_a_permutation_and_lead_to_the_same_state_after_any_moves() -> None:
+    table, state = rows(6), torch.arange(6) * 10
+    owners = {row: int(state[table.state_ids[row]]) for row in range(6)}
+    for source, target in ((5, 0), (4, 5), (3, 4), (0, 3)):
+        table.move(torch.tensor([source]), torch.tensor([target]))
+        assert int(state[table.state_ids[target]]) == owners[source]
+        owners[source], owners[target] = owners[target], owners[source]
+        assert sorted(table.state_ids.tolist()) == list(range(6))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.speculation.mtp import mtp_state
 from headway.engine.state.pool import StatePool
@@ -36,6 +36,7 @@ class PagedSequences:
             model.state(),
             mtp_state(model),
             num_blocks=num_rows * per_row,
+            num_rows=num_rows,
             block_size=block_size,
             device=model.device,
         )
@@ -67,9 +68,12 @@ class PagedSequences:
             table = self.block_table[row : row + 1]
             batches.append(QueryBatch.of_windows(table, torch.tensor([first]), count, first_token=offset))
             offset += count
+        lengths = torch.tensor([count for _, _, count in spans])
+        chunks = ChunkTokens(torch.tensor([row for row, _, _ in spans]), lengths.cumsum(0) - lengths, lengths)
         return ForwardInputs(
             token_ids=tokens,
             positions=positions,
             slot_mapping=slots,
             batches=tuple(batches),
+            rows=RowTokens(torch.arange(len(self.block_table)), chunks=chunks),
         )

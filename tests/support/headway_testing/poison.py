@@ -12,7 +12,7 @@ from headway.engine.scheduling.scheduler import Scheduler
 # On the CPU attention multiplies what it does not see by 0, which cannot be NaN unless a model overflows.
 FINITE_RUBBISH = 12345.0
 # Say that a row is free, and that it has no blocks.
-KEPT = {"limits", "granted_block_ids", "kv_block_ids", "is_used"}
+KEPT = {"limits", "state_ids", "granted_block_ids", "kv_block_ids", "is_used"}
 
 
 class PoisoningRunner:
