@@ -7,8 +7,6 @@ import torch
 # Scores are scaled by it: powers of two are what a GPU computes.
 LOG2_E = 1.4426950408889634
 _MIN_HEAD_DIM, _MAX_HEAD_DIM = 16, 256
-# Heads that share keys and are computed together.
-_MAX_PACKED = 8
 
 
 def check_attention(
@@ -25,8 +23,3 @@ def check_attention(
     strides = [tensor.stride(3) for tensor in (query, key_cache, out)]
     assert strides == [1, 1, 1], f"elements of a head stand {strides} apart, not side by side"
     assert query.shape[2] % key_cache.shape[2] == 0, (query.shape, key_cache.shape)
-
-
-def packed_of(gqa_group_size: int) -> int:
-    """Of the heads that share keys, so many are computed together."""
-    return min(gqa_group_size & -gqa_group_size, _MAX_PACKED)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.attention._checks import LOG2_E, packed_of
+from headway.kernels.attention._checks import LOG2_E
 from headway.kernels.attention._hopper_attention_copies import copy_tiles, find_tile, next_turn
+from headway.kernels.attention.dispatch import packed_heads
 from headway.kernels.linear._hopper_core import has_bulk_copies
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
@@ -339,7 +340,7 @@ def streamed_windows(
 
 def _queries_of(query: torch.Tensor, key_cache: torch.Tensor) -> int:
     """Of a program."""
-    return ROWS // packed_of(query.shape[1] // key_cache.shape[2])
+    return ROWS // packed_heads(query.shape[1] // key_cache.shape[2])
 
 
 def _launch(
@@ -360,7 +361,7 @@ def _launch(
     num_chunks, max_blocks = block_table.shape
     block_size = key_cache.shape[1]
     gqa_group_size = q_heads // key_cache.shape[2]
-    packed = packed_of(gqa_group_size)
+    packed = packed_heads(gqa_group_size)
     box = [1, min(block_size, TILE), 1, _PIECE]
     layout = gl.NVMMASharedLayout(128, 16, rank=len(box))
     descriptors = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.attention.dispatch import AttentionKernel, AttentionShape, choose
+from headway.kernels.attention.dispatch import is_split_kv
 from headway.kernels.attention.paged_attention import paged_attention
 from headway.kernels.attention.prefill_attention import prefill_attention
 from headway.kernels.attention.varlen_attention import varlen_attention
@@ -29,9 +29,6 @@ def attention(
     this one: they are read before that launch has ended (programmatic dependent launch).
     """
     result = torch.empty_like(query) if out is None else out
-    window = batch.lengths if isinstance(batch.lengths, int) else None
-    gqa_group_size = query.shape[1] // key_cache.shape[2]
-    kernel = choose(AttentionShape(window, gqa_group_size, batch.most_cached))
     queries, results = query[batch.tokens], result[batch.tokens]
     if not isinstance(batch.lengths, int):
         assert batch.first_tokens is not None, "chunks that only the device knows need their first tokens"
@@ -41,8 +38,10 @@ def attention(
             batch.start_positions, scale, out=results,
         )  # fmt: skip
         return result
+    gqa_group_size = query.shape[1] // key_cache.shape[2]
+    is_split = is_split_kv(batch.lengths, gqa_group_size, batch.most_cached)
     rows = len(batch.block_table), batch.lengths, *query.shape[1:]
-    attend = paged_attention if kernel is AttentionKernel.SPLIT_KV else prefill_attention
+    attend = paged_attention if is_split else prefill_attention
     attend(
         queries.view(rows), key_cache, value_cache, batch.block_table, batch.start_positions, scale,
         first_position=first_position, end_positions=batch.end_positions, out=results.view(rows),

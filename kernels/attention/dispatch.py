@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
+from headway.kernels.runtime._triton import blocks_of, power_of_two
+
 # More query rows of a KV head (queries times GQA group size) fill the tensor cores without split-KV.
 MAX_SPLIT_KV_ROWS = 128
 # A program of split-KV computes a tile of up to this number of query rows.
@@ -19,32 +21,81 @@ MAX_WALKED_KEYS = 8192
 _MAX_SPLIT_KV_QUERIES, _LONG_TABLE_KEYS = 256, 32_768
 # One chunk of at most this number of tokens is attended as a window, so that split-KV shares its keys out among programs.
 _MAX_PADDED_WINDOW = 32
+# Query rows of a split-KV program.
+_QUERIES = 16, SPLIT_KV_TILE_ROWS
+# Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones, others.
+_TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
+# Tiles of a quad and of a group.
+_QUAD, _TILES = 4, 16
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+# Registers suffice for this number of warps of the first kernel, with heads of 128.
+_RESIDENT_WARPS = 8
+# For few rows with narrow heads two, which all run at once: only when the last has started may the next kernels begin.
+# More rows gain by programs that wait for their turn.
+_NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
+# In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, of the sums of what tiles
+# leave, and of what quads leave, for each of the window's first places, and for each further head that one program adds up.
+_TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES = 1.0, 0.4, 0.3, 0.5, 4
+# Numbers of rows to compile for. A number for each thread of a warp is added up by one instruction: with 16 instead of 32 a
+# layer of a model 1,024 wide takes one row 22 us instead of 20.5.
+_SCANNED_ROWS = 32, 64, 256, 1024, 4096
+# The most programs of the second kernel: it takes heads together, since mostly it finds nothing to sum.
+_COMBINE_PROGRAMS = 512
+# Tiles of the prefill and varlen kernels. float32 products run outside the tensor cores and need registers; so do wide heads.
+# Five stages need _STAGES_BYTES of shared memory.
+_SMALL_TILE = 32, 32, 4, 3
+_PREFILL_TILE, _PREFILL_STAGES, _STAGES_BYTES = (128, 64, 8), (5, 3), 140_000
+# Varlen: while each program has a multiprocessor to itself, and where more programs exist; then where programs of four warps
+# lack registers, on GPUs with less shared memory than Hopper's.
+_VARLEN_TILE, _LARGE_VARLEN_TILE, _OLDER_VARLEN_TILE = (64, 64, 4, 3), (128, 64, 8, 5), (64, 64, 8, 3)
+_HOPPER_BYTES = 200_000
+# Heads of a GQA group that a program computes together, at most.
+_MAX_PACKED = 8
+# The prefill kernel with TMA: 8,192 queries after 8,192 keys take an H200 2,930 us, 3,780 without TMA, but with heads of 64
+# 1,100 and 1,020 (16 query and 8 KV heads).
+_TMA_PREFILL_HEAD = 128
 
 
 class AttentionKernel(Enum):
-    """The kernels of attention."""
+    """The kernels of attention, each with its order of sums; all accumulate in float32 and round a result once."""
 
-    SPLIT_KV = auto()
-    PREFILL = auto()
-    VARLEN = auto()
+    SPLIT_KV = (
+        "Tiles of keys by position within a quad, quads within a group of 16 tiles; groups by eight, in one fixed order. The "
+        "same for any window, rows and load."
+    )
+    PREFILL = "Tiles of 64 keys by ascending position; 32 in float32 and with heads of more than 128."
+    PREFILL_TMA = "As PREFILL, to the same bits."
+    VARLEN = "Tiles of keys as PREFILL."
+    VARLEN_TMA = "Tiles of 64 keys by ascending position."
 
 
 class AttentionShape(NamedTuple):
-    """Sizes of a QueryBatch and its heads."""
+    """Sizes of a QueryBatch and its heads.
+
+    can_copy: TMA can copy the caches. sees_all: rows see their keys from the first on and have no end positions.
+    """
 
     window: int | None  # queries of every row; None: the device alone knows them
     gqa_group_size: int
-    most_cached: int | None  # of QueryBatch
+    most_cached: int | None = None  # of QueryBatch
+    head_dim: int = 128
+    can_copy: bool = False
+    sees_all: bool = True
 
 
 def choose(shape: AttentionShape) -> AttentionKernel:
     """Returns the kernel of a launch."""
     if shape.window is None:
-        return AttentionKernel.VARLEN
-    is_wide = shape.window > max_split_kv_window(shape.gqa_group_size)
-    if is_wide or not splits_keys(shape.most_cached):
-        return AttentionKernel.PREFILL
+        return AttentionKernel.VARLEN_TMA if shape.can_copy else AttentionKernel.VARLEN
+    if not is_split_kv(shape.window, shape.gqa_group_size, shape.most_cached):
+        is_tma = shape.can_copy and shape.sees_all and shape.head_dim == _TMA_PREFILL_HEAD
+        return AttentionKernel.PREFILL_TMA if is_tma else AttentionKernel.PREFILL
     return AttentionKernel.SPLIT_KV
+
+
+def is_split_kv(window: int, gqa_group_size: int, most_cached: int | None) -> bool:
+    """Returns whether split-KV computes rows of that number of queries."""
+    return window <= max_split_kv_window(gqa_group_size) and splits_keys(most_cached)
 
 
 def splits_keys(most_cached: int | None) -> bool:
@@ -59,7 +110,7 @@ def max_split_kv_window(gqa_group_size: int) -> int:
 
 def max_prompt_rows(window: int, gqa_group_size: int, most_cached: int | None, max_keys: int) -> int | None:
     """Returns the most rows of prompts in one launch; None: any number. max_keys: places of a row's block table."""
-    if choose(AttentionShape(window, gqa_group_size, most_cached)) is not AttentionKernel.SPLIT_KV:
+    if not is_split_kv(window, gqa_group_size, most_cached):
         return None
     queries = _MAX_SPLIT_KV_QUERIES * _LONG_TABLE_KEYS // max(max_keys, _LONG_TABLE_KEYS)
     return max(queries // window, 1)
@@ -77,3 +128,148 @@ def padded_form(num_chunks: int, num_tokens: int, most_cached: int) -> PaddedFor
     if num_chunks == 1 and num_tokens <= _MAX_PADDED_WINDOW:
         return PaddedForm.WINDOW
     return None if splits_keys(most_cached) else PaddedForm.CHUNKS
+
+
+class TileConfig(NamedTuple):
+    """The tile of a program of the prefill or varlen kernel, and its pipeline."""
+
+    heads: int  # of a GQA group
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def packed_heads(gqa_group_size: int) -> int:
+    """Returns the heads of a GQA group that a program computes together."""
+    return min(gqa_group_size & -gqa_group_size, _MAX_PACKED)
+
+
+def prefill_tile(head_dim: int, itemsize: int, shared_memory_bytes: int) -> TileConfig:
+    """Returns the tile of the prefill kernel. itemsize: bytes of a number."""
+    if itemsize > 2 or head_dim > 128:
+        return TileConfig(1, *_SMALL_TILE)
+    return TileConfig(1, *_PREFILL_TILE, _PREFILL_STAGES[shared_memory_bytes < _STAGES_BYTES])
+
+
+def varlen_tile(
+    num_query_heads: int,
+    gqa_group_size: int,
+    head_dim: int,
+    itemsize: int,
+    *,
+    num_multiprocessors: int,
+    shared_memory_bytes: int,
+) -> TileConfig:
+    """Returns the tile of the varlen kernel. num_query_heads: tokens times query heads.
+
+    512 queries after 7,680 keys take an H200 182 us, and took 447 with programs of 64 queries of one head.
+    """
+    heads = packed_heads(gqa_group_size)
+    if itemsize > 2 or head_dim > 128:
+        rows, *rest = _SMALL_TILE
+    elif shared_memory_bytes < _HOPPER_BYTES:
+        rows, *rest = _OLDER_VARLEN_TILE
+    else:
+        is_large = num_query_heads // _VARLEN_TILE[0] > num_multiprocessors
+        rows, *rest = _LARGE_VARLEN_TILE if is_large else _VARLEN_TILE
+    return TileConfig(heads, rows // heads, *rest)
+
+
+class SplitKvCosts(NamedTuple):
+    """What decides whether a program takes a tile, a quad or a group, besides the lengths of the rows: see `split_rows`."""
+
+    tile_time: float
+    sum_time: float
+    quad_sum_time: float
+    quads_at_once: int  # of a KV head, or a part of its queries, whose programs run at a time
+
+
+class SplitKvConfig(NamedTuple):
+    """The sizes of the two split-KV kernels. Keys of a tile, a quad and a group are part of a result's rounding."""
+
+    queries: int  # query rows of a program: queries times GQA group size
+    parts: int  # programs for the query rows of a window
+    tile: int
+    quad: int
+    group: int
+    num_warps: int
+    num_programs: int
+    scanned_rows: int
+    heads_per_program: int  # of the second kernel
+    most_pieces: int  # partial results of each query of a window
+    costs: SplitKvCosts
+
+
+def split_kv_config(
+    rows: int,
+    window: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    itemsize: int,
+    *,
+    max_keys: int,
+    num_multiprocessors: int,
+) -> SplitKvConfig:
+    """Returns the sizes for rows of `window` queries. heads: query heads and KV heads. itemsize: bytes of a number. max_keys:
+    places of a row's block table."""
+    q_heads, kv_heads = heads
+    query_rows = window * (q_heads // kv_heads)
+    queries = _QUERIES[query_rows > _QUERIES[0]]
+    parts = blocks_of(query_rows, queries)
+    num_warps = 8 if queries > _QUERIES[0] or head_dim > 128 else 4
+    heads_per_program = combined_heads(rows, window, q_heads)
+    costs = split_kv_costs(kv_heads * parts, window, num_multiprocessors, num_warps, heads_per_program)
+    tile = split_kv_tile(head_dim, itemsize)
+    is_narrow = itemsize <= 2 and head_dim <= _NARROW_HEAD and rows <= _NARROW_ROWS
+    programs = _PROGRAMS_OF_NARROW_HEADS if is_narrow else _PROGRAMS_PER_MULTIPROCESSOR
+    return SplitKvConfig(
+        queries,
+        parts,
+        tile,
+        _QUAD * tile,
+        _TILES * tile,
+        num_warps,
+        num_multiprocessors * programs,
+        next(n for n in _SCANNED_ROWS if n >= rows),
+        heads_per_program,
+        most_pieces(rows, max_keys, tile, costs),
+        costs,
+    )
+
+
+def split_kv_tile(head_dim: int, itemsize: int) -> int:
+    """Returns the keys of a tile. They are part of the result's rounding, so that only the model may decide."""
+    if itemsize > 2:
+        return _WIDE_TYPE_TILE
+    return _WIDE_HEAD_TILE if head_dim > 128 else _TILE
+
+
+def combined_heads(rows: int, window: int, q_heads: int) -> int:
+    """Returns the heads that a program of the second kernel computes."""
+    return min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
+
+
+def split_kv_costs(
+    items: int, window: int, num_multiprocessors: int, num_warps: int, heads_per_program: int
+) -> SplitKvCosts:
+    """items: programs for a tile of keys. num_warps: of a program.
+
+    With a multiprocessor for itself a program hides none of its beginnings and ends, and leaves larger results: 16 rows of
+    2,044 keys of 28 query and 4 KV heads x 128 take 64 us by the tile, 45 by two quads.
+    """
+    places = min(window, _COUNTED_PLACES)
+    alone = num_warps * 2 / _RESIDENT_WARPS
+    return SplitKvCosts(
+        _TILE_TIME * alone * items / num_multiprocessors,
+        _PLACE_TIME * places,
+        _QUAD_PLACE_TIME * places * alone + _FURTHER_HEAD_TIME * (heads_per_program - 1),
+        max(num_multiprocessors * _RESIDENT_WARPS // (num_warps * items), 1),
+    )
+
+
+def most_pieces(rows: int, max_keys: int, tile: int, costs: SplitKvCosts) -> int:
+    """Returns the most pieces of all rows: by the group; by the tile, where all tiles take less time than a group's; by the
+    quad, twice the number that runs at once."""
+    groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (_TILES, _QUAD, 1))
+    return max(groups, min(quads, 2 * costs.quads_at_once), min(tiles, int(_TILES / costs.tile_time) + 1))

@@ -10,17 +10,10 @@ import torch
 
 from headway.kernels.attention._checks import LOG2_E, check_attention
 from headway.kernels.attention._hopper_attention import streamed_windows, streams_attention
+from headway.kernels.attention.dispatch import AttentionKernel, AttentionShape, choose, prefill_tile
 from headway.kernels.reference.attention.prefill_attention import prefill_attention as prefill_attention_twin
 from headway.kernels.runtime._device import shared_memory_bytes
 from headway.kernels.runtime._triton import blocks_of, jit, jit_once_for, takes_triton, tl
-
-_QUERIES = 128
-_TILE = 64
-# Tiles in flight, and the shared memory that five of them need.
-_STAGES, _FEW_STAGES, _STAGES_BYTES = 5, 3, 140_000
-# What Hopper streams: 8,192 queries behind 8,192 keys take an H200 3,780 us, streamed 2,930, and with heads of 64 1,020 and
-# 1,100 (16 query and 8 kv heads).
-_STREAMED_HEAD_DIM = 128
 
 
 @jit
@@ -211,30 +204,28 @@ def prefill_attention(
     rows, window, q_heads, head_dim = query.shape
     if rows == 0 or window == 0:
         return result
+    gqa_group_size = q_heads // key_cache.shape[2]
+    can_copy = _are_flat(query, result) and streams_attention(query, key_cache, value_cache)
     sees_all = first_position == 0 and end_positions is None
-    if sees_all and _gains_streamed(query, key_cache, value_cache, result):
+    # The number of cached keys decided before: here they are taken in order.
+    kernel = choose(AttentionShape(window, gqa_group_size, 0, head_dim, can_copy=can_copy, sees_all=sees_all))
+    if kernel is AttentionKernel.PREFILL_TMA:
         streamed_windows(query, key_cache, value_cache, block_table, start_positions, scale, result)
         return result
-    # fp32 products run outside the tensor cores and want registers; so do wide heads.
-    is_small = query.dtype == torch.float32 or head_dim > 128
-    queries, tile = (32, 32) if is_small else (_QUERIES, _TILE)
-    has_memory = shared_memory_bytes(query.device) >= _STAGES_BYTES
-    _prefill_kernel[(q_heads, blocks_of(window, queries), rows)](
+    tile = prefill_tile(head_dim, query.element_size(), shared_memory_bytes(query.device))
+    _prefill_kernel[(q_heads, blocks_of(window, tile.queries), rows)](
         query, key_cache, value_cache, block_table, start_positions,
         start_positions if end_positions is None else end_positions, result,
         window, block_table.shape[1], scale * LOG2_E, first_position,
         *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
-        GQA_GROUP_SIZE=q_heads // key_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
-        QUERIES=queries, TILE=tile, SKIPS_FIRST=first_position > 0, HAS_ENDS=end_positions is not None,
-        num_warps=4 if is_small else 8, num_stages=_STAGES if has_memory and not is_small else _FEW_STAGES,
+        GQA_GROUP_SIZE=gqa_group_size, HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
+        QUERIES=tile.queries, TILE=tile.keys, SKIPS_FIRST=first_position > 0, HAS_ENDS=end_positions is not None,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return result
 
 
-def _gains_streamed(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor
-) -> bool:
-    """Whether `streamed_windows` takes these, and sooner: to the same bits."""
-    rows, window, _, head_dim = query.shape
-    are_flat = rows == 1 or all(t.stride(0) == window * t.stride(1) for t in (query, out))
-    return are_flat and head_dim == _STREAMED_HEAD_DIM and streams_attention(query, key_cache, value_cache)
+def _are_flat(*tensors: torch.Tensor) -> bool:
+    """Returns whether the rows of each, [rows, window, heads, head_dim], follow one another without gaps."""
+    rows, window = tensors[0].shape[:2]
+    return rows == 1 or all(tensor.stride(0) == window * tensor.stride(1) for tensor in tensors)

@@ -6,24 +6,17 @@ How many chunks there are, and how long they are, is data: one captured graph se
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-from headway.kernels.attention._checks import LOG2_E, check_attention, packed_of
+from headway.kernels.attention._checks import LOG2_E, check_attention
 from headway.kernels.attention._hopper_attention import streamed_attention, streams_attention
+from headway.kernels.attention.dispatch import AttentionKernel, AttentionShape, choose, varlen_tile
 from headway.kernels.attention.prefill_attention import _attend_keys
 from headway.kernels.reference.attention.varlen_attention import varlen_attention as varlen_attention_twin
 from headway.kernels.runtime._device import multiprocessors, shared_memory_bytes
 from headway.kernels.runtime._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
 
-# Rows, which are queries times heads, and keys of a tile, warps and tiles in flight: while each program has a
-# multiprocessor to itself, and where there are more. fp32 products run outside the tensor cores and want registers; so do
-# wide heads.
-_TILE, _LARGE_TILE, _SMALL_TILE = (64, 64, 4, 3), (128, 64, 8, 5), (32, 32, 4, 3)
-# Where programs of four warps lack registers: on GPUs of less shared memory than Hopper's.
-_OLDER_TILE, _HOPPER_BYTES = (64, 64, 8, 3), 200_000
-# So many chunks may end within a tile before a program has to take two.
+# This number of chunks may end within a tile before a program has to take two.
 _SHORT_CHUNKS = 4
 
 
@@ -93,28 +86,6 @@ def _varlen_kernel(
         tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=is_query)
 
 
-class _Cut(NamedTuple):
-    heads: int
-    queries: int
-    tile: int
-    num_warps: int
-    stages: int
-
-
-def _cut_of(query: torch.Tensor, gqa_group_size: int) -> _Cut:
-    """Measured on the H200: 512 queries behind 7,680 keys 182 us, where a program of 64 queries of one head took 447."""
-    num_tokens, q_heads, head_dim = query.shape
-    packed = packed_of(gqa_group_size)
-    if query.dtype == torch.float32 or head_dim > 128:
-        rows, *rest = _SMALL_TILE
-    elif shared_memory_bytes(query.device) < _HOPPER_BYTES:
-        rows, *rest = _OLDER_TILE
-    else:
-        is_large = num_tokens * q_heads // _TILE[0] > multiprocessors(query.device)
-        rows, *rest = _LARGE_TILE if is_large else _TILE
-    return _Cut(packed, rows // packed, *rest)
-
-
 def varlen_attention(
     query: torch.Tensor,  # [tokens, q_heads, head_dim]
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
@@ -143,19 +114,24 @@ def varlen_attention(
     gqa_group_size = q_heads // key_cache.shape[2]
     if num_tokens == 0 or num_chunks == 0:
         return result
-    if streams_attention(query, key_cache, value_cache):
+    can_copy = streams_attention(query, key_cache, value_cache)
+    kernel = choose(AttentionShape(None, gqa_group_size, head_dim=head_dim, can_copy=can_copy))
+    if kernel is AttentionKernel.VARLEN_TMA:
         streamed_attention(
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, result,
             spare_tiles=_SHORT_CHUNKS,
         )  # fmt: skip
     else:
-        cut = _cut_of(query, gqa_group_size)
+        cut = varlen_tile(
+            num_tokens * q_heads, gqa_group_size, head_dim, query.element_size(),
+            num_multiprocessors=multiprocessors(query.device), shared_memory_bytes=shared_memory_bytes(query.device),
+        )  # fmt: skip
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
             num_chunks, max_blocks, scale * LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
             block_table.stride(0), *result.stride()[:2], GQA_GROUP_SIZE=gqa_group_size, PACKED=cut.heads, HEAD_DIM=head_dim,
-            BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries, TILE=cut.tile,
-            num_warps=cut.num_warps, num_stages=cut.stages,
+            BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries, TILE=cut.keys,
+            num_warps=cut.num_warps, num_stages=cut.num_stages,
         )  # fmt: skip
     return result

@@ -1,18 +1,17 @@
 """The kernel of paged_attention where contexts reach over tiles and groups, made small for the interpreter."""
 
-import sys
 from typing import Any
 
 import pytest
 import torch
 from headway_testing.late import LateCopy
 
-from headway.kernels import paged_attention, qkv_rope_append, rms_norm, rope_append
+from headway.kernels import paged_attention, prefill_attention, qkv_rope_append, rms_norm, rope_append
+from headway.kernels.attention import dispatch
 from headway.kernels.attention._split_kv_plan import split_rows
 from headway.kernels.reference.attention.paged_attention import paged_attention as twin
 from headway.kernels.runtime._triton import jit, tl
 
-KERNEL = sys.modules["headway.kernels.attention.paged_attention"]
 BLOCK_SIZE = 16
 TOLERANCE = 3e-6
 UNITS = "group", "two-quads", "quad", "tile"
@@ -27,7 +26,7 @@ def hand_out(monkeypatch: pytest.MonkeyPatch, unit: str, num_pairs: int = 8) -> 
     times = {"tile_time": 1e-9, "sum_time": 0.0 if unit == "tile" else 1e9}
     times |= {"quad_sum_time": -1e9 if is_quad else 1e9}
     times |= {"quads_at_once": num_pairs if unit == "two-quads" else 100_000}
-    monkeypatch.setattr(KERNEL, "_load", lambda *args: KERNEL._Load(**times))
+    monkeypatch.setattr(dispatch, "split_kv_costs", lambda *args: dispatch.SplitKvCosts(**times))
 
 
 def num_pairs_of(ends: list[int], quad: int) -> int:
@@ -39,9 +38,9 @@ def num_pairs_of(ends: list[int], quad: int) -> int:
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16 keys, quads of 32, groups of 64; work handed out by the one or the other: by two quads from 9 of them
     on, up to 8 pairs."""
-    monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
-    monkeypatch.setattr(KERNEL, "_QUAD", 2)
-    monkeypatch.setattr(KERNEL, "_TILES", 4)
+    monkeypatch.setattr(dispatch, "_WIDE_TYPE_TILE", 16)
+    monkeypatch.setattr(dispatch, "_QUAD", 2)
+    monkeypatch.setattr(dispatch, "_TILES", 4)
     hand_out(monkeypatch, request.param)
 
 
@@ -101,9 +100,9 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
     window: int, device: torch.device, monkeypatch: pytest.MonkeyPatch, is_interpreted: bool
 ) -> None:
     """By the group, by two quads, by the quad and by the tile, alone and beside others: the same bits."""
-    monkeypatch.setattr(KERNEL, "_WIDE_TYPE_TILE", 16)
-    monkeypatch.setattr(KERNEL, "_QUAD", 2)
-    monkeypatch.setattr(KERNEL, "_TILES", 4)
+    monkeypatch.setattr(dispatch, "_WIDE_TYPE_TILE", 16)
+    monkeypatch.setattr(dispatch, "_QUAD", 2)
+    monkeypatch.setattr(dispatch, "_TILES", 4)
     # Where the window is of one, two rows end on the border of a quad.
     # The longest has more groups than are summed at a time.
     starts, heads = ([607, 47, 95], (2, 2)) if is_interpreted else ([159, 47, 16, 95, 607], (4, 2))
@@ -146,7 +145,9 @@ def _decision_kernel(
 def load_of(rows: int, heads: tuple[int, int], window: int) -> Any:
     """On 132 multiprocessors, of (q_heads, kv_heads) x 128."""
     warps = 4 if window * heads[0] // heads[1] <= 16 else 8
-    return KERNEL._load(heads[1], window, 132, warps, KERNEL._heads_per_program(rows, window, heads[0]))
+    return dispatch.split_kv_costs(
+        heads[1], window, 132, warps, dispatch.combined_heads(rows, window, heads[0])
+    )
 
 
 def decision(starts: list[int], window: int, load: Any, device: torch.device) -> tuple[int, int]:
@@ -239,13 +240,13 @@ def test_partial_results_have_room(hands_out: torch.device) -> None:
     """Of rows of all lengths, for one to 64 items a tile; then where all goes by the quad."""
     generator = torch.Generator().manual_seed(0)
     ways = set()
-    by_quad = KERNEL._Load(tile_time=8.0, sum_time=100.0, quad_sum_time=-100.0, quads_at_once=40)
+    by_quad = dispatch.SplitKvCosts(tile_time=8.0, sum_time=100.0, quad_sum_time=-100.0, quads_at_once=40)
     for longest in (200, 2000, 20_000):
         for rows in (1, 3, 20, 64):
-            for load in (*(KERNEL._load(items, 4, 132, 4, 1) for items in (1, 8, 64)), by_quad):
+            for load in (*(dispatch.split_kv_costs(items, 4, 132, 4, 1) for items in (1, 8, 64)), by_quad):
                 starts = torch.randint(0, longest, (rows,), generator=generator).tolist()
                 tiles, pieces = decision(starts, 4, load, hands_out)
-                assert pieces <= KERNEL._most_pieces(rows, max(starts) + 4, 128, load)
+                assert pieces <= dispatch.most_pieces(rows, max(starts) + 4, 128, load)
                 ways.add(tiles)
     assert ways == {1, 4, 8, 16}
 
@@ -294,7 +295,8 @@ def test_what_stands_behind_the_end_does_not_matter(
             cache[blocks[places // BLOCK_SIZE], places % BLOCK_SIZE] = torch.nan
     if query.device.type == "cpu" and not is_interpreted:
         query, keys, values = query.half(), keys.half(), values.half()
-    result = paged_attention(
+    attend = paged_attention if heads[0] == 2 else prefill_attention
+    result = attend(
         query, keys, values, table, positions, 0.3, first_position=first_position, end_positions=ends
     )
     for row, width in enumerate((3, 1, 0)):
@@ -323,7 +325,7 @@ def test_a_query_gets_the_same_bits_in_any_window_and_batch(
         for some in (slice(0, 1), slice(1, 3), slice(0, rows)):
             result = paged_attention(query[some, :width], keys, values, table[some], positions[some], 0.1)
             assert torch.equal(result, together[some, :width]), (width, some)
-    quad = KERNEL._QUAD * KERNEL._tile(query)
+    quad = dispatch._QUAD * dispatch.split_kv_tile(head_dim, 2)
     for unit in UNITS:
         for width in (1, 4):
             ends = [position + width for position in positions[:12].tolist()]

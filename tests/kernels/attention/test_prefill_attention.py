@@ -136,9 +136,9 @@ def test_what_hopper_streams_has_the_same_bits(
     prompt = Prompt(
         starts, window, hopper, heads=heads, head_dim=128, block_size=block_size, dtype=torch.bfloat16
     )
-    assert KERNEL._gains_streamed(prompt.query, *prompt.caches, prompt.query)
+    assert KERNEL.streams_attention(prompt.query, *prompt.caches)
     streamed = prompt.run()
-    monkeypatch.setattr(KERNEL, "_gains_streamed", lambda *_: False)
+    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
     assert torch.equal(streamed, prompt.run())
     torch.testing.assert_close(
         streamed.double().cpu(), prompt.expected(), rtol=0, atol=TOLERANCE[torch.bfloat16]
@@ -153,7 +153,7 @@ def test_what_is_streamed_sees_all_keys(
     query, caches = torch.zeros(1, 5, 2, 128), torch.zeros(2, 1, 16, 1, 128)
     streamed: list[torch.Tensor] = []
     monkeypatch.setattr(KERNEL, "takes_triton", lambda _: True)
-    monkeypatch.setattr(KERNEL, "_gains_streamed", lambda *_: True)
+    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: True)
     monkeypatch.setattr(KERNEL, "streamed_windows", lambda *given: streamed.append(given[-1]))
     monkeypatch.setattr(KERNEL, "_prefill_kernel", {(2, 1, 1): lambda *_, **__: None})
     starts = torch.tensor([4])
@@ -165,15 +165,9 @@ def test_what_is_streamed_sees_all_keys(
     assert [out is result for out in streamed] == [True] * (first_position == 0 and end is None)
 
 
-def test_windows_are_streamed_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of 128, rows one behind the other."""
-    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: True)
-    caches = torch.empty(2, 4, 16, 2, 128)
+def test_only_rows_without_gaps_are_streamed() -> None:
     query = torch.empty(3, 40, 8, 128)
-    assert KERNEL._gains_streamed(query, *caches, query)
-    assert KERNEL._gains_streamed(query[:1, 5:30], *caches, torch.empty(1, 25, 8, 128))
-    assert not KERNEL._gains_streamed(query[:, 5:30], *caches, torch.empty(3, 25, 8, 128))
-    assert not KERNEL._gains_streamed(torch.empty(3, 25, 8, 128), *caches, query[:, 5:30])
-    assert not KERNEL._gains_streamed(query[..., :64], *caches[..., :64], query[..., :64])
-    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
-    assert not KERNEL._gains_streamed(query, *caches, query)
+    assert KERNEL._are_flat(query, query)
+    assert KERNEL._are_flat(query[:1, 5:30], torch.empty(1, 25, 8, 128))
+    assert not KERNEL._are_flat(query[:, 5:30], torch.empty(3, 25, 8, 128))
+    assert not KERNEL._are_flat(torch.empty(3, 25, 8, 128), query[:, 5:30])

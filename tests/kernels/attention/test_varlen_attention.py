@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headway.kernels import prefill_attention, varlen_attention
+from headway.kernels.attention.dispatch import varlen_tile
 
-KERNEL = sys.modules["headway.kernels.attention.varlen_attention"]
 ALONE = sys.modules["headway.kernels.attention.prefill_attention"]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 GUARD = 1e4
@@ -62,7 +62,7 @@ class Prompts:
         """By the kernel that streams nothing."""
         for row, (first, (length, _)) in enumerate(zip(self.firsts.tolist(), self.chunks, strict=True)):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ALONE, "_gains_streamed", lambda *_: False)
+                patch.setattr(ALONE, "streams_attention", lambda *_: False)
                 (expected,) = prefill_attention(
                     self.query[None, first : first + length], self.keys, self.values, self.table[row : row + 1],
                     self.starts[row : row + 1], self.scale,
@@ -114,14 +114,13 @@ def test_heads_that_share_keys_go_together_by_up_to_eight(
     num_tokens: int,
     memory: int,
     expected: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On 132 multiprocessors: (heads, queries) of a program."""
-    monkeypatch.setattr(KERNEL, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(KERNEL, "shared_memory_bytes", lambda device: memory)
-    query = torch.empty(num_tokens, heads[0], 128, dtype=torch.bfloat16)
-    cut = KERNEL._cut_of(query, heads[0] // heads[1])
-    assert (cut.heads, cut.queries) == expected
+    q_heads, kv_heads = heads
+    tile = varlen_tile(
+        num_tokens * q_heads, q_heads // kv_heads, 128, 2, num_multiprocessors=132, shared_memory_bytes=memory
+    )
+    assert (tile.heads, tile.queries) == expected
 
 
 @pytest.mark.gpu
