@@ -48,7 +48,7 @@ class CausalLM:
             named |= layer.tensors(f"layers.{index}.")
         if not self.spec.tied:
             named["lm_head"] = self.lm_head.weight
-        return named if self.mtp is None else named | self.mtp.tensors("mtp.0.")
+        return named if self.mtp is None else named | self.mtp.tensors("mtp.")
 
     def state(self) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer of the pool what is kept between steps."""

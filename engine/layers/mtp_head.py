@@ -1,7 +1,8 @@
-"""A multi-token prediction head: a projection of a hidden state and a token, one decoder layer, and a norm.
+"""A multi-token prediction head: layers of a projection of a hidden state and a token, one decoder layer, and a norm.
 
-Which of the two comes first, which hidden state is read and which is carried on, its MtpSpec says. Slot i of its KV cache
-holds the pair (h_{i-1}, t_i), which predicts t_{i+1}; slot 0 does not exist.
+Which of the two comes first, which hidden state is read and which is carried on, its MtpSpec says. Slot i of layer 0's KV
+cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0 holds the pair of layer k - 1's carry at
+slot i - 1 and t_i. So the slots of layer k begin at k + 1.
 """
 
 from __future__ import annotations
@@ -17,14 +18,56 @@ from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.weights import float8_weight, int4_screened_weight
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
-from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
+from headway.engine.state.pool import BLOCK_CARRIES, BLOCK_HIDDEN, StatePool
 from headway.engine.state.specs import BlockSpec, StateSpec
 
 
-class MtpHead:
-    """The MTP layer of a model, with the model's own embedding and output layer.
+class MtpLayer:
+    """One layer of the head. Its keys and values are a layer of the pool. Mutable: see MtpHead.choose_formats."""
 
-    Its keys and values are the pool's layer after those of the decoder. Mutable: `choose_formats` changes the
+    def __init__(
+        self,
+        spec: ModelSpec,
+        index: int,  # among the layers of the head
+        place: Placement,
+        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
+    ) -> None:
+        assert spec.mtp is not None, "the family announces no MTP head"
+        hidden = spec.hidden_size
+        self.pool_layer = len(spec.layers) + index
+        self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
+        self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
+        self.input = Linear(place.empty(hidden, 2 * hidden))
+        self.block = DecoderLayer.of(spec, spec.mtp.layer, place, cos_sin, first_position=index + 1)
+        self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
+
+    def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
+        """See CausalLM."""
+        return {
+            f"{prefix}hidden_norm": self.hidden_norm.weight,
+            f"{prefix}token_norm": self.token_norm.weight,
+            f"{prefix}input": self.input.weight,
+            f"{prefix}final_norm": self.final_norm.weight,
+            **self.block.tensors(prefix),
+        }
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Returns every linear layer once."""
+        return self.input, *self.block.linears()
+
+    def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
+        """Returns each linear layer whose input is the output of norms, with these norms."""
+        return {
+            self.input: (self.hidden_norm, self.token_norm),
+            self.block.mixer.input: (self.block.input_norm,),
+            self.block.feed_forward.input: (self.block.feed_forward_norm,),
+        }
+
+
+class MtpHead:
+    """The MTP layers of a model, with the model's own embedding and output layer.
+
+    Their keys and values are the pool's layers after those of the decoder. Mutable: `choose_formats` changes the
     formats of the weights that drafts read, once, after loading.
     """
 
@@ -38,74 +81,77 @@ class MtpHead:
         cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> None:
         assert spec.mtp is not None, "the family announces no MTP head"
-        hidden = spec.hidden_size
-        self.spec, self._pool_layer = spec.mtp, len(spec.layers)
+        self.spec = spec.mtp
         self._residual_scale = spec.residual_scale
         self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
         self._draft_lm_head = lm_head
-        self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
-        self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
-        self.input = Linear(place.empty(hidden, 2 * hidden))
-        self.block = DecoderLayer.of(spec, spec.mtp.layer, place, cos_sin, first_position=1)
-        self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
+        self.layers = [MtpLayer(spec, index, place, cos_sin) for index in range(spec.mtp.num_layers)]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
         """See CausalLM."""
         return {
-            f"{prefix}hidden_norm": self.hidden_norm.weight,
-            f"{prefix}token_norm": self.token_norm.weight,
-            f"{prefix}input": self.input.weight,
-            f"{prefix}final_norm": self.final_norm.weight,
-            **self.block.tensors(prefix),
+            path: tensor
+            for index, layer in enumerate(self.layers)
+            for path, tensor in layer.tensors(f"{prefix}{index}.").items()
         }
 
     def state(self) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer of the pool, after those of the decoder, what is kept between steps."""
-        return (self.block.state(),)
+        return tuple(layer.block.state() for layer in self.layers)
 
     def block_state(self) -> tuple[BlockSpec, ...]:
-        """Declares what is also kept of each block: the hidden state of its last token."""
-        weight = self.final_norm.weight
-        return (BlockSpec(BLOCK_HIDDEN, tuple(weight.shape), weight.dtype),)
+        """Declares what is also kept of each block: of its last token the target's hidden state and, for every layer but
+        the last, the carry."""
+        weight = self.layers[0].final_norm.weight
+        specs = [BlockSpec(BLOCK_HIDDEN, tuple(weight.shape), weight.dtype)]
+        if self.num_layers > 1:
+            specs.append(BlockSpec(BLOCK_CARRIES, (self.num_layers - 1, *weight.shape), weight.dtype))
+        return tuple(specs)
 
     def linears(self) -> tuple[Linear, ...]:
         """Returns the linear layers that are not the model's."""
-        return self.input, *self.block.linears()
+        return tuple(linear for layer in self.layers for linear in layer.linears())
 
     def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden] of the model's `forward`. Returns [n, hidden]: what the head reads of it."""
         return hidden if self.spec.reads == "pre_norm" else self._target_norm(hidden)
 
-    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> torch.Tensor:
-        """Runs the MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
+    def draft(
+        self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
+    ) -> torch.Tensor:
+        """Runs one MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
 
-        hidden: [tokens, hidden], of `draft_hidden` or the carry of an earlier pass. Returns the carry, [tokens, hidden].
-        Nothing attends to position 0, which has no pair.
+        hidden: [tokens, hidden], of `draft_hidden` for layer 0, the carry of layer index - 1 for the others, or the last
+        layer's own carry. Returns the carry, [tokens, hidden]. Nothing attends to positions up to index, which have no pair.
         """
-        stream = self._stream(hidden, inputs.token_ids)
-        self.block(stream, inputs, pool.layer(self._pool_layer))
+        layer = self.layers[index]
+        stream = self._stream(layer, hidden, inputs.token_ids)
+        layer.block(stream, inputs, pool.layer(layer.pool_layer))
         if self.spec.carries == "pre_norm":
             return stream.sum()
-        return stream.normed(self.final_norm).values
+        return stream.normed(layer.final_norm).values
 
-    def logits(self, carry: torch.Tensor) -> torch.Tensor:
-        """carry: [n, hidden] of `draft`. Returns [n, vocab], for the token at position i + 1."""
+    def logits(self, carry: torch.Tensor, index: int = 0) -> torch.Tensor:
+        """carry: [n, hidden] of `draft` with the same index. Returns [n, vocab], for the token at position i + 1."""
         if self.spec.carries == "pre_norm":
-            carry = self.final_norm(carry)
+            carry = self.layers[index].final_norm(carry)
         return self._draft_lm_head(carry)
 
-    def fill_cache(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> None:
+    def fill_cache(
+        self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
+    ) -> None:
         """Writes the keys and values that `draft` writes, without computing its result."""
-        stream = self._stream(hidden, inputs.token_ids)
-        self.block.update_state(stream, inputs, pool.layer(self._pool_layer))
+        layer = self.layers[index]
+        stream = self._stream(layer, hidden, inputs.token_ids)
+        layer.block.update_state(stream, inputs, pool.layer(layer.pool_layer))
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
         """Returns each linear layer whose input is the output of norms, with these norms."""
-        return {
-            self.input: (self.hidden_norm, self.token_norm),
-            self.block.mixer.input: (self.block.input_norm,),
-            self.block.feed_forward.input: (self.block.feed_forward_norm,),
-        }
+        return {linear: norms for layer in self.layers for linear, norms in layer.norms_by_linear().items()}
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
         """Changes the formats of the weights that drafts read.
@@ -116,7 +162,8 @@ class MtpHead:
         """
         if lm_head in ("fp8", "int4"):
             exact = self._lm_head.weight
-            rounded = float8_weight(exact, largest_input=self.final_norm.largest())
+            largest = max(layer.final_norm.largest() for layer in self.layers)
+            rounded = float8_weight(exact, largest_input=largest)
             self._draft_lm_head = Linear(
                 rounded if lm_head == "fp8" else int4_screened_weight(exact, rounded)
             )
@@ -127,14 +174,15 @@ class MtpHead:
 
     def _stream(
         self,
+        layer: MtpLayer,
         hidden: torch.Tensor,  # [tokens, hidden]: h_{i-1}, or the carry of slot i - 1
         token_ids: torch.Tensor,  # [tokens] int64: t_i
     ) -> ResidualStream:
-        step = self.input.input_step
+        step = layer.input.input_step
         dtype = hidden.dtype if step is None else torch.float8_e4m3fn
         both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
         halves = both.chunk(2, dim=1)
         normed_hidden, normed_token = halves if self.spec.first == "hidden" else halves[::-1]
-        self.hidden_norm(hidden, step, out=normed_hidden)
-        self.token_norm.embedded(token_ids, self._embedding, step, out=normed_token)
-        return ResidualStream(self.input(both), self._residual_scale)
+        layer.hidden_norm(hidden, step, out=normed_hidden)
+        layer.token_norm.embedded(token_ids, self._embedding, step, out=normed_token)
+        return ResidualStream(layer.input(both), self._residual_scale)

@@ -10,6 +10,7 @@ import torch
 from headway.engine.state.specs import BlockSpec, LayerState, PagedSpec, RowSpec, StateSpec, block_bytes
 
 BLOCK_HIDDEN = "block_hidden"
+BLOCK_CARRIES = "block_carries"
 NUM_SPARE_ENTRIES = 2  # of row state: zeros, and a place for what belongs to no row
 
 
@@ -67,6 +68,12 @@ class StatePool:
         The first pair after a prefix hit is formed with it.
         """
         return self.drafter.get(BLOCK_HIDDEN)
+
+    @property
+    def block_carries(self) -> torch.Tensor | None:
+        """The carries of every MTP layer but the last at each block's last token, [num_blocks + 1, layers - 1, hidden], if
+        there is more than one layer."""
+        return self.drafter.get(BLOCK_CARRIES)
 
     def block_bytes(self) -> int:
         """Returns the bytes that one block takes in all layers."""
@@ -130,9 +137,23 @@ class StatePool:
         A rejected token leaves a state that the true token overwrites; a block is published only after that.
         """
         if self.block_hidden is not None:
-            ends_block = slot_mapping % self.block_size == self.block_size - 1
-            block_ids = torch.where(ends_block, slot_mapping // self.block_size, self.num_blocks)
-            self.block_hidden[block_ids] = states  # -1 // size is -1, the last entry
+            self.block_hidden[self._ended_blocks(slot_mapping)] = states
+
+    def keep_carry(
+        self,
+        layer: int,
+        slot_mapping: torch.Tensor,  # [n] int64, as in `keep_hidden`
+        carry: torch.Tensor,  # [n, hidden_size], of this MTP layer, which is not the last
+    ) -> None:
+        """Stores the carries at tokens that end a block in `block_carries`."""
+        assert self.block_carries is not None, "one MTP layer leaves no carry to be kept"
+        self.block_carries[self._ended_blocks(slot_mapping), layer] = carry
+
+    def _ended_blocks(self, slot_mapping: torch.Tensor) -> torch.Tensor:
+        """Returns the block that each slot ends; the last entry, which belongs to no block, for other slots."""
+        ends_block = slot_mapping % self.block_size == self.block_size - 1
+        # -1 // size is -1, the last entry, too.
+        return torch.where(ends_block, slot_mapping // self.block_size, self.num_blocks)
 
     def _entries(self, spec: StateSpec) -> tuple[int, ...]:
         if isinstance(spec, BlockSpec):

@@ -161,7 +161,7 @@ def test_float8_holds_all_that_the_heads_norm_may_give(size: float, tmp_path: Pa
     model = load(random_mimo(tmp_path / "model"), dtype="float64")  # of float32 the lm_head would be packed
     assert model.mtp is not None
     hidden = model.spec.hidden_size
-    weight = model.mtp.final_norm.weight.copy_(torch.linspace(0.1, 1, hidden) * size)
+    weight = model.mtp.layers[0].final_norm.weight.copy_(torch.linspace(0.1, 1, hidden) * size)
     rows = torch.randn(9, hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows[0], rows[0, -1] = 0, 1
     carry = rms_norm(rows, weight, 1e-6)
@@ -181,8 +181,8 @@ def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> 
     tokens = torch.randint(0, 128, (40,), generator=torch.Generator().manual_seed(0))
     for model in models:
         assert model.mtp is not None
-        model.mtp.hidden_norm.weight.mul_(size)
-        model.mtp.token_norm.weight.mul_(size)
+        model.mtp.layers[0].hidden_norm.weight.mul_(size)
+        model.mtp.layers[0].token_norm.weight.mul_(size)
         num_linears = len(model.linears())
         if model is models[1]:
             rounded = model.mtp.norms_by_linear()
@@ -205,7 +205,7 @@ def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> 
 def test_each_product_takes_all_that_its_norm_may_give(sizes: tuple[float, ...], tmp_path: Path) -> None:
     model = load(random_mimo(tmp_path / "model"), dtype="float64")  # of float32 the weights would be packed
     assert model.mtp is not None
-    head, block = model.mtp, model.mtp.block
+    head, block = model.mtp.layers[0], model.mtp.layers[0].block
     norms = (head.hidden_norm, head.token_norm, block.input_norm, block.feed_forward_norm)
     for norm, size in zip(norms, sizes, strict=True):
         norm.weight.copy_(torch.linspace(-1, 0.5, len(norm.weight)) * size)
