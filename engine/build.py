@@ -116,6 +116,7 @@ def assemble(
         hidden_size=model.spec.hidden_size,
         dtype=model.dtype,
         device=device,
+        num_carries=model.mtp.num_layers - 1 if model.mtp is not None else 0,
     )
     pool = _take_pool(config, model, max_model_len)
     if device.type == "cpu":

@@ -10,6 +10,7 @@ device functions. `mamba_state_selective_copy` is for models with recurrent laye
 from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
     MAX_SPLIT_KV_ROWS,
+    MAX_WALKED_KEYS,
     SPLIT_KV_TILE_ROWS,
     PaddedForm,
     max_prompt_rows,
@@ -73,6 +74,7 @@ __all__ = [
     "FEW_ROWS",
     "MAX_HIDDEN_OF_FEW_LAUNCHES",
     "MAX_SPLIT_KV_ROWS",
+    "MAX_WALKED_KEYS",
     "MIN_ADDED_ROWS",
     "SPLIT_KV_TILE_ROWS",
     "Activation",

@@ -95,6 +95,8 @@ class LayerSpec:
 class MtpSpec:
     """Multi-token prediction layers: each is an input projection of two normed vectors, a decoder layer and a norm.
 
+    Layer k > 0 reads the carry of layer k - 1 and predicts one token further, the only way that is computed;
+    drafts beyond the layers repeat the last one on its own carry.
     first: which of the two comes first in the projection's input. reads: the target's hidden state before or after its
     final norm. carries: what the next draft reads, the decoder layer's output before or after the norm.
     """

@@ -1,10 +1,12 @@
-"""Drafts from the model's own MTP head: one pass over the pending pairs, then single steps.
+"""Drafts from the model's own MTP head: one pass of every layer over the pending pairs, then single steps.
 
-Slot i of the MTP layer's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}.
+Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0 holds the pair of
+layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its first pending pair.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,20 +18,27 @@ from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import BlockSpec
-from headway.kernels import QueryBatch, RoundWindow, open_drafts, store_pending_states
+from headway.kernels import (
+    MAX_WALKED_KEYS,
+    DraftWindow,
+    QueryBatch,
+    RoundWindow,
+    open_drafts,
+    store_pending_states,
+)
 
 # Places whose pairs one pass of catching up computes, of all rows.
 CAUGHT_UP_AT_ONCE = 16
 
 
 def mtp_state(model: CausalLM) -> tuple[BlockSpec, ...]:
-    """Declares what drafts need of each block besides the MTP layer's keys and values: the hidden state of its last token."""
+    """Declares what drafts need of each block besides the MTP layers' keys and values: vectors of its last token."""
     return () if model.mtp is None else model.mtp.block_state()
 
 
 class MtpDrafter:
-    """Mutable: it is the only writer of the MTP layer's keys and values, of the pool's block_hidden, and of the columns
-    pending_hidden and chunk_hidden of the rows."""
+    """Mutable: it is the only writer of the MTP layers' keys and values, of the pool's block_hidden and block_carries,
+    and of the columns pending_hidden, chunk_hidden and carries of the rows."""
 
     def __init__(
         self,
@@ -41,6 +50,9 @@ class MtpDrafter:
     ) -> None:
         assert model.mtp is not None, "the MTP head is not loaded"
         assert pool.block_hidden is not None, "drafts need block_hidden"
+        assert pool.block_size >= model.mtp.num_layers, (
+            "slots at the end of a block have no pair in some layer"
+        )
         self._head = model.mtp
         self._pool = pool
         self._rows = rows
@@ -48,7 +60,10 @@ class MtpDrafter:
         self._block_hidden = pool.block_hidden
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layer's slots up to L + depth - 1.
+        """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layers' slots up to L + depth - 1.
+
+        Draft k + 1 is layer k's. Every layer runs over the pending pairs, those beyond the depth, too; beyond the last layer,
+        the last one goes on with its own carry.
 
         The drafter picks with the same noise, penalties, bias and masks as the target does at the same position,
         so that a draft is accepted as often as the two distributions allow. Rows that are padding get rubbish and write nothing.
@@ -59,16 +74,25 @@ class MtpDrafter:
         pending = slice(0, self._width)
         window = open_drafts(state, rows.pending_tokens[:, pending], rows.pending_counts, 0, size)
         inputs, hidden = inputs_of(window, rows.granted_block_ids), rows.pending_hidden[:, pending]
-        carry = head.draft(inputs, hidden.flatten(0, 1), pool).index_select(0, window.last_places)
+        carries = head.draft(inputs, hidden.flatten(0, 1), pool)
+        carry = carries.index_select(0, window.last_places)
         self._pick(rows, carry, window.next_positions, drafts, 0)
-        for step in range(1, depth):
+        for layer in range(1, head.num_layers):
+            hidden = self._advance(rows, layer, carries, inputs.slot_mapping, rows.pending_counts)
+            is_drafting = layer < depth
+            wide = self._with_drafts(rows, drafts[:layer]) if is_drafting else window
+            carries = self._run_wide(rows, layer, wide, hidden)
+            if is_drafting:
+                carry = carries.index_select(0, wide.last_places)
+                self._pick(rows, carry, wide.next_positions, drafts, layer)
+        for step in range(head.num_layers, depth):
             window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
-            carry = head.draft(inputs_of(window, rows.granted_block_ids), carry, pool)
+            carry = head.draft(inputs_of(window, rows.granted_block_ids), carry, pool, head.num_layers - 1)
             self._pick(rows, carry, window.next_positions, drafts, step)
         return drafts.T
 
     def observe_prompts(self, prompts: PromptTokens, hidden: torch.Tensor) -> None:
-        """The MTP layer sees every prompt token: slot i gets the pair (h_{i-1}, t_i); slot 0 does not exist."""
+        """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does not exist."""
         rows, inputs = self._rows, prompts.inputs
         states = self._head.draft_hidden(hidden)
         own = rows.chunk_hidden.index_select(0, prompts.rows)
@@ -79,8 +103,26 @@ class MtpDrafter:
         # The first pair of a row that begins to decode is (the last one, the token sampled after it).
         rows.pending_hidden[:, 0].index_copy_(0, prompts.rows, last)
         self._pool.keep_hidden(inputs.slot_mapping, states)
-        slot_mapping = torch.where(inputs.positions == 0, -1, inputs.slot_mapping)
-        self._head.fill_cache(replace(inputs, slot_mapping=slot_mapping), previous, self._pool)
+        if self._head.num_layers > 1:
+            inputs = _with_host_lengths(inputs)
+        first = _from_position(inputs, 1)
+        self._fill_layers(first, previous, lambda k, carries: self._advance_prompts(prompts, k, carries))
+
+    def _advance_prompts(
+        self,
+        prompts: PromptTokens,
+        layer: int,
+        carries: torch.Tensor,  # [tokens, hidden], of layer - 1
+    ) -> torch.Tensor:
+        """Keeps the carries for what follows the chunks. Returns what the layer reads, [tokens, hidden]."""
+        assert self._pool.block_carries is not None, "the pool keeps no carries"
+        own, kept = self._rows.carries[:, layer - 1], self._pool.block_carries[:, layer - 1]
+        before = torch.where(
+            (prompts.hits < 0)[:, None], own.index_select(0, prompts.rows), kept[prompts.hits]
+        )
+        own.index_copy_(0, prompts.rows, carries.index_select(0, prompts.last_places))
+        self._pool.keep_carry(layer - 1, prompts.inputs.slot_mapping, carries)
+        return carries.roll(1, 0).index_copy_(0, prompts.first_places, before)
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
         """(h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass."""
@@ -126,7 +168,72 @@ class MtpDrafter:
         batch = QueryBatch.of_windows(rows.granted_block_ids, starts, width, end_positions=ends)
         tokens = torch.where(is_pending, tokens, 0)
         inputs = ForwardInputs(tokens.flatten(), positions.flatten(), slots.flatten(), (batch,))
-        self._head.fill_cache(inputs, hidden.flatten(0, 1), self._pool)
+        counts = (num_old[:, 0] - places.start).clamp(max=width)
+
+        def advance(layer: int, carries: torch.Tensor) -> torch.Tensor:
+            return self._advance(rows, layer, carries, inputs.slot_mapping, counts)[:, :width].flatten(0, 1)
+
+        self._fill_layers(inputs, hidden.flatten(0, 1), advance)
+
+    def _fill_layers(
+        self,
+        inputs: ForwardInputs,
+        hidden: torch.Tensor,  # [tokens, hidden], for layer 0
+        advance: Callable[
+            [int, torch.Tensor], torch.Tensor
+        ],  # what a layer reads, of the carries of the one before
+    ) -> None:
+        """Fills the slots of every layer."""
+        last = self._head.num_layers - 1
+        for layer in range(last):
+            hidden = advance(layer + 1, self._head.draft(inputs, hidden, self._pool, layer))
+            inputs = _from_position(inputs, layer + 2)
+        self._head.fill_cache(inputs, hidden, self._pool, last)
+
+    def _advance(
+        self,
+        rows: RowTensors,
+        layer: int,
+        carries: torch.Tensor,  # [rows * W, hidden], of layer - 1 over windows whose first pairs are the pending ones
+        slot_mapping: torch.Tensor,  # [rows * pairs] int64: slots of the pending pairs, -1 elsewhere
+        counts: torch.Tensor,  # [rows] int64: pairs of each row that are final after this pass; 0 or less: none
+    ) -> torch.Tensor:
+        """Keeps the carries of what is final. Returns [rows, W + 1, hidden]: the carry before each pair of the layer."""
+        num_rows = len(rows.last_tokens)
+        previous, own = carries.view(num_rows, -1, carries.shape[1]), rows.carries[:, layer - 1]
+        shifted = torch.cat([own[:, None], previous], dim=1)
+        pairs = len(slot_mapping) // num_rows
+        self._pool.keep_carry(layer - 1, slot_mapping, previous[:, :pairs].flatten(0, 1))
+        newest = (counts - 1).clamp(0, pairs - 1)[:, None, None].expand(-1, 1, carries.shape[1])
+        is_advanced = (rows.kv_lengths < rows.limits) & (counts > 0)
+        own.copy_(torch.where(is_advanced[:, None], previous.gather(1, newest)[:, 0], own))
+        return shifted
+
+    def _with_drafts(
+        self,
+        rows: RowTensors,
+        drafts: torch.Tensor,  # [drafts, rows] int64
+    ) -> DraftWindow:
+        """Returns windows of the pending pairs and the drafts after them."""
+        num_drafts = len(drafts)
+        counts = rows.pending_counts.clamp(max=self._width)
+        pending = rows.pending_tokens[:, : self._width]
+        tokens = torch.cat([pending, drafts.T], dim=1)
+        places = counts[:, None] + torch.arange(num_drafts, device=tokens.device)
+        tokens.scatter_(1, places, drafts.T)
+        return open_drafts(rows.state(), tokens, counts + num_drafts, num_drafts, self._pool.block_size)
+
+    def _run_wide(
+        self,
+        rows: RowTensors,
+        layer: int,
+        window: DraftWindow,
+        hidden: torch.Tensor,  # [rows, at least W, hidden]
+    ) -> torch.Tensor:
+        """Runs a layer over windows of W pairs. Returns its carries, [rows * W, hidden]."""
+        inputs = _from_position(inputs_of(window, rows.granted_block_ids), layer + 1)
+        pairs = hidden[:, : window.token_ids.shape[1]].flatten(0, 1)
+        return self._head.draft(inputs, pairs, self._pool, layer)
 
     def _pick(
         self,
@@ -136,5 +243,34 @@ class MtpDrafter:
         drafts: torch.Tensor,  # [depth, rows] int64, line `step` is written; the lines before count as output
         step: int,
     ) -> None:
-        logits = self._head.logits(carry)[:, None]
+        logits = self._head.logits(carry, min(step, self._head.num_layers - 1))[:, None]
         pick_tokens(logits, rows, positions, drafts[:step].T, out=drafts[step, :, None])
+
+
+def _from_position(inputs: ForwardInputs, first: int) -> ForwardInputs:
+    """Returns inputs that write nothing to slots before that position."""
+    return replace(inputs, slot_mapping=torch.where(inputs.positions < first, -1, inputs.slot_mapping))
+
+
+def _with_host_lengths(inputs: ForwardInputs) -> ForwardInputs:
+    """Returns inputs whose batches have rows of equal length: where the device alone knows the lengths of chunks, each token
+    becomes a row, since the attention of such chunks sees keys from position 0 on."""
+    return replace(inputs, batches=tuple(_by_token(batch) for batch in inputs.batches))
+
+
+def _by_token(batch: QueryBatch) -> QueryBatch:
+    if isinstance(batch.lengths, int):
+        return batch
+    assert batch.first_tokens is not None, "chunks that only the device knows need their first tokens"
+    place = torch.arange(batch.num_tokens, device=batch.lengths.device)
+    is_of_chunk = (place >= batch.first_tokens[:, None]) & (
+        place < (batch.first_tokens + batch.lengths)[:, None]
+    )
+    chunk, exists = is_of_chunk.int().argmax(0), is_of_chunk.any(0)
+    starts = torch.where(exists, batch.start_positions[chunk] + place - batch.first_tokens[chunk], 0)
+    ends = torch.where(exists, starts + 1, 0)
+    # The host's bound of such chunks: one program walks through the keys of a query.
+    return QueryBatch.of_windows(
+        batch.block_table[chunk], starts, 1,
+        first_token=batch.first_token, end_positions=ends, most_cached=MAX_WALKED_KEYS,
+    )  # fmt: skip

@@ -16,11 +16,13 @@ from headway.kernels import LogitsProcessorState, RowState
 
 
 class RowSizes(NamedTuple):
-    """What the shapes of columns depend on. pending: the most pairs of a row that the drafter has not seen."""
+    """What the shapes of columns depend on. pending: the most pairs of a row that the drafter has not seen. carries: the
+    MTP layers whose carry the next layer reads."""
 
     max_blocks: int
     pending: int
     hidden_size: int
+    carries: int
 
 
 def _scalar(sizes: RowSizes) -> tuple[int, ...]:
@@ -95,6 +97,8 @@ class RowTensors:
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
     # [N, hidden]: the MTP head's input state of a prefill's last computed token
     chunk_hidden: Annotated[torch.Tensor, Column(lambda sizes: (sizes.hidden_size,), dtype=None)]
+    # [N, layers - 1, hidden]: the carry of each MTP layer but the last at the last slot before the first pending pair's
+    carries: Annotated[torch.Tensor, Column(lambda sizes: (sizes.carries, sizes.hidden_size), dtype=None)]
     adjustments: LogitsProcessorState | None = (
         None  # of the same rows, while any of them uses some; not its memory
     )
@@ -109,10 +113,12 @@ class RowTensors:
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_carries: int = 0,
     ) -> RowTensors:
         """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave pairs pending.
+        num_carries: the MTP layers less one.
         dtype: the model's, for hidden states."""
-        sizes = RowSizes(max_blocks, max_pending, hidden_size)
+        sizes = RowSizes(max_blocks, max_pending, hidden_size, num_carries)
         tensors = {
             name: torch.full(
                 (num_rows, *column.shape(sizes)), column.fill, dtype=column.dtype or dtype, device=device

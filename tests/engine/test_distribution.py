@@ -35,6 +35,8 @@ COMMIT = sys.modules["headway.kernels.reference.speculation.verify_and_rewind"]
 class MarkovHead:
     """Its drafts depend on the last token only."""
 
+    num_layers = 1
+
     def __init__(self, law: torch.Tensor) -> None:
         self.law = law  # [VOCAB, VOCAB]
 
@@ -44,7 +46,7 @@ class MarkovHead:
     def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> torch.Tensor:
         return one_hot(inputs)
 
-    def logits(self, carry: torch.Tensor) -> torch.Tensor:
+    def logits(self, carry: torch.Tensor, index: int) -> torch.Tensor:
         return carry @ self.law
 
 

@@ -1,4 +1,4 @@
-"""MiMo-7B: the decoder of Qwen2 and one MTP layer, whose projection takes the hidden state before the embedding."""
+"""MiMo-7B: the decoder of Qwen2 and MTP layers, one in the published model, whose projection takes the hidden state before the embedding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from headway.engine.models.config_keys import ResolvedConfig
 from headway.engine.models.families import qwen2
 from headway.engine.models.family import DECODER_NAMES, LAYER_NAMES, Family, WeightNames
 from headway.engine.models.spec import ModelSpec, MtpSpec
+from headway.engine.protocol.config import MIN_BLOCK_SIZE
 
+# The carry of every layer but the last is kept at the end of each block, whose slots must reach there: see MtpHead.
+MAX_MTP_LAYERS = MIN_BLOCK_SIZE
 MTP_PREFIX = "model.mtp_layers."
 MTP_NAMES = {
     "hidden_norm": "hidden_layernorm.weight",
@@ -32,9 +35,9 @@ class MiMoKeys(qwen2.Qwen2Keys, frozen=True, kw_only=True):
 def read(resolved: ResolvedConfig) -> ModelSpec:
     spec, keys = qwen2.read(resolved), resolved.keys
     assert isinstance(keys, MiMoKeys)
-    if keys.num_nextn_predict_layers not in (None, 0, 1):
+    if not 0 <= (keys.num_nextn_predict_layers or 0) <= MAX_MTP_LAYERS:
         raise resolved.error(
-            f"num_nextn_predict_layers is {keys.num_nextn_predict_layers}; supported are 0 and 1"
+            f"num_nextn_predict_layers is {keys.num_nextn_predict_layers}; supported are 0 to {MAX_MTP_LAYERS}"
         )
     if not keys.num_nextn_predict_layers:
         return spec

@@ -19,12 +19,17 @@ VOCAB, BLOCK, DEPTH = 128, 16, 3
 Drafts = dict[tuple[int, int], list[int]]  # by the row's seed and L
 
 
-@pytest.fixture(scope="module", params=["accepted", "random"])
+@pytest.fixture(
+    scope="module",
+    params=[("accepted", 1), ("random", 1), ("accepted", 3), ("random", 3)],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One whose drafts are often right, and one whose MTP layer's keys depend on all that it reads."""
+    """Models whose drafts are often right, and models whose MTP layers' keys depend on all that they read."""
     path = tmp_path_factory.mktemp("spells") / "model"
-    sizes = {"vocab_size": VOCAB, "max_position_embeddings": 1024}
-    is_constructed = request.param == "accepted"
+    kind, num_layers = request.param
+    sizes = {"vocab_size": VOCAB, "max_position_embeddings": 1024, "num_nextn_predict_layers": num_layers}
+    is_constructed = kind == "accepted"
     return constructed_mimo(path, noise=0.1, **sizes) if is_constructed else random_mimo(path, **sizes)
 
 
@@ -89,11 +94,13 @@ def generate(
 
 
 def published(engine: LocalEngine) -> dict[bytes, list[torch.Tensor]]:
-    """The MTP layer's entries, and what the drafter keeps, of every published block, by the block's key."""
+    """The MTP layers' entries, and what the drafter keeps, of every published block, by the block's key."""
     pool, blocks = engine.engine.runner.pool, engine.engine.scheduler.state.blocks
-    layer = pool.layer(len(engine.engine.runner.model.spec.layers))
-    assert pool.block_hidden is not None
-    kept = [*layer.values(), pool.block_hidden]
+    spec = engine.engine.runner.model.spec
+    assert spec.mtp is not None
+    first = len(spec.layers)
+    layers = [pool.layer(index) for index in range(first, first + spec.mtp.num_layers)]
+    kept = [tensor for state in (*layers, pool.drafter) for tensor in state.values()]
     return {
         blocks._keys[i]: [tensor[i].clone() for tensor in kept]
         for i in range(pool.num_blocks)
@@ -117,9 +124,11 @@ def assert_equal_blocks(
     [
         ([(3, 6), (0, 23), (3, 3), (0, 9), (2, 7), (0, 2), (1, 5)], 180),
         ([(0, 90), (3, 5), (0, 70)], 300),
+        ([(1, 50), (3, 4), (1, 21), (0, 20), (1, 9), (3, 2), (2, 30)], 180),
         pytest.param([(3, 9), (0, 500)], 640, marks=pytest.mark.long),
+        pytest.param([(3, 9), (1, 500)], 900, marks=pytest.mark.long),
     ],
-    ids=["short", "middle", "500"],
+    ids=["short", "middle", "few-drafts", "500", "500-of-depth-1"],
 )
 def test_a_spell_without_drafts_leaves_no_trace(
     model: Path, drafts: Drafts, spells: list[tuple[int, int]], max_tokens: int

@@ -59,8 +59,8 @@ def tensor_shapes(config: dict[str, object], *, with_mtp: bool) -> dict[str, tup
         shapes |= _block_shapes(f"model.layers.{index}.", sizes)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
-    if with_mtp:
-        prefix = "model.mtp_layers.0."
+    for index in range(sizes["num_nextn_predict_layers"] if with_mtp else 0):
+        prefix = f"model.mtp_layers.{index}."
         shapes |= _block_shapes(prefix, sizes)
         shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("token", "hidden", "final")}
         shapes[f"{prefix}input_proj.weight"] = (hidden, 2 * hidden)
@@ -150,9 +150,9 @@ def constructed_mimo(path: Path, *, noise: float = 0.0, seed: int = 0, **changes
     successors = random_cycle(len(embedding), seed)
     tensors["lm_head.weight"] = torch.zeros_like(embedding).index_copy_(0, successors, embedding)
     hidden = embedding.shape[1]
-    tensors["model.mtp_layers.0.input_proj.weight"] = torch.cat(
-        [torch.zeros(hidden, hidden), torch.eye(hidden)], dim=1
-    )
+    for name in tensors:
+        if name.endswith(".input_proj.weight"):
+            tensors[name] = torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], dim=1)
     return write_folder(path, config, tensors)
 
 
