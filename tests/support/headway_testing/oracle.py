@@ -1,4 +1,4 @@
-"""What transformers computes for the same weights: Qwen2 as it is, MiMo's MTP head built of its layers.
+"""What transformers computes for the same weights: Qwen2 as it is, MiMo's MTP layers built of its layers.
 
 Whole sequences, no cache. Saved with `save_pretrained`, so that names and config.json are transformers' own.
 """
@@ -18,12 +18,12 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 
-HEAD_PREFIX = "model.mtp_layers.0."
+HEAD_PREFIX = "model.mtp_layers."
 INDEX_FILE = "model.safetensors.index.json"
 
 
 class HeadOracle(Qwen2DecoderLayer):
-    """The MTP layer, with MiMo-7B's parameter names."""
+    """An MTP layer, with MiMo-7B's parameter names."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__(config, layer_idx=0)
@@ -35,9 +35,11 @@ class HeadOracle(Qwen2DecoderLayer):
 
 
 class Oracle:
-    """A tiny Qwen2 with an MTP head. Weights are large, norm weights and biases random: nothing is hidden."""
+    """A tiny Qwen2 with MTP layers. Weights are large, norm weights and biases random: nothing is hidden."""
 
-    def __init__(self, *, dtype: torch.dtype, seed: int = 0, **changes: object) -> None:
+    def __init__(
+        self, *, dtype: torch.dtype, seed: int = 0, num_mtp_layers: int = 1, **changes: object
+    ) -> None:
         self.config = Qwen2Config(
             **{
                 "vocab_size": 151,
@@ -54,9 +56,9 @@ class Oracle:
             }
         )
         self.model = Qwen2ForCausalLM(self.config).eval()
-        self.head = HeadOracle(self.config).eval()
+        self.mtp_layers = [HeadOracle(self.config).eval() for _ in range(num_mtp_layers)]
         generator = torch.Generator().manual_seed(seed)
-        for module in (self.model, self.head):
+        for module in (self.model, *self.mtp_layers):
             randomise(module, generator)
             module.to(dtype)
             if dtype == torch.float64:
@@ -70,7 +72,7 @@ class Oracle:
             config |= {
                 "architectures": ["MiMoForCausalLM"],
                 "model_type": "mimo",
-                "num_nextn_predict_layers": 1,
+                "num_nextn_predict_layers": len(self.mtp_layers),
             }
             (folder / "config.json").write_text(json.dumps(config))
             self._save_head(folder)
@@ -78,7 +80,11 @@ class Oracle:
 
     def _save_head(self, folder: Path) -> None:
         """In a shard of its own, as model.safetensors may be one file."""
-        tensors = {HEAD_PREFIX + name: t for name, t in self.head.state_dict().items()}
+        tensors = {
+            f"{HEAD_PREFIX}{index}.{name}": tensor
+            for index, layer in enumerate(self.mtp_layers)
+            for name, tensor in layer.state_dict().items()
+        }
         save_file(tensors, folder / "mtp.safetensors")
         if (folder / INDEX_FILE).exists():
             index = json.loads((folder / INDEX_FILE).read_text())
@@ -103,14 +109,14 @@ class Oracle:
         return self.model(token_ids[None], use_cache=False).logits[0]
 
     @torch.no_grad()
-    def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """z of slots 1 .. n for the pairs (hidden[i-1], token_ids[i-1]): [n, hidden], [n] -> [n, hidden]."""
-        head = self.head
+    def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        """z of slots layer + 1 .. layer + n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n] -> [n, hidden]."""
+        head = self.mtp_layers[layer]
         embedded = self.model.model.embed_tokens(token_ids)
         x = head.input_proj(
             torch.cat([head.hidden_layernorm(hidden), head.token_layernorm(embedded)], dim=-1)
         )
-        positions = torch.arange(1, len(token_ids) + 1)[None]
+        positions = torch.arange(layer + 1, layer + 1 + len(token_ids))[None]
         rotary = self.model.model.rotary_emb(x[None], positions)
         mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool).tril()[None, None]
         y = head(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary)
@@ -122,12 +128,19 @@ class Oracle:
         return self.model.lm_head(carry)
 
     def draft_chain(self, token_ids: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab]."""
+        """Logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab].
+
+        Layer k reads the carries of layer k - 1; the last layer goes on with its own newest carry.
+        """
         hidden, tokens, found = self.hidden(token_ids)[:-1], token_ids[1:], []
-        for _ in range(depth):
-            carry = self.carries(hidden, tokens)[-1:]
-            found.append(self.draft_logits(carry)[0])
-            hidden = torch.cat([hidden, carry])
+        last = len(self.mtp_layers) - 1
+        for step in range(depth):
+            carries = self.carries(hidden, tokens, min(step, last))
+            found.append(self.draft_logits(carries[-1:])[0])
+            if step < last:
+                hidden, tokens = carries, tokens[1:]
+            else:
+                hidden = torch.cat([hidden, carries[-1:]])
             tokens = torch.cat([tokens, found[-1].argmax()[None]])
         return torch.stack(found)
 

@@ -1,0 +1,126 @@
+"""One to three MTP layers: every draft is the oracle's, which is built of transformers' layers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from headway_testing.checkpoints import constructed_mimo, random_mimo
+from headway_testing.local import LocalEngine
+from headway_testing.oracle import Oracle
+from headway_testing.padded import PaddedLaunches
+
+from headway.engine.execution.step_key import StepGrid, row_counts
+from headway.engine.protocol.config import MIN_BLOCK_SIZE, MIN_PREFILL_CHUNK, EngineConfig
+from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.speculation.mtp import MtpDrafter
+from headway.engine.state.row_tensors import RowTensors
+
+DEPTH, VOCAB = 4, 151
+Proposals = list[tuple[int, int, list[int]]]  # the row's seed, L and the drafts
+
+
+@pytest.fixture
+def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
+    """What live rows were proposed, in turn."""
+    seen: Proposals = []
+    propose = MtpDrafter.propose
+
+    def noting(drafter: MtpDrafter, rows: RowTensors, depth: int) -> torch.Tensor:
+        proposed = propose(drafter, rows, depth)
+        is_live = (rows.kv_lengths < rows.limits).tolist()
+        found = zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), proposed.tolist(), strict=True)
+        seen.extend(entry for entry, lives in zip(found, is_live, strict=True) if lives)
+        return proposed
+
+    monkeypatch.setattr(MtpDrafter, "propose", noting)
+    return seen
+
+
+@cache
+def oracle_of(num_layers: int) -> Oracle:
+    return Oracle(dtype=torch.float64, num_mtp_layers=num_layers)
+
+
+def config_of(path: Path, **changes: object) -> EngineConfig:
+    fixed = {
+        "model_path": str(path), "device": "cpu", "dtype": "float64", "depth": DEPTH, "drafter": "mtp",
+        "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
+    }  # fmt: skip
+    return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
+
+
+def text_of(engine: LocalEngine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Submits the prompts, runs while the depth goes up and down, and returns prompts with outputs. Seeds are numbers of requests."""
+    ids = [
+        engine.submit(
+            prompt,
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature=0.0, seed=len(engine.outputs)),
+        )
+        for prompt in prompts
+    ]
+    for depth, num_steps in ((DEPTH, 9), (1, 5), (0, 4), (2, 3), (0, 11), (DEPTH, 3), (1, 20), (3, 2)):
+        engine.engine.scheduler.set_depth(depth)
+        for _ in range(num_steps):
+            engine.step()
+    engine.engine.scheduler.set_depth(DEPTH)
+    engine.run()
+    return [[*prompt, *engine.outputs[i].token_ids] for prompt, i in zip(prompts, ids, strict=True)]
+
+
+@pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_every_draft_is_the_oracles(
+    num_layers: int, is_padded: bool, proposals: Proposals, tmp_path: Path
+) -> None:
+    """Across chunks of prompts, prefix hits, rejected and accepted drafts, and spells of every depth."""
+    oracle = oracle_of(num_layers)
+    path = oracle.save(tmp_path / "model", with_head=True)
+    engine = LocalEngine(
+        config_of(path, prefill_chunk=MIN_PREFILL_CHUNK, synthetic_acceptance=(0.8, 0.7, 0.6, 0.5))
+    )
+    if is_padded:
+        grid = StepGrid(row_counts(4), prompt_counts=(16, 64), mixed_counts=(16, 64))
+        padded = PaddedLaunches(engine.engine.runner, grid)
+    chance = random.Random(0)
+    prompts = [[chance.randrange(VOCAB) for _ in range(n)] for n in (1, 2, 3, 17, 32, 75)]
+    texts = text_of(engine, prompts, 70)
+    again = [text[: len(text) - 20] for text in texts[2:]]
+    texts += text_of(engine, again, 40)
+    assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens >= 64 * len(again)
+    if is_padded:
+        assert len(padded.launched) > 50
+    assert_oracles(oracle, texts, proposals)
+
+
+def assert_oracles(oracle: Oracle, texts: list[list[int]], proposals: Proposals) -> None:
+    assert {len(drafts) for _, _, drafts in proposals} == {1, 2, 3, DEPTH}
+    assert len(proposals) > 100
+    for seed, length, drafts in proposals:
+        known = torch.tensor(texts[seed][: length + 1])
+        num_valid = min(len(drafts), len(texts[seed]) - 1 - length)  # no pair stands at the last token
+        wanted = oracle.draft_chain(known, num_valid).argmax(-1)
+        assert drafts[:num_valid] == wanted.tolist(), (seed, length)
+
+
+@pytest.mark.parametrize("make", [random_mimo, constructed_mimo], ids=["random", "constructed"])
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_no_depth_changes_the_text(num_layers: int, make: Callable[..., Path], tmp_path: Path) -> None:
+    """Every draft of the constructed model is accepted, whichever layer makes it."""
+    path = make(tmp_path / "model", num_nextn_predict_layers=num_layers)
+    texts = []
+    for depth in range(DEPTH + 1):
+        engine = LocalEngine(config_of(path, dtype="float32", depth=depth))
+        for number in range(4):
+            engine.submit([(7 * number + i) % 90 for i in range(1 + 9 * number)], max_tokens=60)
+        texts.append([output.token_ids for output in engine.run().values()])
+        stats = engine.engine.scheduler.snapshot()
+        if make is constructed_mimo:
+            assert stats.accepted_tokens_per_position == stats.draft_tokens_per_position
+        assert depth == 0 or stats.draft_tokens_per_position[depth - 1] > 0
+    assert texts == [texts[0]] * (DEPTH + 1)
