@@ -43,10 +43,12 @@ class MarkovHead:
     def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    def draft(self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool) -> torch.Tensor:
+    def draft(
+        self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
+    ) -> torch.Tensor:
         return one_hot(inputs)
 
-    def logits(self, carry: torch.Tensor, index: int) -> torch.Tensor:
+    def logits(self, carry: torch.Tensor, index: int = 0) -> torch.Tensor:
         return carry @ self.law
 
 

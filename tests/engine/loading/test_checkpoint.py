@@ -288,7 +288,7 @@ def test_a_fault_of_the_folder_is_named(
 
 
 def test_an_mtp_head_in_a_qwen2_folder_is_unexpected(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, qwen2_config(), random_tensors(qwen2_config(), with_mtp=True))
+    folder = write_folder(tmp_path, qwen2_config(), random_tensors(mimo_config(), with_mtp=True))
     with pytest.raises(ModelError, match=r"model\.mtp_layers\.0\."):
         load(folder)
 
