@@ -19,6 +19,7 @@ from headway.engine.protocol.messages import (
     Pause,
     Resume,
     RoundOutput,
+    SetDepth,
     Shutdown,
     StatsSnapshot,
     Submit,
@@ -143,6 +144,8 @@ class EngineLoop:
                 logger.exception("request %d could not be aborted; it runs to its end", message.request_id)
         elif isinstance(message, Pause | Resume):
             self._is_paused = isinstance(message, Pause)
+        elif isinstance(message, SetDepth):
+            self._scheduler.set_depth(message.depth)
 
     def _publish(self, plan: Plan, handle: Handle) -> None:
         """Sends what the step gave. A step launched after this one begins when it ends."""

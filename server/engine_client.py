@@ -31,6 +31,7 @@ from headway.engine import (
     Ready,
     Resume,
     RoundOutput,
+    SetDepth,
     StatsSnapshot,
     Submit,
     ToEngine,
@@ -103,6 +104,7 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._state: State = "loading"
         self._is_paused_by_operator = False  # an operator has paused it: also the next life of the engine
+        self._depth: int | None = None  # as an operator has set it: also the next life of the engine
         self._num_restarts = self._num_failed_starts = 0
         self._failure: str | None = None
         self._past = EngineStats()
@@ -133,6 +135,12 @@ class EngineClient:
         if self._state == "paused":
             self._state = "serving"
             self._send(Resume())
+
+    def set_depth(self, depth: int) -> None:
+        """Limits the drafts of every round from the next step on, 0 to the configured depth; this survives a restart."""
+        self._depth = depth
+        if self._state in ("serving", "paused", "draining"):
+            self._send(SetDepth(depth))
 
     def drain(self, seconds: float) -> None:
         """Takes no more requests; those in flight have so long to finish, also if they were paused."""
@@ -294,6 +302,8 @@ class EngineClient:
             self._state = "serving"
             if self._is_paused_by_operator:
                 self.pause()
+        if self._depth is not None:
+            self._send(SetDepth(self._depth))
         if not self._first_start.done():
             self._first_start.set_result(info)
 

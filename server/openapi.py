@@ -36,7 +36,7 @@ OPERATIONS = (
     Operation("get", "/v1/models", "The model that is served", models.ModelList),
     Operation("get", "/v1/models/{model}", "One model", models.ModelCard),
     Operation("get", "/v1/speculation", "Depth and acceptance of drafts", speculation.SpeculationState),
-    Operation("put", "/v1/speculation", "Limit the drafts of new requests (admin)", speculation.SpeculationState,
+    Operation("put", "/v1/speculation", "Limit the drafts of every round (admin)", speculation.SpeculationState,
               speculation.SpeculationLimit),
     Operation("post", "/tokenize", "Text or messages to token ids", tokens.Tokens, tokens.TokenizeRequest),
     Operation("post", "/detokenize", "Token ids to text", tokens.Text, tokens.DetokenizeRequest),

@@ -23,7 +23,7 @@ from headway.server.protocol.usage import (
     SpeculationReport,
     Usage,
 )
-from headway.server.services import Services, max_draft_tokens, system_fingerprint
+from headway.server.services import Services, engine_info, system_fingerprint
 from headway.server.sse import DONE, EventStreamResponse, escape_line_ends
 
 # A delta and whether it is its choice's first -> the entries of `choices`, one chunk each.
@@ -133,7 +133,7 @@ def new_response(
     tokenizer = services.tokenizer
     vocabulary = tokenizer.full_vocabulary if fields.skip_special_tokens is False else tokenizer.vocabulary
     generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics)
-    depth = max_draft_tokens(services)
+    depth = engine_info(services).depth
     return GenerationResponse(head, fields, generation, num_prompt_tokens, services, request_id, depth)
 
 

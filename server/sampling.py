@@ -29,7 +29,6 @@ class RequestOptions:
 
     num_candidates: choices generated for each prompt. limit_name: the field that max_tokens came in.
     default_max_tokens: None for what the context leaves.
-    depth_limit: drafts a round at most; None for no limit but the engine's and the body's.
     num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
     bad_words: their ids, from encode_bad_words.
@@ -39,7 +38,6 @@ class RequestOptions:
     max_tokens: int | None = None
     limit_name: str = "max_tokens"
     default_max_tokens: int | None = None
-    depth_limit: int | None = None
     num_logprobs: int | None = None
     scores_prompt: bool = False
     owner: str = ""
@@ -74,7 +72,7 @@ def choice_requests(
             stop_token_ids=stop_token_ids,
             end_token_ids=() if fields.ignore_eos else tokenizer.stop_token_ids,
             stop=fields.stop_strings,
-            max_draft_tokens=_depth_cap(fields, wanted),
+            max_draft_tokens=fields.speculation.max_draft_tokens if fields.speculation else None,
             cache_salt=wanted.owner + (fields.cache_salt or ""),
             priority=fields.priority or 0,
             shows_stop=bool(fields.include_stop_str_in_output),
@@ -93,12 +91,6 @@ def choice_requests(
 def _seeds(seed: int | None, count: int) -> list[int]:
     base = secrets.randbits(64) if seed is None else seed
     return [choice_seed(base, choice) for choice in range(count)]
-
-
-def _depth_cap(fields: GenerationFields, wanted: RequestOptions) -> int | None:
-    own = fields.speculation.max_draft_tokens if fields.speculation else None
-    limits = [limit for limit in (own, wanted.depth_limit) if limit is not None]
-    return min(limits, default=None)
 
 
 def _max_tokens(

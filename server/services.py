@@ -23,7 +23,7 @@ from headway.server.unread_bodies import UnreadBodies
 
 @dataclass(slots=True)
 class DepthLimit:
-    """Drafts a round that new requests get at most; None for no limit but the engine's depth.
+    """The most drafts of a round, for all requests; None where the engine's depth is the only limit.
 
     Mutable: PUT /v1/speculation is its only writer.
     """
@@ -75,7 +75,7 @@ def system_fingerprint(services: Services) -> str:
 
 
 def max_draft_tokens(services: Services) -> int:
-    """Drafts a round that a new request gets at most."""
+    """Returns the most drafts of a round, whatever the request asks for."""
     depth, limit = engine_info(services).depth, services.depth_limit.max_draft_tokens
     return depth if limit is None else min(depth, limit)
 

@@ -64,6 +64,13 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
     """Steps are launched again."""
 
 
+class SetDepth(msgspec.Struct, tag=True, frozen=True):
+    """Each step planned from now on drafts at most this number of tokens a row, 0 to the depth of the configuration. It holds
+    for running requests, too."""
+
+    depth: int
+
+
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
     """The engine leaves after the step in flight; requests that still run are dropped."""
 
@@ -161,7 +168,7 @@ class Failure(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ToEngine = Configure | Submit | Abort | Pause | Resume | Shutdown
+ToEngine = Configure | Submit | Abort | Pause | Resume | SetDepth | Shutdown
 FromEngine = Heartbeat | Ready | RoundOutput | StatsSnapshot | Failure
 
 

@@ -107,7 +107,6 @@ def _writer(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,
         limit_name=body.token_limit_name,
-        depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         owner=services.keys.owner(request.headers.get("Authorization", "")),
         bad_words=bad_words,

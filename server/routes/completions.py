@@ -86,7 +86,6 @@ def _wanted(
         num_candidates=body.num_candidates,
         max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        depth_limit=services.depth_limit.max_draft_tokens,
         num_logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         scores_prompt=bool(body.echo) and body.logprobs is not None,
         owner=owner,

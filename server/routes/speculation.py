@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/speculation")
 class SpeculationState(msgspec.Struct):
     """Counters are those of /metrics, over all requests. drafter: mtp, ngram or none. depth: what the server was started with.
 
-    max_draft_tokens: what new requests get at most. acceptance_per_position: None where nothing was drafted.
+    max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
     acceptance_length: tokens a row got in a round, on average; None before the first round.
     """
 
@@ -34,7 +34,7 @@ class SpeculationState(msgspec.Struct):
 
 
 class SpeculationLimit(msgspec.Struct, forbid_unknown_fields=True):
-    """max_draft_tokens: of requests that come from now on; null lifts the limit."""
+    """max_draft_tokens: of every round from now on, 0 to the server's depth; null lifts the limit."""
 
     max_draft_tokens: int | None
 
@@ -46,12 +46,13 @@ async def show_speculation(request: Request) -> Response:
 
 @router.put("")
 async def limit_speculation(request: Request) -> Response:
-    """Requests that run keep the limit that they began with."""
+    """Changes the depth of running requests, too: it never changes a text. The limit survives a restart of the engine."""
     services = services_of(request)
     services.keys.check_admin(request.headers.get("Authorization", ""))
     body = decode(await read_body(request), SpeculationLimit)
     check_range("max_draft_tokens", body.max_draft_tokens, 0, engine_info(services).depth)
     services.depth_limit.max_draft_tokens = body.max_draft_tokens
+    services.engine.set_depth(max_draft_tokens(services))
     return _json(_state(services))
 
 

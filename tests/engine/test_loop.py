@@ -12,7 +12,7 @@ from headway_testing.local import LateRunner, LocalEngine
 from headway.engine import loop
 from headway.engine.loop import EngineLoop, Handle, Launcher
 from headway.engine.protocol.config import EngineConfig
-from headway.engine.protocol.messages import Abort, FromEngine, Pause, Resume, RoundOutput
+from headway.engine.protocol.messages import Abort, FromEngine, Pause, Resume, RoundOutput, SetDepth
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.scheduling.plan import Plan, StepResult
 
@@ -33,6 +33,26 @@ def expected(start: int, count: int) -> list[int]:
         start = SUCCESSORS[start]
         tokens.append(start)
     return tokens
+
+
+@pytest.mark.parametrize("reads_late", [False, True], ids=["read-at-once", "one-step-in-flight"])
+def test_a_depth_holds_for_requests_that_run_and_changes_no_text(engine: LocalEngine) -> None:
+    request_id = engine.submit([3], max_tokens=60)
+
+    def drafted_in(steps: int) -> int:
+        before = sum(engine.engine.scheduler.snapshot().draft_tokens_per_position)
+        for _ in range(steps):
+            engine.step()
+        return sum(engine.engine.scheduler.snapshot().draft_tokens_per_position) - before
+
+    assert drafted_in(5) > 0
+    engine.post.inbox.append(SetDepth(0))
+    drafted_in(2)  # launched before
+    assert drafted_in(10) == 0
+    engine.post.inbox.append(SetDepth(2))
+    assert drafted_in(5) > 0
+    engine.run()
+    assert engine.outputs[request_id].token_ids == expected(3, 60)
 
 
 @pytest.mark.parametrize("reads_late", [False, True], ids=["read-at-once", "one-step-in-flight"])

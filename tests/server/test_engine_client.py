@@ -42,7 +42,8 @@ BRIEF = Patience(load_seconds=10, serve_seconds=10, shutdown_seconds=0.3)
 
 @pytest.fixture(autouse=True)
 def support_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
 
 
 @asynccontextmanager
@@ -351,6 +352,15 @@ async def test_an_engine_that_was_paused_comes_back_paused(client: EngineClient)
         await within(0.2, stream.take())
     client.resume()
     assert len((await within(5, collect(stream))).popitem()[1]) == 10
+
+
+async def test_a_depth_that_was_set_holds_in_the_next_life(client: EngineClient) -> None:
+    """The fake counts one draft for each position of the depth that it is told."""
+    client.set_depth(2)
+    await until(lambda: client.stats.draft_tokens_per_position == [1, 1])
+    os.kill(pid_of(client), signal.SIGKILL)
+    await until(lambda: client.status().num_restarts == 1)
+    await until(lambda: client.stats.draft_tokens_per_position == [2, 2])
 
 
 async def test_a_pause_while_it_loads_holds_from_the_start() -> None:

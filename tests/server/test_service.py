@@ -333,7 +333,7 @@ class TestSpeculation:
             "acceptance_length": 59 / 30,
         }  # fmt: skip
 
-    async def test_the_limit_holds_for_new_requests_until_it_is_lifted(
+    async def test_the_limit_holds_for_every_round_until_it_is_lifted(
         self, connect: Connect, engine: FakeEngine
     ) -> None:
         async with connect(keys=Keys((), "admin")) as client:
@@ -351,7 +351,8 @@ class TestSpeculation:
                     "/v1/speculation", json={"max_draft_tokens": wrong}, headers=headers
                 )
                 assert answer.status_code == 400
-        assert [s.max_draft_tokens for s in engine.submitted] == [1, 0, 1, None, 0, 2]
+        assert engine.depths == [1, 3]
+        assert [s.max_draft_tokens for s in engine.submitted] == [None, 0, 2] * 2
 
 
 class TestTokens:

@@ -54,6 +54,7 @@ class FakeEngine:
         self.refusal: TokenEvent | None = None  # its request_id is replaced
         self.submitted: list[Submit] = []
         self.aborted: list[int] = []
+        self.depths: list[int] = []  # as they were set
         self.running: dict[int, asyncio.Task[None]] = {}
         self._receivers: dict[int, Receiver] = {}
         self._ids = itertools.count()
@@ -67,6 +68,9 @@ class FakeEngine:
 
     def resume(self) -> None:
         self.state = "serving"
+
+    def set_depth(self, depth: int) -> None:
+        self.depths.append(depth)
 
     def new_request_id(self) -> int:
         return next(self._ids)

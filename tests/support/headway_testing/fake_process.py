@@ -28,6 +28,7 @@ from headway.engine import (
     Ready,
     Resume,
     RoundOutput,
+    SetDepth,
     Shutdown,
     StatsSnapshot,
     Submit,
@@ -74,6 +75,8 @@ class FakeLoop:
             self.running.pop(message.request_id, None)
         if isinstance(message, Pause | Resume):
             self.is_paused = isinstance(message, Pause)
+        if isinstance(message, SetDepth):
+            self.stats.draft_tokens_per_position = [1] * message.depth
         if not isinstance(message, Submit):
             return
         if message.max_tokens == DEADLY_MAX_TOKENS:
