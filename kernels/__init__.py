@@ -39,7 +39,7 @@ from headway.kernels.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.runtime._device import has_float8_products
 from headway.kernels.runtime._precompile import compile_in_workers
 from headway.kernels.sampling.process_logits import count_tokens, process_logits
-from headway.kernels.sampling.sample import gumbel_noise, sample, sample_with_flags
+from headway.kernels.sampling.sample import gumbel_noise, sample
 from headway.kernels.speculation.advance import advance
 from headway.kernels.speculation.begin_decode import begin_decode
 from headway.kernels.speculation.force_acceptance import force_acceptance
@@ -132,7 +132,6 @@ __all__ = [
     "rope",
     "rope_append",
     "sample",
-    "sample_with_flags",
     "silu_mul",
     "splits_keys",
     "stamp",

@@ -10,7 +10,7 @@ from headway.engine.execution.prefill import first_places, last_places
 from headway.engine.execution.results import DeviceResults
 from headway.engine.execution.row_table import RowTable
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, are_broken, pick_tokens, score_tokens
+from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.state.transfer import to_device
 from headway.kernels import begin_decode
@@ -97,9 +97,11 @@ class PromptEnds:
             some = index[part]
             logits = self._model.logits(hidden[part])
             no_window = some.new_zeros((len(some), 0))
-            sampled = pick_tokens(logits[:, None], self._table.at(some), positions[part], no_window)[:, 0]
+            broken = torch.empty((len(some), 1), dtype=torch.bool, device=some.device)
+            rows = self._table.at(some)
+            sampled = pick_tokens(logits[:, None], rows, positions[part], no_window, broken=broken)[:, 0]
             tokens.append(sampled)
-            told.append(sampled.masked_fill(are_broken(logits), NO_TOKEN))
+            told.append(sampled.masked_fill(broken[:, 0], NO_TOKEN))
             places = [i - first for i in wanted if first <= i < part.stop]
             if places:
                 scored = self._to_device(places)

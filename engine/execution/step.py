@@ -14,7 +14,7 @@ import torch
 from headway.engine.execution.host_ring import HostRing
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, RowTokens, concatenate, inputs_of
-from headway.engine.sampling.sampler import NO_TOKEN, pick_tokens_with_flags, score_tokens
+from headway.engine.sampling.sampler import pick_tokens, score_tokens
 from headway.engine.speculation.drafter import Drafter, PromptTokens
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.pool import StatePool
@@ -67,7 +67,7 @@ class RoundOutcome:
     """The results of a round, those for the host in one tensor.
 
     packed: times in nanoseconds (begin, drafts done, target done, end), then for each row the number of sampled tokens that
-    stay (0: padding) and all depth + 1 of them, NO_TOKEN where the logits had none. In a row whose prompt shared the pass the
+    stay (0: padding) and all depth + 1 of them, -1 (NO_TOKEN) where the logits had none. In a row whose prompt shared the pass the
     first one follows the prompt. The end time is written by the kernel that delivers the rest to the host.
     """
 
@@ -201,17 +201,17 @@ def _finish_round(
 ) -> RoundOutcome:
     window, logits, packed = forwarded.window, forwarded.logits, forwarded.packed
     depth = window.token_ids.shape[1] - 1
-    sampled, is_broken = pick_tokens_with_flags(
-        logits, rows, forwarded.next_positions, window.token_ids[:, 1:]
-    )
+    broken = torch.empty_like(window.token_ids, dtype=torch.bool)
+    sampled = pick_tokens(logits, rows, forwarded.next_positions, window.token_ids[:, 1:], broken=broken)
     if context.synthetic is not None and depth > 0:
         context.synthetic.force(sampled, window, rows)
     size = context.pool.block_size
-    emitted = verify_and_rewind(rows.state(), window, sampled, size, out=emitted_of(packed, depth))
+    # The device goes on with a token that exists; the host is told of the broken ones and ends the row's request.
+    emitted = verify_and_rewind(
+        rows.state(), window, sampled, size, broken=broken, out=emitted_of(packed, depth)
+    )
     context.model.commit(forwarded.inputs, emitted[:, 0], context.pool)
     context.drafter.observe_round(rows, window, forwarded.hidden)
-    # The device goes on with a token that exists; the host ends the row's request.
-    emitted[:, 1:].masked_fill_(is_broken, NO_TOKEN)
     if rows.adjustments is not None:
         count_tokens(sampled, emitted[:, 0], rows.adjustments)
     return RoundOutcome(packed, depth, logits if keeps_logits else None)

@@ -6,9 +6,9 @@ import torch
 
 from headway.engine.scheduling.limits import MAX_LOGPROBS
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import process_logits, sample, sample_with_flags
+from headway.kernels import process_logits, sample
 
-NO_TOKEN = -1  # for the host, instead of what was picked from logits that are no numbers
+NO_TOKEN = -1  # for the host, in place of a token that was picked from logits with NaN or +inf
 SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities then stays small
 
 
@@ -19,39 +19,17 @@ def pick_tokens(
     window_tokens: torch.Tensor,  # [rows, n] int64: after those in the rows' counts; place 0 sees n - window + 1
     *,
     out: torch.Tensor | None = None,
+    broken: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window] int64: the tokens at positions + 0, 1, .. of each row.
 
-    A function of logits, parameters, seed, position and the tokens before it only.
+    A function of logits, parameters, seed, position and the tokens before it only. broken: [rows, window] bool, written:
+    whether any logit is NaN or +inf, so that no probabilities exist.
     """
     if rows.adjustments is not None:
         logits = process_logits(logits, window_tokens, positions, rows.adjustments)
-    return sample(logits, positions, *_parameters_of(rows), out=out)
-
-
-def pick_tokens_with_flags(
-    logits: torch.Tensor,  # [rows, window, vocab]
-    rows: RowTensors,
-    positions: torch.Tensor,  # [rows] int64
-    window_tokens: torch.Tensor,  # [rows, n] int64
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tokens of `pick_tokens`, and `are_broken(logits)` of the logits as they come: what samples writes the
-    flags on its way. Where logits processors act it sees what they leave, for a mask may hide a NaN, so a pass is made.
-    """
-    if rows.adjustments is not None:
-        return pick_tokens(logits, rows, positions, window_tokens), are_broken(logits)
-    return sample_with_flags(logits, positions, *_parameters_of(rows))
-
-
-def _parameters_of(
-    rows: RowTensors,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
-
-
-def are_broken(logits: torch.Tensor) -> torch.Tensor:
-    """[...] bool, of [..., vocab]: whether any is NaN or +inf, so that no probabilities exist. -inf is a masked token."""
-    return ~(logits.amax(-1) < torch.inf)  # NaN is the greatest to amax and not less than anything
+    parameters = rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
+    return sample(logits, positions, *parameters, out=out, broken=broken)
 
 
 def score_tokens(

@@ -17,7 +17,7 @@ from headway.kernels.reference.linear.screened_linear import screened_linear
 from headway.kernels.reference.linear.skinny_linear import skinny_linear
 from headway.kernels.reference.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.reference.sampling.process_logits import count_tokens, process_logits
-from headway.kernels.reference.sampling.sample import gumbel_noise, sample, sample_with_flags
+from headway.kernels.reference.sampling.sample import gumbel_noise, sample
 from headway.kernels.reference.speculation.advance import advance
 from headway.kernels.reference.speculation.begin_decode import begin_decode
 from headway.kernels.reference.speculation.force_acceptance import force_acceptance
@@ -62,7 +62,6 @@ __all__ = [
     "rope",
     "rope_append",
     "sample",
-    "sample_with_flags",
     "screened_linear",
     "silu_mul",
     "skinny_linear",

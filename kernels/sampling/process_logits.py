@@ -9,6 +9,7 @@ from headway.kernels.reference.sampling.process_logits import process_logits as 
 from headway.kernels.runtime._triton import (
     blocks_of,
     check_dense,
+    jit,
     jit_once_for,
     power_of_two,
     takes_triton,
@@ -72,6 +73,12 @@ def _adjust_kernel(
             tl.store(out_ptr + place, value, mask=is_there)
 
 
+@jit
+def _mask_tokens(out_ptr: tl.tensor, token: tl.tensor, is_masked: tl.tensor) -> None:
+    value = tl.load(out_ptr + token, mask=is_masked, other=0.0)
+    tl.store(out_ptr + token, -float("inf"), mask=is_masked & (value < float("inf")))
+
+
 @jit_once_for(*_WINDOW, *_ROWS)
 def _mask_kernel(
     out_ptr: tl.tensor,
@@ -94,14 +101,14 @@ def _mask_kernel(
     WORDS_BLOCK: tl.constexpr,
     LENGTH_BLOCK: tl.constexpr,
 ) -> None:
-    """-inf for what may not stand at one place of a row."""
+    """-inf for what may not stand at one place of a row; NaN and +inf stay, as `sample` looks for them."""
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(is_used_ptr + row):
         out_ptr += (row * window + place) * vocab_size
         stop = tl.arange(0, STOPS_BLOCK)
         token = tl.load(stop_token_ptr + row * STOPS + stop, mask=stop < STOPS, other=-1)
         is_early = tl.load(position_ptr + row) + place < tl.load(min_position_ptr + row)
-        tl.store(out_ptr + token, -float("inf"), mask=is_early & (token >= 0) & (token < vocab_size))
+        _mask_tokens(out_ptr, token, is_early & (token >= 0) & (token < vocab_size))
         # A line asks for tokens right before the place and masks its last.
         ahead = tl.arange(0, LENGTH_BLOCK)
         is_ahead = ahead < LENGTH - 1
@@ -122,7 +129,7 @@ def _mask_kernel(
         is_missed = (asked >= 0) & (asked != before[None, :])
         last = tl.load(line_ptr + LENGTH - 1, mask=is_line, other=-1)
         is_met = tl.max(is_missed.to(tl.int32), 1) == 0
-        tl.store(out_ptr + last, -float("inf"), mask=is_met & (last >= 0) & (last < vocab_size))
+        _mask_tokens(out_ptr, last, is_met & (last >= 0) & (last < vocab_size))
 
 
 def process_logits(
@@ -133,7 +140,7 @@ def process_logits(
 ) -> torch.Tensor:
     """[rows, window, vocab] float32 or float64: penalties, then bias, then masks.
 
-    Takes no memory but for its result. float64 logits, which only tests of exactness have, take the twin everywhere.
+    Takes no memory but for its result. A place with NaN or +inf has NaN or +inf in the result. float64 logits, which only tests of exactness have, take the twin everywhere.
     """
     if not takes_triton(logits) or logits.dtype == torch.float64:
         return process_logits_twin(logits, window_tokens, positions, processors)

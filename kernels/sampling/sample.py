@@ -1,8 +1,8 @@
 """Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone.
 
-One pass over the vocabulary finds each chunk's best score; for filtered rows it finds the highest logit of each
-run of _RUN tokens instead, from which `pick_kept` goes on where top-k acts, else `pick_by_rejection`. Nothing is
-sorted.
+The pass that reads all logits also finds the lines that hold a NaN or +inf: it counts NaN as +inf, so that the highest logit
+of such a line is +inf. One pass over the vocabulary finds each chunk's best score; for filtered rows it finds the highest logit
+of each run of _RUN tokens instead, from which `pick_kept` goes on where top-k acts, else `pick_by_rejection`. Nothing is sorted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 
 from headway.kernels.reference.sampling.sample import gumbel_noise as gumbel_noise_twin
 from headway.kernels.reference.sampling.sample import sample as sample_twin
-from headway.kernels.reference.sampling.sample import sample_with_flags as sample_with_flags_twin
 from headway.kernels.runtime._device import multiprocessors, overlap
 from headway.kernels.runtime._triton import (
     blocks_of,
@@ -86,7 +85,7 @@ def _scores(
     return tl.div_rn(value - base, temperature) + tl.reshape(noise, (SIZE,))
 
 
-@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS)
+@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "broken_ptr")
 def _scan_kernel(
     logits_ptr: tl.tensor,
     position_ptr: tl.tensor,
@@ -100,6 +99,7 @@ def _scan_kernel(
     top_ptr: tl.tensor,
     near_ptr: tl.tensor,
     arrived_ptr: tl.tensor,
+    broken_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
@@ -110,9 +110,10 @@ def _scan_kernel(
 ) -> None:
     """Computes per vocabulary tile of one position: maximum logit and noisy maximum, or statistics for top-k/top-p.
 
+    The maximum is +inf where a logit is NaN, which the maximum of floats would drop; `_pick_kernel` marks such lines as broken,
+    no line is marked before.
     Runs: the highest logit of each and, without top-k, the mass near it, and the mass of the chunk instead of a
-    score. Masses are sums of exp((logit - the chunk's highest) / temperature). A NaN counts as +inf, for a maximum of
-    floats ignores it; of a filtered line with +inf `_pick_kernel` reads nothing else.
+    score. Masses are sums of exp((logit - the chunk's highest) / temperature).
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
@@ -120,6 +121,7 @@ def _scan_kernel(
         tl.extra.cuda.gdc_wait()
     if tl.program_id(1) == 0:
         tl.store(arrived_ptr + line, 0)
+        tl.store(broken_ptr + line, False)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     is_filtered = (top_k > 0) | (top_p < 1) | (tl.load(min_p_ptr + row) > 0)
@@ -135,7 +137,7 @@ def _scan_kernel(
     following = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf"))
     for chunk in range(tl.program_id(1), chunks, step):
         value = following.to(tl.float32)
-        value = tl.where(value <= float("inf"), value, float("inf"))
+        value = tl.where(value < float("inf"), value, float("inf"))
         token = (chunk + step) * CHUNK + place
         following = tl.load(logits_ptr + token, mask=token < vocab_size, other=-float("inf"))
         partial = line * chunks + chunk
@@ -166,7 +168,7 @@ def _scan_kernel(
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "out_ptr", "flag_ptr")
+@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "out_ptr", "broken_ptr")
 def _pick_kernel(
     logits_ptr: tl.tensor,
     position_ptr: tl.tensor,
@@ -184,7 +186,7 @@ def _pick_kernel(
     id_ptr: tl.tensor,
     arrived_ptr: tl.tensor,
     out_ptr: tl.tensor,
-    flag_ptr: tl.tensor,
+    broken_ptr: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
@@ -202,7 +204,8 @@ def _pick_kernel(
 ) -> None:
     """One line: the best token of its best chunk, or, where filters act, the best of the tokens they keep.
 
-    All programs of a line work where it is filtered without top-k; else the first alone.
+    All programs of a line work where it is filtered without top-k; else the first alone. A line whose highest logit is +inf
+    has no probabilities: it is marked as broken and gets token 0.
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
@@ -222,11 +225,8 @@ def _pick_kernel(
     score_ptr += line * chunks
     highs = tl.load(highest_ptr + chunk, mask=chunk < chunks, other=-float("inf"))
     highest = tl.max(highs, 0)
-    is_broken = highest == float("inf")
-    if tl.program_id(1) == 0:
-        tl.store(flag_ptr + line, is_broken)
-    if is_broken & is_filtered:
-        # No filter can act, for no probabilities exist; the token must.
+    if highest == float("inf"):
+        tl.store(broken_ptr + line, True)
         tl.store(out_ptr + line, 0)
         return
     logits_ptr += line * vocab_size
@@ -257,7 +257,7 @@ def _pick_kernel(
         if is_random:
             value = _scores(value, tl.max(value, 0), temperature, seed, position, best * CHUNK, CHUNK)
         _, picked = tl.max(value, 0, return_indices=True)
-        # Logits that are no numbers give a wrong token, but never one that does not exist.
+        # Where all are masked the token is a wrong one, but one that exists.
         tl.store(out_ptr + line, tl.minimum(best * CHUNK + picked, vocab_size - 1))
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
@@ -277,50 +277,26 @@ def sample(
     seeds: torch.Tensor,  # [rows] int64
     *,
     out: torch.Tensor | None = None,
+    broken: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
+    broken: [rows, window] bool, written: whether any logit is NaN or +inf, so that no probabilities exist; -inf is a masked
+    token. The token of such a line is of no meaning, but exists.
     float64 logits, which only tests of exactness have, take the twin everywhere.
     """
     parameters = positions, temperatures, top_k, top_p, min_p, seeds
     if not takes_triton(logits) or logits.dtype == torch.float64:
-        return sample_twin(logits, *parameters, out=out)
-    tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device) if out is None else out
-    _launch(logits, parameters, tokens)
-    return tokens
-
-
-def sample_with_flags(
-    logits: torch.Tensor,  # [rows, window, vocab] float
-    positions: torch.Tensor,  # [rows] int64
-    temperatures: torch.Tensor,  # [rows] float32
-    top_k: torch.Tensor,  # [rows] int64
-    top_p: torch.Tensor,  # [rows] float32
-    min_p: torch.Tensor,  # [rows] float32
-    seeds: torch.Tensor,  # [rows] int64
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tokens of `sample` and [rows, window] bool: whether any logit is NaN or +inf, so that no probabilities
-    exist. The token of such a place is an arbitrary one of the vocabulary. The flags take no launch of their own.
-    """
-    parameters = positions, temperatures, top_k, top_p, min_p, seeds
-    if not takes_triton(logits) or logits.dtype == torch.float64:
-        return sample_with_flags_twin(logits, *parameters)
-    tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
-    return tokens, _launch(logits, parameters, tokens)
-
-
-def _launch(
-    logits: torch.Tensor,  # [rows, window, vocab] float
-    parameters: tuple[torch.Tensor, ...],  # of `sample`: positions to seeds
-    tokens: torch.Tensor,  # [rows, window] int64, written
-) -> torch.Tensor:
-    """Returns [rows, window] bool: whether any logit is NaN or +inf."""
+        return sample_twin(logits, *parameters, out=out, broken=broken)
     check_dense(logits, *parameters)
     rows, window, vocab_size = logits.shape
     lines, chunks = rows * window, blocks_of(vocab_size, _CHUNK)
-    flags = torch.empty(rows, window, dtype=torch.bool, device=logits.device)
+    tokens = torch.empty(rows, window, dtype=torch.int64, device=logits.device) if out is None else out
+    if broken is None:
+        broken = torch.empty(rows, window, dtype=torch.bool, device=logits.device)
+    check_dense(tokens, broken)
     if lines == 0:
-        return flags
+        return tokens
     # By line and chunk: highest logit, best score or mass; by line and run: highest logit, mass near it; the list of
     # runs; gathered tokens, or of each unit the best score and its token; how many programs of a line have arrived.
     bests = torch.empty(2, lines, chunks, device=logits.device)
@@ -332,14 +308,14 @@ def _launch(
     overlaps, launch = overlap(logits.device)
     scans = blocks_of(_SCANS_PER_MULTIPROCESSOR * multiprocessors(logits.device), lines)
     _scan_kernel[(lines, min(scans, chunks))](
-        logits, *parameters, *bests, *runs, arrived, window, vocab_size, chunks,
+        logits, *parameters, *bests, *runs, arrived, broken, window, vocab_size, chunks,
         CHUNK=_CHUNK, RUN=_RUN, PIECE=_PIECE, OVERLAPS=overlaps, num_warps=_SCAN_WARPS, **launch,
     )  # fmt: skip
     picks = max(_PICKS_PER_MULTIPROCESSOR * multiprocessors(logits.device) // lines, 1)
     _pick_kernel[(lines, min(picks, chunks))](
-        logits, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, flags, window, vocab_size, chunks,
+        logits, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, broken, window, vocab_size, chunks,
         CHUNK=_CHUNK, CHUNKS=power_of_two(chunks), SHIFT=_SHIFTS[logits.dtype], RUN=_RUN, LISTED=_RUNS,
         FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, UNIT=_UNIT, TESTED=_TESTED, OVERLAPS=overlaps, num_warps=_PICK_WARPS,
         **_PICK_OPTIONS, **launch,
     )  # fmt: skip
-    return flags
+    return tokens

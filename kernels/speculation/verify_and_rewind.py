@@ -26,6 +26,7 @@ def _commit_kernel(
     token_ptr: tl.tensor,
     valid_ptr: tl.tensor,
     picked_ptr: tl.tensor,
+    broken_ptr: tl.tensor,
     prefill_ptr: tl.tensor,
     last_token_ptr: tl.tensor,
     length_ptr: tl.tensor,
@@ -43,6 +44,7 @@ def _commit_kernel(
     pending_places: tl.tensor,
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_BROKEN: tl.constexpr,
     ROWS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
@@ -75,7 +77,11 @@ def _commit_kernel(
             accepted = count_accepted(accepted, is_accepted)
             picked = tl.load(picked_ptr + first + place, mask=is_row, other=0)
             bonus = tl.where(is_accepted, picked, bonus)
-        tl.store(emitted_at + place + 1, picked, mask=is_row)
+        told = picked
+        if HAS_BROKEN:
+            is_broken = tl.load(broken_ptr + first + place, mask=is_row, other=0) != 0
+            told = token_or_none(is_broken == 0, picked)
+        tl.store(emitted_at + place + 1, told, mask=is_row)
         pending_at = pending_ptr + row * pending_stride + first_pending + place
         tl.store(pending_at, picked, mask=is_live)
     tl.store(emitted_at, tl.where(is_live, accepted + 1, 0), mask=is_row)
@@ -94,11 +100,12 @@ def verify_and_rewind(
     sampled: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
     block_size_tokens: int,
     *,
+    broken: torch.Tensor | None = None,  # [N, S + 1] bool: as `sample` writes it
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them."""
+    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they are broken."""
     if not takes_triton(sampled):
-        return verify_and_rewind_twin(rows, window, sampled, block_size_tokens, out=out)
+        return verify_and_rewind_twin(rows, window, sampled, block_size_tokens, broken=broken, out=out)
     num_rows, width = sampled.shape
     check_window(width - 1, block_size_tokens)
     emitted = (
@@ -112,16 +119,16 @@ def verify_and_rewind(
         rows.last_block_ids,
     )
     check_dense(window.token_ids, window.is_valid, sampled, rows.prefill_status, *places, rows.pending_counts)
-    check_dense(emitted)
+    check_dense(emitted, sampled if broken is None else broken)
     table, pending = rows.kv_block_ids, rows.pending_tokens
     assert table.stride(1) == pending.stride(1) == 1, (table.stride(), pending.stride())
     assert pending.shape[1] >= width, (tuple(pending.shape), width)
     if num_rows > 0:
         overlaps, launch = overlap(sampled.device)
         _commit_kernel[(blocks_of(num_rows, _ROWS),)](
-            window.token_ids, window.is_valid, sampled, rows.prefill_status, *places, table, pending,
+            window.token_ids, window.is_valid, sampled, sampled if broken is None else broken, rows.prefill_status, *places, table, pending,
             rows.pending_counts, emitted, num_rows, table.shape[1], table.stride(0), pending.stride(0),
             pending.shape[1],
-            DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
+            DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, HAS_BROKEN=broken is not None, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return emitted

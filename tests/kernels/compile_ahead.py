@@ -65,8 +65,8 @@ def descriptor(kind: str, *block: int) -> str:
     return f"tensordesc<{kind}{list(block)},{layout!r}>"
 
 
-SAMPLING = pointers("position top_k seed out") | pointers("list id arrived", "*i32")
-SAMPLING |= {"flag_ptr": "*i1"} | pointers("temperature top_p min_p highest score top near value", "*fp32")
+SAMPLING = pointers("position top_k seed out") | {"broken_ptr": "*i1"} | pointers("list id arrived", "*i32")
+SAMPLING |= pointers("temperature top_p min_p highest score top near value", "*fp32")
 LOGITS = ("vocab_size",)
 ADJUSTMENTS = pointers("out penalty bias", "*fp32") | pointers("is_used is_in_prompt", "*i1")
 ADJUSTMENTS |= pointers("token_count", "*i32")
@@ -537,8 +537,8 @@ CASES = [
                 "_commit_kernel",
                 pointers("token picked prefill last_token length offset count last_id table pending")
                 | pointers("pending_count emitted")
-                | {"valid_ptr": "*i1"},
-                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth, "OVERLAPS": True},
+                | {"valid_ptr": "*i1", "broken_ptr": "*i1"},
+                {"BLOCK_SIZE": 16, "ROWS": 32, "DEPTH": depth, "HAS_BROKEN": True, "OVERLAPS": True},
                 num_warps=1,
             ),
             Case(

@@ -102,10 +102,12 @@ def committing(draw: random.Random, depth: int, block_size: int) -> Call:
     def run(module: object, views: Views) -> object:
         out = RoundWindow(*(views[name] for name in opened))
         given = row_state(views), out, views["sampled"], block_size
-        return module.verify_and_rewind(*given, out=views["emitted"])  # type: ignore[attr-defined]
+        return module.verify_and_rewind(*given, broken=views["broken"], out=views["emitted"])  # type: ignore[attr-defined]
 
     written = ADVANCED | {"last_tokens", "pending_tokens", "pending_counts", "emitted"}
-    return Call(columns(rows) | opened | {"sampled": sampled, "emitted": emitted}, run, written, padding)
+    broken = torch.rand(num_rows, depth + 1) < 0.3
+    given = columns(rows) | opened | {"sampled": sampled, "broken": broken, "emitted": emitted}
+    return Call(given, run, written, padding)
 
 
 def advancing(draw: random.Random, depth: int, block_size: int) -> Call:

@@ -20,7 +20,8 @@ def process_logits(
 
     In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words
     to -inf. Before the last place all of window_tokens count as output, before the one ahead of it all but
-    the last, and so on: the target's K + 1 places have K drafts, a drafter's single place as many as it made.
+    the last, and so on: the target's K + 1 places have K drafts, a drafter's single place those that it made so far. A place
+    with NaN or +inf has NaN or +inf in the result: `sample` looks for them there.
     """
     values = logits.to(_wide_type(logits))
     if logits.is_cuda:

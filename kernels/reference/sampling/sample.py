@@ -75,13 +75,19 @@ def sample(
     seeds: torch.Tensor,  # [rows] int64
     *,
     out: torch.Tensor | None = None,
+    broken: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
-    Filters in the order temperature, top-k, top-p, min-p. Ties go to the lowest id.
+    Filters in the order temperature, top-k, top-p, min-p. Ties go to the lowest id. broken: [rows, window] bool, written:
+    whether any logit is NaN or +inf, so that no probabilities exist; -inf is a masked token. The token of such a line is of
+    no meaning, but exists.
     """
     values = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     tokens = values.argmax(-1)
+    if broken is not None:
+        # NaN is the greatest to argmax and not less than anything.
+        torch.logical_not(values.gather(-1, tokens[..., None])[..., 0] < torch.inf, out=broken)
     random_rows = (temperatures > 0).nonzero()[:, 0]
     if random_rows.numel() > 0:
         parameters = (positions, temperatures, top_k, top_p, min_p, seeds)
@@ -90,22 +96,6 @@ def sample(
         else:
             tokens[random_rows] = _sample_random(values[random_rows], *(p[random_rows] for p in parameters))
     return tokens if out is None else out.copy_(tokens)
-
-
-def sample_with_flags(
-    logits: torch.Tensor,  # [rows, window, vocab] float
-    positions: torch.Tensor,  # [rows] int64
-    temperatures: torch.Tensor,  # [rows] float32
-    top_k: torch.Tensor,  # [rows] int64
-    top_p: torch.Tensor,  # [rows] float32
-    min_p: torch.Tensor,  # [rows] float32
-    seeds: torch.Tensor,  # [rows] int64
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tokens of `sample` and [rows, window] bool: whether any logit is NaN or +inf, so that no probabilities
-    exist. The token of such a place is an arbitrary one of the vocabulary."""
-    tokens = sample(logits, positions, temperatures, top_k, top_p, min_p, seeds)
-    # NaN is the greatest value to amax, and it is not less than anything.
-    return tokens, ~(logits.amax(-1) < torch.inf)
 
 
 def _sample_random(

@@ -16,13 +16,15 @@ def verify_and_rewind(
     sampled: torch.Tensor,  # [N, S + 1] int64: what the target chose after each token of the window
     block_size_tokens: int,
     *,
+    broken: torch.Tensor | None = None,  # [N, S + 1] bool: as `sample` writes it
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them.
+    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they are broken.
 
     With a drafts accepted the a + 1 sampled tokens up to the bonus token stay: the row's last token becomes
     sampled[a], the S - a rejected ones leave the cache, and the sampled tokens are pending, a + 1 of them: from the first
-    place on or, without drafts (S = 0), after those that were pending before, at most in the last place.
+    place on or, without drafts (S = 0), after those that were pending before, at most in the last place. The row goes on with
+    a broken token as with any other.
     """
     num_rows, width = sampled.shape
     depth = width - 1
@@ -65,5 +67,6 @@ def verify_and_rewind(
     rows.pending_tokens.scatter_(1, places, torch.where(is_live[:, None], sampled, pending))
     pending_counts = places[:, 0] + accepted_counts + 1
     rows.pending_counts.copy_(torch.where(is_live, pending_counts, rows.pending_counts))
-    emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], sampled], dim=1)
+    told = sampled if broken is None else sampled.masked_fill(broken, -1)
+    emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], told], dim=1)
     return emitted if out is None else out.copy_(emitted)

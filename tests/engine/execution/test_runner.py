@@ -38,9 +38,9 @@ def test_warming_up_a_prefill_leaves_nothing_behind(
     runner = warmed.engine.runner
     picks: list[bool] = []
 
-    def pick_tokens(logits: torch.Tensor, rows: Any, *rest: Any) -> torch.Tensor:
+    def pick_tokens(logits: torch.Tensor, rows: Any, *rest: Any, **options: Any) -> torch.Tensor:
         picks.append(rows.adjustments is not None)
-        return sampler.pick_tokens(logits, rows, *rest)
+        return sampler.pick_tokens(logits, rows, *rest, **options)
 
     monkeypatch.setattr(prompt_ends_module, "pick_tokens", pick_tokens)
     with torch.inference_mode():
@@ -383,9 +383,9 @@ def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
     path = str(random_qwen2(tmp_path / "model"))
     picked: list[int] = []
 
-    def pick_tokens(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def pick_tokens(logits: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         picked.append(len(logits))
-        return sampler.pick_tokens(logits, *rest)
+        return sampler.pick_tokens(logits, *rest, **options)
 
     monkeypatch.setattr(prompt_ends_module, "pick_tokens", pick_tokens)
     wishes: list[dict[str, object]] = [

@@ -226,6 +226,25 @@ def test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin(
     assert torch.isinf(expected).any()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_no_rule_hides_a_logit_that_is_nan_or_inf(value: float, device: torch.device) -> None:
+    """Token 1 is masked, penalised or lowered in each row; sampling finds the line by its highest logit."""
+    rows: list[Row | None] = [
+        Row([3], [1], [], stops=[1], min_tokens=5),
+        Row([3], [3], [], bad_words=[[3, 1]]),
+        Row([3], [1], [], bias={1: -math.inf}),
+        Row([1], [1], [], repetition=1.5, frequency=2.0, presence=2.0),
+        None,
+    ]
+    logits = torch.randn(len(rows), 1, VOCAB)
+    logits[:, :, 1] = value
+    where = positions(rows, 0).to(device)
+    no_tokens = torch.zeros((len(rows), 0), dtype=torch.int64, device=device)
+    result = process_logits(logits.to(device), no_tokens, where, adjustments(rows, device))
+    assert not bool((result.amax(-1) < torch.inf).any())
+
+
 def test_counted_tokens_are_output_from_then_on(device: torch.device) -> None:
     chance = random.Random(0)
     rows: list[Row | None] = [random_row(chance, 3) for _ in range(6)] + [None]

@@ -3,13 +3,13 @@
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 from scipy import stats
 
-from headway.kernels import gumbel_noise, reference, sample, sample_with_flags
+from headway.kernels import gumbel_noise, reference, sample
 from headway.kernels.reference.sampling._philox import philox_4x32
 
 # tests/kat_vectors of Random123: counter, key, output of philox4x32 with 10 rounds.
@@ -37,8 +37,8 @@ def pick(
     top_p: float | list[float] = 1.0,
     min_p: float | list[float] = 0.0,
     seeds: torch.Tensor | None = None,
-    by: Callable[..., Any] = sample,
-) -> Any:
+    by: Callable[..., torch.Tensor] = sample,
+) -> torch.Tensor:
     rows, device = logits.shape[0], logits.device
 
     def column(value: float | list[float], dtype: torch.dtype) -> torch.Tensor:
@@ -391,27 +391,34 @@ def test_one_logit_that_is_no_number_does_no_harm(
     assert 0 <= int(pick(logits, **filters)) < 4500
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN slice encountered", "ignore:invalid value encountered")
-@pytest.mark.parametrize("filters", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_flags_tell_which_places_have_a_nan_or_infinity(
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "filters",
+    [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}, {"top_k": 2000, "top_p": 0.9}],
+    ids=str,
+)
+def test_lines_with_nan_or_inf_are_marked_and_others_get_the_same_token(
     filters: dict[str, float], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """In the first chunk, in the last one, everywhere and nowhere; -inf is a masked token, even where all are."""
-    logits = logits_of("flat", 4500).expand(4, 2, -1).clone()
-    logits[0, 1, 4499], logits[1, 0, 3], logits[2, 0] = torch.nan, torch.inf, torch.nan
-    logits[2, 1, 9], logits[3, 0], logits[3, 1, ::2] = -torch.inf, -torch.inf, -torch.inf
-    logits = logits.to(device, dtype)
-    tokens, flags = pick(logits, by=sample_with_flags, **filters)
-    assert flags.tolist() == [[False, True], [True, False], [True, False], [False, False]]
-    assert flags.tolist() == (~(logits.amax(-1) < torch.inf)).tolist()
-    assert bool(((tokens >= 0) & (tokens < 4500)).all())
-    alike = pick(logits, **filters)
-    assert torch.equal(tokens[~flags], alike[~flags])
-    whole = ~flags & (logits > -torch.inf).any(-1)
-    assert torch.equal(
-        tokens[whole], pick(logits.nan_to_num(0.0, 0.0), by=reference.sample, **filters)[whole]
-    )
+    """One such logit in the first, a middle or the last place; -inf, even of all tokens, is no reason."""
+    vocab_size, width = 2500, 4
+    whole = logits_of("flat", vocab_size).to(device, dtype).expand(3, width, vocab_size).contiguous()
+    logits = whole.clone()
+    places = [(value, at) for value in (torch.nan, -torch.nan, torch.inf) for at in (0, 2100, vocab_size - 1)]
+    for index, (value, at) in enumerate(places):
+        logits[index // width, index % width, at] = value
+    logits[2, 1] = -torch.inf
+    logits[2, 2, :2000] = -torch.inf
+    broken = torch.zeros(3, width, dtype=torch.bool, device=device)
+    tokens = pick(logits, by=partial(sample, broken=broken), **filters)
+    expected = torch.arange(3 * width).view(3, width) < len(places)
+    assert torch.equal(broken.cpu(), expected)
+    assert bool(((tokens >= 0) & (tokens < vocab_size)).all())
+    logits[expected.to(device)] = whole[expected.to(device)]
+    tokens_of_numbers = pick(logits, by=partial(sample, broken=broken), **filters)
+    assert not bool(broken.any())
+    assert torch.equal(tokens.cpu()[~expected], tokens_of_numbers.cpu()[~expected])
 
 
 @pytest.mark.gpu

@@ -88,6 +88,20 @@ def test_every_offset_in_a_block(agrees: bool, device: torch.device) -> None:
     assert rows.block_counts.tolist() == (-(-lengths // block_size)).tolist()
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+def test_the_host_gets_no_broken_token_and_the_rows_go_on_with_it(depth: int, device: torch.device) -> None:
+    rows = random_rows(40, 16, depth, depth, device)
+    drafts, sampled = agreeing(rows, depth)
+    window = prepare_verify_inputs(rows, drafts, 16)
+    again = copied(rows)
+    broken = torch.rand(sampled.shape, device=device) < 0.3
+    emitted = verify_and_rewind(rows, window, sampled, 16, broken=broken)
+    whole = verify_and_rewind(again, window, sampled, 16)
+    assert listed(rows) == listed(again)
+    assert torch.equal(emitted[:, 0], whole[:, 0])
+    assert torch.equal(emitted[:, 1:], torch.where(broken, -1, sampled))
+
+
 def test_a_given_buffer_is_filled_and_returned(device: torch.device) -> None:
     rows = random_rows(7, 16, 3, 3, device)
     drafts, sampled = agreeing(rows, 3)
