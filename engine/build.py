@@ -67,7 +67,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What is known of a model before its weights are read. has_mtp: whether its MTP head is to draft."""
+    """Facts about a model that are known before its weights are read. has_mtp: whether its MTP head is to draft."""
 
     spec: ModelSpec
     device: torch.device
@@ -251,8 +251,8 @@ def _load(
 
 
 def _draft_lm_head(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHead:
-    """What is wanted, or instead of auto: few bits where that was measured to pay, 16-bit models on CUDA with an lm_head
-    that takes a while to read, else full."""
+    """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models on CUDA with an
+    lm_head that takes a while to read, else full."""
     hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
     is_16_bit = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
     is_possible = is_16_bit and vocab_size % 16 == 0 and has_float8_products(model.device)
@@ -275,7 +275,7 @@ def _draft_lm_head(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHe
 
 
 def _draft_layers(config: EngineConfig, model: CausalLM | Outline) -> DraftLayers:
-    """What is wanted, or instead of auto: float8 for 16-bit models on CUDA whose layers take longer to read than to
+    """Returns the kind that is wanted. auto means float8 for 16-bit models on CUDA whose layers take longer to read than to
     launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
     rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
     shape = model.spec

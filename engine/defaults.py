@@ -1,4 +1,4 @@
-"""What an option left at "auto" means for this model on this device. Decides numbers; builds nothing."""
+"""Decides what an option left at "auto" means for this model on this device. Builds nothing."""
 
 from __future__ import annotations
 

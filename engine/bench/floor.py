@@ -1,4 +1,4 @@
-"""What cannot be beaten: bytes that a round must read, operations that a prompt must take, and the device's ceilings."""
+"""Computes lower bounds of times: bytes that a round must read, operations of a prompt, and the device's ceilings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_TRIES, NUM_CALLS = 5, 5
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What this device does at best, measured in this run: bytes read and operations of matrix products a second."""
+    """The best rates of this device, measured in this run: bytes read and operations of matrix products a second."""
 
     read_bytes: float
     matmul_flop: float
@@ -53,7 +53,7 @@ class Costs:
         return self.trunk_bytes + drafts + cache
 
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:
-        """Of the trunk: two operations a weight and token, and attention to the tokens before. No MTP layer."""
+        """Counts the trunk alone: two operations a weight and token, and attention to the tokens before. No MTP layer."""
         attention = 2 * self.attention_size * length**2 * self.num_layers
         return num_prompts * (2.0 * self.num_weights * length + attention)
 

@@ -40,11 +40,11 @@ class GraphMemory:
         return self._rehearsed is not None
 
     def reserve(self, num_bytes: int) -> None:
-        """What is launched kernel by kernel may take so much at a time: graphs captured late leave it free."""
+        """Keeps memory for steps that are launched kernel by kernel: graphs captured late leave it free."""
         self.reserve_bytes = max(self.reserve_bytes, num_bytes + _SLACK_BYTES)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether what takes about so much kernel by kernel may be captured. The largest block that the pool has free serves
+        """Returns whether a step that takes about num_bytes kernel by kernel may be captured. The largest block that the pool has free serves
         again. Gives back what the allocator keeps, for a capture cannot take that."""
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]

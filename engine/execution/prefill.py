@@ -20,12 +20,12 @@ from headway.kernels import QueryBatch, max_prompt_rows, splits_keys
 
 
 def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
-    """Of each chunk's first token in the flat list, the chunks one behind the other."""
+    """Returns the place of each chunk's first token in the flat list, where one chunk follows the other."""
     return [0, *accumulate(len(chunk.token_ids) for chunk in chunks)][: len(chunks)]
 
 
 def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
-    """Of the prompts' last tokens in the flat list: of each chunk with is_last."""
+    """Returns the places of the prompts' last tokens in the flat list: one for each chunk with is_last."""
     firsts = zip(first_places(chunks), chunks, strict=True)
     return [first + len(chunk.token_ids) - 1 for first, chunk in firsts if chunk.is_last]
 

@@ -1,4 +1,4 @@
-"""What follows the pass that computed chunks of prompts: scores of their tokens, first tokens, and rows that begin to decode."""
+"""Scores the tokens of prompts, samples first tokens and lets rows begin to decode after a pass that computed chunks."""
 
 from __future__ import annotations
 

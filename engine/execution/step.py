@@ -32,7 +32,7 @@ NUM_STAMPS, END_STAMP = 4, 3
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What all steps share. ring: takes what a round leaves for the host; None: nobody reads it there."""
+    """Objects that all steps share. ring: takes what a round leaves for the host; None: nothing reads it there."""
 
     model: CausalLM
     pool: StatePool
@@ -43,7 +43,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """What the first half of a round leaves to the second. R: rows, W: depth + 1."""
+    """Tensors that the first half of a round leaves to the second. R: rows, W: depth + 1."""
 
     packed: torch.Tensor  # [NUM_STAMPS + R * (W + 1)] int64: see RoundOutcome; three times are written
     window: RoundWindow  # the tokens to be verified

@@ -1,4 +1,4 @@
-"""What runs before the first request: kernels are compiled, the largest steps are tried, graphs are captured."""
+"""Compiles kernels, tries the largest steps and captures graphs before the first request."""
 
 from __future__ import annotations
 

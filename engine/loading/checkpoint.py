@@ -44,7 +44,7 @@ DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
 
 class Header(Protocol):
-    """What a file says of one tensor, without reading it."""
+    """Describes one tensor of a file without reading it."""
 
     def get_shape(self) -> list[int]: ...
 

@@ -102,7 +102,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """What the attributes of transformers' config object would be.
+    """Holds the values that transformers' config object would have as its attributes.
 
     file: named in errors. layer_types: of every layer, "full_attention" or another name of transformers'. sliding_window: tokens, None if no
     layer has one. dtype: the one that config.json names, None if it names none; the weights may have another.
@@ -206,7 +206,7 @@ class _Reader:
         return msgspec.convert(values, kind)
 
     def layer_types(self, keys: DecoderKeys) -> list[str]:
-        """As config.json spells them; the first `max_window_layers` see everything where it does not tell."""
+        """Returns the names that config.json uses; where it has none, the first `max_window_layers` see everything."""
         num_layers = keys.num_hidden_layers
         if not isinstance(keys, WindowKeys):
             return ["full_attention"] * num_layers

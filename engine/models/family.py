@@ -1,4 +1,4 @@
-"""What a family of models states about itself, and what families of dense decoders have in common."""
+"""Defines what a family of models states about itself, and what families of dense decoders have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is made of, as plain values: the families return them, the layers are built from them.
+"""Describes a model by plain values: the families return them, the layers are built from them.
 
 Imports no torch: the API process reads them, too.
 """

@@ -1,4 +1,4 @@
-"""What the parts of the scheduler share, and how a request leaves it: by its end, by preemption or by a fault."""
+"""Holds the state that the parts of the scheduler share; requests leave it by their end, by preemption or by a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step added to one request, until it becomes an event."""
+"""Collects the tokens that one step added to one request, until they become an event."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from headway.kernels import LogitsProcessorState, RowState
 
 
 class RowSizes(NamedTuple):
-    """What the shapes of columns depend on. pending: the most pairs of a row that the drafter has not seen. carries: the
+    """Sizes that the shapes of columns depend on. pending: the most pairs of a row that the drafter has not seen. carries: the
     MTP layers whose carry the next layer reads."""
 
     max_blocks: int

@@ -1,4 +1,4 @@
-"""What a layer or a drafter keeps between steps, declared by itself: nobody else knows shapes.
+"""Declares what a layer or a drafter keeps between steps. Each declares its own: nothing else knows shapes.
 
 The same idea as vLLM's KVCacheSpec family (FullAttentionSpec, MLAAttentionSpec, MambaSpec), without its groups and page
 padding: all paged and per-block state shares one space of block ids.

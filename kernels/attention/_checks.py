@@ -1,4 +1,4 @@
-"""What all attention kernels share: the base of their exponentials, and what they take for granted about their tensors."""
+"""Holds what all attention kernels share: the base of their exponentials, and the checks of their tensors."""
 
 from __future__ import annotations
 

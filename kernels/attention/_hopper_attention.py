@@ -339,7 +339,7 @@ def streamed_windows(
 
 
 def _queries_of(query: torch.Tensor, key_cache: torch.Tensor) -> int:
-    """Of a program."""
+    """Returns the number of queries of a program."""
     return ROWS // packed_heads(query.shape[1] // key_cache.shape[2])
 
 

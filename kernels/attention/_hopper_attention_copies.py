@@ -69,7 +69,7 @@ def _blocks_of(
     BLOCK_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ) -> gl.tuple:
-    """Those of a tile of keys; where there is none, any."""
+    """Returns the blocks of a tile of keys; where there is no tile, any blocks."""
     COPIES: gl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 1
     blocks: gl.tuple = ()
     for i in gl.static_range(COPIES):

@@ -177,7 +177,7 @@ def varlen_tile(
 
 
 class SplitKvCosts(NamedTuple):
-    """What decides whether a program takes a tile, a quad or a group, besides the lengths of the rows: see `split_rows`."""
+    """Costs by which `split_rows` decides whether a program takes a tile, a quad or a group, given the lengths of the rows."""
 
     tile_time: float
     sum_time: float

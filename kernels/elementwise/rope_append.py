@@ -145,7 +145,7 @@ def _rest_of(
 def _weighted(
     value: tl.tensor, factor: tl.tensor, weight_ptr: tl.tensor, mask: tl.tensor, UNIT_OFFSET: tl.constexpr
 ) -> tl.tensor:
-    """What `rms_norm` gives, in its order of rounding."""
+    """Returns the values of `rms_norm`, in its order of rounding."""
     weight = wide(tl.load(weight_ptr, mask=mask, other=0.0))
     normed = wide(value) * factor
     if UNIT_OFFSET:

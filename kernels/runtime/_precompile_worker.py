@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Specialization(NamedTuple):
-    """What Triton compiles a kernel from, as its `jit_cache_hook` tells it."""
+    """The inputs that Triton compiles a kernel from, as its `jit_cache_hook` gives them."""
 
     module: str
     name: str  # qualified, within the module

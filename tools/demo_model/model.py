@@ -158,7 +158,7 @@ class MTPLayer(Block):
 
 
 class Trunk(nn.Module):
-    """What the checkpoint calls `model`: embedding, blocks, norm and the MTP layer."""
+    """The module that the checkpoint calls `model`: embedding, blocks, norm and the MTP layer."""
 
     def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__()

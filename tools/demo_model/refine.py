@@ -23,7 +23,7 @@ from demo_model.writing import own_text
 
 @dataclass(frozen=True, slots=True)
 class Lecture:
-    """What sets one run apart."""
+    """Settings that distinguish one run."""
 
     unlikelihood_weight: float
     is_corpus_spared: bool  # third copies in the corpus are ignored, not learnt

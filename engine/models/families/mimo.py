@@ -27,7 +27,7 @@ NAMES = WeightNames(
 
 
 class MiMoKeys(qwen2.Qwen2Keys, frozen=True, kw_only=True):
-    """Those of the remote code of MiMo, which derives its configuration from Qwen2Config."""
+    """The keys that the remote code of MiMo reads, which derives its configuration from Qwen2Config."""
 
     num_nextn_predict_layers: int | None = 0
 
