@@ -40,6 +40,10 @@ class StepLauncher:
     def launch(self, key: StepKey) -> StepOutcome:
         """Launches the key's rows, from the table's first on, and the chunks that were packed."""
         rows, prompts = self.operands(key)
+        if key.catches_up:
+            assert rows is not None, "there are rows to catch up with"
+            self.context.drafter.catch_up(rows)
+            return StepOutcome(None, None)
         return run_step(self.context, rows, key.depth, prompts, keeps_logits=key.keeps_logits)
 
     def operands(self, key: StepKey) -> tuple[RowTensors | None, PromptTokens | None]:

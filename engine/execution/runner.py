@@ -57,7 +57,6 @@ class Runner:
             len(slots.limits), model.spec.vocab_size, self.device
         )
         self.table = RowTable(slots, pool, self.adjustments)
-        self._drafter = drafter
         self._ring = HostRing(NUM_STAMPS + len(slots.limits) * (max_depth + 2), self.device)
         most = min(
             policy.most_tokens, slots.granted_block_ids.shape[1] * pool.block_size, MAX_REPLAYED_TOKENS
@@ -97,7 +96,8 @@ class Runner:
         results = DeviceResults(self.device, plan.depth, self.table.update(plan))
         num_rows = len(plan.decode_request_ids)
         if plan.catches_up:
-            self._drafter.catch_up(self.table.first(num_rows, is_adjusted=False))
+            late = StepKey(num_rows, catches_up=True)
+            self._run(late if self.grid is None else self.grid.catch_up(num_rows))
         mixed = None
         if num_rows:
             wanted = self._round_key(num_rows, plan.depth)

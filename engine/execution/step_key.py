@@ -27,7 +27,8 @@ class StepKey(NamedTuple):
 
     num_rows, depth: of the decode round with its padding rows; no rows: no round. num_prompt_tokens: with padding; 0: no prompts.
     is_window: the prompt tokens are one short chunk. is_adjusted: logits processors are applied to the round.
-    keeps_logits: the outcome has the round's logits, for log-probabilities.
+    keeps_logits: the outcome has the round's logits, for log-probabilities. catches_up: no forward pass of the target: the
+    drafter sees what rounds without drafts have left pending of the rows.
     """
 
     num_rows: int = 0
@@ -36,6 +37,7 @@ class StepKey(NamedTuple):
     is_window: bool = False
     is_adjusted: bool = False
     keeps_logits: bool = False
+    catches_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,18 @@ class StepGrid:
         is_window = form is PaddedForm.WINDOW
         return None if form is None else StepKey(num_prompt_tokens=num_tokens, is_window=is_window)
 
-    def captured(self, depths: Iterable[int], policy: PrefillPolicy) -> list[StepKey]:
-        """Returns the keys to be captured at the start: mixed passes of the largest depth, prompts, rounds of these depths,
-        of each kind the largest first, so that the smaller ones fit into the memory of the larger."""
+    def catch_up(self, num_rows: int) -> StepKey:
+        """Returns the key under which the drafter catches up with this number of rows: rare and short, so that every second size
+        is enough."""
+        return StepKey(next(n for n in self._catch_up_counts if n >= num_rows), catches_up=True)
+
+    @property
+    def _catch_up_counts(self) -> tuple[int, ...]:
+        return self.row_counts[::-2][::-1]
+
+    def captured(self, depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool) -> list[StepKey]:
+        """Returns the keys to be captured at the start: mixed passes of the largest depth, prompts, rounds of these depths, and
+        catching up, of each kind the largest first, so that the smaller ones fit into the memory of the larger."""
         deepest_first = sorted(depths, reverse=True)
         mixed = [
             StepKey(n, deepest_first[0], tokens)
@@ -92,7 +103,8 @@ class StepGrid:
             if not is_window or padded_form(1, tokens, 0) is PaddedForm.WINDOW
         ]
         rounds = [StepKey(n, depth) for n in reversed(self.row_counts) for depth in deepest_first]
-        return mixed + prompts + rounds
+        late = [self.catch_up(n) for n in reversed(self._catch_up_counts) if catches_up]
+        return mixed + prompts + rounds + late
 
 
 def _padded_count(chunks: Sequence[PrefillChunk], counts: Sequence[int]) -> int | None:

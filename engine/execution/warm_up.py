@@ -61,7 +61,8 @@ class WarmUp:
         progress: Callable[[float], None],
     ) -> None:
         """Captures the steps of these depths and reserves memory for what is launched kernel by kernel. Raises ConfigError."""
-        keys = grid.captured(depths, self._policy)
+        leaves_pending = self._launcher.context.drafter.leaves_pending
+        keys = grid.captured(depths, self._policy, catches_up=leaves_pending and max(depths) > 0)
         num_rows = len(self._table)
         try:
             reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back

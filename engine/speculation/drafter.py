@@ -34,7 +34,12 @@ class PromptTokens:
 
 
 class Drafter(Protocol):
-    """Proposes drafts and keeps what it needs for that. All methods can be captured in a CUDA graph."""
+    """Proposes drafts and keeps what it needs for that. All methods can be captured in a CUDA graph.
+
+    leaves_pending: whether rounds without drafts leave pairs pending, so that it has to catch up.
+    """
+
+    leaves_pending: bool
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Returns [rows, depth] int64: ids for the positions L+1 .. L+depth of each row, any ids for padding. depth: 1 or more."""
@@ -64,6 +69,8 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """Never drafts and keeps nothing."""
+
+    leaves_pending = False
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         raise AssertionError("nothing drafts: depth must be 0")

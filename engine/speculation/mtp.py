@@ -40,6 +40,8 @@ class MtpDrafter:
     """Mutable: it is the only writer of the MTP layers' keys and values, of the pool's block_hidden and block_carries,
     and of the columns pending_hidden, chunk_hidden and carries of the rows."""
 
+    leaves_pending = True
+
     def __init__(
         self,
         model: CausalLM,

@@ -29,6 +29,8 @@ def ngram_state() -> tuple[PagedSpec, ...]:
 class NgramDrafter:
     """Drafts for every model. Mutable: it is the only writer of the token ids in the pool."""
 
+    leaves_pending = False
+
     def __init__(self, pool: StatePool) -> None:
         self._token_ids = pool.drafter[TOKEN_IDS]
 

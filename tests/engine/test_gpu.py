@@ -197,6 +197,28 @@ def test_graphs_replay_what_launches_do(
 
 
 @pytest.mark.timeout(300)
+def test_replayed_catching_up_leaves_what_launches_leave(prompts: list[tuple[int, ...]]) -> None:
+    """Spells of rounds without drafts, long enough to fill the pending places: the drafts after them are accepted alike."""
+    engines = [LocalEngine(config_of(prefix_caching=False), reads_late=True) for _ in range(2)]
+    engines[0].engine.runner.capture(range(4), progress=lambda _: None)
+    launching = engines[1].engine.runner
+    assert launching.grid is not None
+    padded = PaddedLaunches(launching, launching.grid)
+    results = []
+    for engine in engines:
+        for prompt in prompts[:5]:
+            engine.submit(prompt, max_tokens=260)
+        for depth in (0, 3):
+            engine.engine.scheduler.set_depth(depth)
+            for _ in range(90):
+                engine.step()
+        results.append([(o.token_ids, o.num_accepted) for o in engine.run().values()])
+    assert results[0] == results[1]
+    assert sum(key.catches_up for key in padded.launched) > 1
+    assert sum(accepted for _, accepted in results[0]) > 0
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("depth", [0, 3])
 def test_two_graphs_of_a_step_give_what_one_gives(prompts: list[tuple[int, ...]], depth: int) -> None:
     """One up to the logits, one from sampling on: rounds, prompts, and rounds with prompts."""

@@ -80,11 +80,12 @@ def test_steps_are_captured_at_the_start(depths: tuple[int, ...]) -> None:
     """Every pass of prompts, every plain round, and every mixed pass that the policy plans; none twice."""
     grid = StepGrid.of(40, 1024, 384)
     policy = PrefillPolicy.uniform(512, mixed_above_tokens=8)
-    captured = grid.captured(depths, policy)
+    captured = grid.captured(depths, policy, catches_up=True)
     assert len(set(captured)) == len(captured)
     for lengths in ([1], [32], [33], [1, 1], [513], [700, 300], [1024]):
         assert grid.prompts(chunks_of(lengths)) in captured
     for num_rows in range(1, 41):
+        assert grid.catch_up(num_rows) in captured
         for depth in depths:
             assert grid.round(StepKey(num_rows, depth)) in captured
         wanted = StepKey(num_rows, max(depths))
@@ -92,6 +93,13 @@ def test_steps_are_captured_at_the_start(depths: tuple[int, ...]) -> None:
         for length in range(1, policy.mixed_with(num_tokens) + 1, 37):
             if num_tokens > 8:
                 assert grid.mixed(wanted, chunks_of([length])) in captured
+
+
+def test_catching_up_takes_every_second_size() -> None:
+    grid = StepGrid.of(40)
+    keys = sorted({grid.catch_up(n) for n in range(1, 41)})
+    assert keys == [StepKey(n, catches_up=True) for n in (2, 8, 24, 40)]
+    assert StepGrid.of(1).catch_up(1) == StepKey(1, catches_up=True)
 
 
 def test_what_no_padded_step_holds_has_no_key() -> None:
