@@ -37,18 +37,21 @@ class Costs:
     draft_output_bytes: int  # of the output layer as drafts take it
     screened_output_bytes: int  # likewise, where up to most_screened_rows rows draft
     most_screened_rows: int
-    head_bytes: int  # of the MTP layer's linear layers as drafts take them; 0 without one
+    mtp_layer_bytes: int  # of the linear layers of one MTP layer as drafts take them; 0 without one
+    num_mtp_layers: int
     kv_bytes: int  # keys and values of one token in one layer
     num_layers: int
     num_weights: int  # of the trunk's linear layers, the output layer excluded
     attention_size: int  # heads x head_dim
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
-        """Read at least: each weight once a pass, and every row's cache. A draft is a pass of head and output layer."""
+        """Read at least: each weight once a pass, and every row's cache. A draft is a pass of one MTP layer and of the output
+        layer. A round with drafts runs every MTP layer, those beyond its depth, too."""
         is_screened = batch <= self.most_screened_rows
         output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
-        passes = depth if self.head_bytes > 0 else 0
-        drafts = passes * (self.head_bytes + output_bytes)
+        num_drafts = depth if self.num_mtp_layers > 0 else 0
+        passes = max(num_drafts, self.num_mtp_layers) if num_drafts > 0 else 0
+        drafts = passes * self.mtp_layer_bytes + num_drafts * output_bytes
         cache = batch * context * self.kv_bytes * (self.num_layers + passes)
         return self.trunk_bytes + drafts + cache
 
@@ -67,6 +70,7 @@ def costs_of(
     draft_layers: DraftLayers = "full",
 ) -> Costs:
     model = CausalLM(spec, Placement(torch.device("meta"), dtype), with_mtp=has_mtp)
+    num_mtp_layers = 0 if model.mtp is None else model.mtp.num_layers
     head = () if model.mtp is None else model.mtp.linears()
     trunk = model.linears()[: len(model.linears()) - len(head)]
     rounded = model.mtp.norms_by_linear() if model.mtp is not None and draft_layers == "fp8" else ()
@@ -77,7 +81,8 @@ def costs_of(
         draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
         screened_output_bytes=output_weights // 2,
         most_screened_rows=most_screened_rows(spec.hidden_size) if draft_lm_head == "int4" else 0,
-        head_bytes=_bytes(head) - saved_bytes,
+        mtp_layer_bytes=(_bytes(head) - saved_bytes) // max(num_mtp_layers, 1),
+        num_mtp_layers=num_mtp_layers,
         kv_bytes=2 * spec.attention.num_kv_heads * spec.attention.head_dim * dtype.itemsize,
         num_layers=len(spec.layers),
         num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo
 from headway_testing.local import LocalEngine
+from safetensors.torch import load_file
 
 from headway.engine.bench import __main__ as bench
 from headway.engine.bench.floor import costs_of, measured_ceilings
@@ -58,6 +59,21 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
     assert costs.round_bytes(batch=2, depth=0, context=100) - plain == 2 * 100 * 36 * token
     without_drafts = costs.round_bytes(batch=2, depth=1, context=0)
     assert costs.round_bytes(batch=2, depth=1, context=100) - without_drafts == 2 * 100 * 37 * token
+
+
+def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(tmp_path: Path) -> None:
+    path = random_mimo(tmp_path, num_nextn_predict_layers=3)
+    spec = read_model_spec(path)
+    costs = costs_of(spec, torch.float32, has_mtp=True)
+    stored = load_file(path / "model.safetensors")
+    prefix = "model.mtp_layers.1."
+    layer = sum(t.nbytes for name, t in stored.items() if name.startswith(prefix) and t.dim() == 2)
+    output = 4 * spec.vocab_size * spec.hidden_size
+    token = costs.kv_bytes
+    plain = costs.round_bytes(batch=2, depth=0, context=100)
+    for depth, passes in ((1, 3), (2, 3), (3, 3), (4, 4), (5, 5)):
+        extra = costs.round_bytes(batch=2, depth=depth, context=100) - plain
+        assert extra == passes * (layer + 2 * 100 * token) + depth * output
 
 
 def test_drafts_without_a_head_read_no_weights() -> None:
