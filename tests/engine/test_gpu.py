@@ -520,6 +520,29 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
     assert any(key.num_rows and key.num_prompt_tokens for key in captured._graphs), "prompts shared rounds"
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_several_mtp_layers_draft_as_on_the_cpu(num_layers: int, tmp_path: Path) -> None:
+    """The same drafts are accepted at every depth, with prompts that are computed in chunks and found in the cache."""
+    sizes = {"num_nextn_predict_layers": num_layers, "max_position_embeddings": 160}
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06, **sizes))
+    chance = random.Random(0)
+    cases = [Case(tuple(chance.randrange(128) for _ in range(1 + 5 * i)), 10 + i, GREEDY) for i in range(20)]
+    for depth in (0, 1, num_layers, 4):
+        texts, counts = [], []
+        for device in ("cpu", "auto"):
+            engine = LocalEngine(
+                EngineConfig(model_path=path, dtype="float32", depth=depth, device=device, prefill_chunk=32)
+            )
+            texts.append([generate_with(engine, cases) for _ in ("computed", "found")])
+            stats = engine.engine.scheduler.snapshot()
+            assert stats.num_cached_prompt_tokens > 0
+            counts.append((stats.draft_tokens_per_position, stats.accepted_tokens_per_position))
+        assert texts[0] == texts[1], depth
+        assert counts[0] == counts[1], depth
+        assert depth == 0 or 0 < sum(counts[0][1]) < sum(counts[0][0]), "some drafts are rejected"
+
+
 @pytest.mark.timeout(120)
 def test_drafts_by_few_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "vocab_size": 256, "max_position_embeddings": 160}
