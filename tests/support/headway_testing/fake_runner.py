@@ -74,6 +74,7 @@ class _Row:
     """length, state: of what stands in the KV cache. last_token: None until the prefill has ended.
 
     num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs; the pairs up to the last token are pending.
+    restored: the state that layers without a KV cache begin with.
     """
 
     setup: RowSetup
@@ -83,6 +84,7 @@ class _Row:
     state: int = 0
     last_token: int | None = None
     num_pairs: int = 0
+    restored: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -103,6 +105,7 @@ class FakeRunner:
 
     accept: how many of n valid drafts are right, 0 .. n. is_published: whether others may find a block.
     max_depth: the first pass of a round with drafts has room for max_depth + 1 pending pairs, a row for MAX_PENDING.
+    keeps_row_state: whether layers keep state by row, which a prefix hit needs from a checkpoint.
     may_hold_rounds: whether several steps in a row may leave out all rows that could decode; else one may.
     """
 
@@ -115,6 +118,7 @@ class FakeRunner:
         max_depth: int = 0,
         accept: Callable[[int], int] = lambda num_valid: num_valid,
         is_published: Callable[[int], bool] = lambda block_id: False,
+        keeps_row_state: bool = False,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.plans: list[Plan] = []
@@ -124,6 +128,8 @@ class FakeRunner:
         self._has_mtp, self._max_depth = has_mtp, max_depth
         self._accept = accept
         self._is_published = is_published
+        self._keeps_row_state = keeps_row_state
+        self._checkpoints: dict[int, int] = {}
         self._ready = ready
         self._blocks = [self._empty_block() for _ in range(num_blocks)]
         self._rows: dict[int, _Row] = {}
@@ -138,14 +144,19 @@ class FakeRunner:
             self._rows[move.target] = self._take_away(move.source)
         for setup in plan.setups:
             require(setup.row not in self._rows, f"row {setup.row} is not free")
-            self._rows[setup.row] = _Row(setup)
+            restored = 0 if setup.checkpoint is None else self._checkpoints[setup.checkpoint]
+            self._rows[setup.row] = _Row(setup, restored=restored)
         for grant in plan.grants:
             self._grant(grant)
         require(all(chunk.token_ids for chunk in plan.prefill), "a chunk without tokens")
         require(bool(plan.prefill) or bool(plan.decode_request_ids), "a step without work")
         self._check_turns(plan)
         emitted = self._decode(plan)
-        return FakeHandle(StepResult(self._prefill_all(plan), emitted), self._ready)
+        first_tokens = self._prefill_all(plan)
+        require(self._keeps_row_state or not plan.saves, "no layer keeps state by row")
+        for save in plan.saves:
+            self._checkpoints[save.checkpoint] = self._rows[save.row].state
+        return FakeHandle(StepResult(first_tokens, emitted), self._ready)
 
     def snapshot(self, block_id: int) -> tuple[object, ...]:
         """All that the block holds, to be compared later."""
@@ -228,6 +239,8 @@ class FakeRunner:
         num_hits = chunk.start // self._size
         self._wipe(row.block_ids[num_hits:])
         row.state = self._read(row, chunk.start)
+        is_state_right = row.restored == (row.state if self._keeps_row_state else 0)
+        require(is_state_right, f"request {chunk.request_id} goes on from the row state of another prefix")
         must_name = self._has_mtp and num_hits > 0
         require((chunk.hidden_block_id is not None) == must_name, f"{chunk.hidden_block_id=}, {num_hits=}")
         if chunk.hidden_block_id is not None:

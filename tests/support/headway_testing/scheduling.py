@@ -26,6 +26,7 @@ class ScheduledDevice:
         has_mtp: bool = True,
         accept: Callable[[int], int] = lambda num_valid: num_valid,
         prefill: PrefillPolicy | None = None,
+        num_checkpoints: int | None = None,
         **options: int | bool | str,
     ) -> None:
         self.config = EngineConfig(model_path="none", **options)
@@ -38,6 +39,7 @@ class ScheduledDevice:
             model_identity="model",
             kv_dtype="float32",
             prefill=prefill,
+            num_checkpoints=num_checkpoints,
             clock=lambda: 0.0,
         )
         self.blocks = self.scheduler.state.blocks
@@ -48,9 +50,15 @@ class ScheduledDevice:
             max_depth=self.config.depth if has_mtp else 0,
             accept=accept,
             is_published=self.blocks.is_published,
+            keeps_row_state=num_checkpoints is not None,
         )
         self._in_flight: deque[tuple[Plan, FakeHandle]] = deque()
         self._num_requests = 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a step was launched whose result was not read."""
+        return bool(self._in_flight)
 
     def add(
         self,
