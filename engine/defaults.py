@@ -58,7 +58,7 @@ def num_threads(num_parameters: int, most: int) -> int:
 
 
 def max_running(model: CausalLM, depth: int) -> int:
-    """Returns the number of rows. On CUDA as many as can have adjusted logits of a whole window within half of the memory
+    """Returns the number of rows. On CUDA the number that can have adjusted logits of a whole window within half of the memory
     that the KV cache leaves free, but at least the CPU's default."""
     if model.device.type == "cpu":
         return CPU_MAX_RUNNING

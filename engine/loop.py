@@ -56,7 +56,7 @@ class Launcher(Protocol):
 
 
 class Post(Protocol):
-    """Where messages come from and go to: the mailbox, or lists in a test."""
+    """The source and sink of messages: the mailbox, or lists in a test."""
 
     def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]: ...
     def send(self, message: FromEngine) -> None: ...

@@ -1,4 +1,4 @@
-"""Whether a model that has been loaded gives logits that are numbers: a few tokens through the whole engine."""
+"""Checks that a model that has been loaded gives logits that are numbers: a few tokens through the whole engine."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Choice:
         return Decoded("".join(text), len(token_ids))
 
     def _ending(self, event: TokenEvent) -> _Ending:
-        """How the engine ended the output."""
+        """Returns how the engine ended the output."""
         assert event.finish_reason is not None, event
         is_told = (
             event.finish_reason is FinishReason.STOP

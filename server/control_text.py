@@ -31,7 +31,7 @@ _HTML = re.compile(
 
 
 def is_structural(token: str, *, is_special: bool, template: str) -> bool:
-    """Whether an added token gives chats their form, so that only a template may write it.
+    """Returns whether an added token gives chats their form, so that only a template may write it.
 
     True for special tokens, for `<|...|>`, `<...>` except tags of HTML, and `[UPPER_CASE]`. Also true for tokens with
     a letter that begin or end with a delimiter, such as `USER:`, where the template's source has them. False for
@@ -112,7 +112,7 @@ class TokenParts:
     longest: int
 
     def is_inside(self, text: str) -> bool:
-        """Whether the text is a part of a token; a few texts that are none are taken for one, too."""
+        """Returns whether the text is a part of a token; a few texts that are none are taken for one, too."""
         return len(text) < self.longest and text in self.joined
 
     def ending(self, text: str) -> str:
@@ -168,7 +168,7 @@ class Marker:
         )
 
     def _may_join(self, message: dict[str, str], parts: TokenParts) -> bool:
-        """Whether the middle of a token, such as `think`, may get its ends: from other texts, or, as words that
+        """Returns whether the middle of a token, such as `think`, may get its ends: from other texts, or, as words that
         templates put between delimiters do, from the template."""
         texts = [text.strip() for name, text in message.items() if name != ROLE]
         return len(texts) > 1 or any(parts.ending(text) or parts.beginning(text) for text in texts)

@@ -111,7 +111,7 @@ class Decoder(Protocol):
 
 
 class ByteDecoder:
-    """For byte-level tokenizers. Mutable: holds the bytes of a character that is not complete."""
+    """Decodes the tokens of byte-level tokenizers. Mutable: holds the bytes of a character that is not complete."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -128,7 +128,7 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """For every other tokenizer: new tokens are decoded after the last token that was shown.
+    """Decodes for every other tokenizer: new tokens are decoded after the last token that was shown.
 
     That token keeps a decoder from treating the new ones as the start of a text (which drops a space).
     Mutable: holds tokens whose text is not certain.

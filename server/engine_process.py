@@ -235,7 +235,7 @@ class EngineProcess:
             asyncio.get_running_loop().call_soon(self._read)
 
     def _take_frames(self, most: int) -> bool:
-        """Whether more may wait. A frame that cannot be taken ends this life: requests would wait for it for ever."""
+        """Returns whether more may wait. A frame that cannot be taken ends this life: requests would wait for it for ever."""
         for _ in range(most):
             events = 0 if self._socket.closed else int(self._socket.getsockopt(zmq.EVENTS))
             if not events & zmq.POLLIN:

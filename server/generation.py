@@ -190,13 +190,13 @@ class Generation:
 
     @property
     def first_token_seconds(self) -> float | None:
-        """From the arrival to the first token of any choice."""
+        """Returns the time from the arrival to the first token of any choice."""
         times = [c.first_token_seconds for c in self._choices if c.first_token_seconds is not None]
         return min(times) - self.arrival_seconds if times else None
 
     @property
     def last_token_seconds(self) -> float | None:
-        """From the arrival to the last token so far of any choice."""
+        """Returns the time from the arrival to the last token so far of any choice."""
         times = [c.last_token_seconds for c in self._choices if c.first_token_seconds is not None]
         return max(times) - self.arrival_seconds if times else None
 

@@ -53,7 +53,7 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All counters at one moment. seconds: monotonic."""
+    """The counters at one moment. seconds: monotonic."""
 
     seconds: float
     stats: EngineStats

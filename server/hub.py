@@ -1,4 +1,4 @@
-"""From what the user calls a model to a folder: the embedded one, a path, or a repository of the Hub.
+"""Finds the folder of what the user calls a model: the embedded one, a path, or a repository of the Hub.
 
 Downloads configuration, tokenizer and safetensors only; never code, never pickle.
 """

@@ -34,7 +34,7 @@ class Keys:
             raise _refusal("this needs the admin key; send it as `Authorization: Bearer KEY`")
 
     def check_priority(self, priority: int | None, authorization: str) -> None:
-        """Only with the admin key a request may go before all others. Raises ApiError 403."""
+        """Raises ApiError 403 if a request wants to go before all others without the admin key."""
         has_key = self.admin is not None and _is_among(_token(authorization), [self.admin])
         if priority is not None and priority < 0 and not has_key:
             raise ApiError(
@@ -46,7 +46,7 @@ class Keys:
             )
 
     def owner(self, authorization: str) -> str:
-        """Whose prefixes of the cache a request shares: a hash of its key, of one length, or "" where none is needed."""
+        """Returns whose prefixes of the cache a request shares: a hash of its key, of one length, or "" where none is needed."""
         return _hash(_token(authorization)).hex() if self.api else ""
 
 

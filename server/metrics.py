@@ -1,4 +1,4 @@
-"""Everything /metrics shows: the engine's latest snapshot as families, and what is observed in this process."""
+"""Collects what /metrics shows: the engine's latest snapshot as families, and what is observed in this process."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ TIMES = slice(11, 15)  # user and system time, its own and that of its children 
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process is stopped by a signal or by a tracer; False if unknown."""
+    """Returns whether the process is stopped by a signal or by a tracer; False if unknown."""
     fields = _stat(Path(f"/proc/{pid}/stat"))
     return bool(fields) and fields[STATE] in ("T", "t")
 

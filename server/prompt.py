@@ -31,7 +31,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """How prompts are encoded. keep_last: ids at most, of which special tokens at the beginning are not cut away.
+    """Options of the encoding of prompts. keep_last: ids at most, of which special tokens at the beginning are not cut away.
 
     num_wanted: tokens to generate, None if the client does not say. adds_special: puts the model's special tokens
     around a text.

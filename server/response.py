@@ -149,7 +149,7 @@ def event_stream(answer: GenerationResponse, choices_of: ChunkChoices) -> EventS
 
 
 async def collect(answer: GenerationResponse) -> list[Delta]:
-    """All of each choice as one delta."""
+    """Returns all of each choice as one delta."""
     parts: dict[int, list[Delta]] = {}
     async with answer.running() as deltas:
         async for delta in deltas:

@@ -96,7 +96,7 @@ def _seeds(seed: int | None, count: int) -> list[int]:
 def _max_tokens(
     fields: GenerationFields, wanted: RequestOptions, num_prompt_tokens: int, max_model_len: int
 ) -> int:
-    """At least 1: the engine always generates, for a request of 0 tokens unseen."""
+    """Returns at least 1: the engine always generates, for a request of 0 tokens unseen."""
     if wanted.max_tokens is not None:
         check_length(wanted.limit_name, num_prompt_tokens, wanted.max_tokens, max_model_len)
     room = max_model_len - num_prompt_tokens

@@ -1,4 +1,4 @@
-"""Whose web pages may use the server: judged by Host and Origin, which browsers set and pages cannot.
+"""Judges whose web pages may use the server, by Host and Origin, which browsers set and pages cannot.
 
 A page of any site can send requests to an address of the machine on which it is shown. Where no key keeps it out, its
 Origin does; and a site whose name resolves to this machine (DNS rebinding) is told by the Host that it asks for.

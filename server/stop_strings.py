@@ -52,7 +52,7 @@ class StopMatcher:
         return first
 
     def passes(self, text: str) -> bool:
-        """Whether no stop string begins in the text or before it; then the text is taken in, as `push` does."""
+        """Returns whether no stop string begins in the text or before it; then the text is taken in, as `push` does."""
         if self._held or not self._first_characters.isdisjoint(text):
             return False
         self.position += len(text)

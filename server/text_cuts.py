@@ -163,7 +163,7 @@ def _is_spaces_alone(splitter: object) -> bool:
 
 
 def _space_normalizer(normalizer: object) -> bool | None:
-    """Whether a normalizer that replaces spaces by marks also puts one first; None for any other normalizer."""
+    """Returns whether a normalizer that replaces spaces by marks also puts one first; None for any other normalizer."""
     steps = [dict(step) for step in _steps(normalizer, "normalizers")]
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}
     if steps == [replace]:

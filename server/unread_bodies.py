@@ -52,7 +52,7 @@ class UnreadBodies:
             self._open.discard(body)
 
     def make_room(self, body: UnreadBody) -> None:
-        """Ends the bodies that wait longest for their client, as many as needed. Raises ApiError if that is not enough."""
+        """Ends bodies until there is room, first those that wait longest for their client. Raises ApiError if that is not enough."""
         if not body.num_counted:
             return
         others = sorted((other for other in self._open if other is not body), key=lambda b: b.last_seconds)

@@ -95,7 +95,7 @@ class Driver:
         )
 
     def can_hold(self, *, batch: int, input_len: int, output_len: int) -> bool:
-        """Whether this number of requests fits into the engine at once."""
+        """Returns whether this number of requests fits into the engine at once."""
         info = self.engine.info
         num_tokens = input_len + output_len
         num_blocks = batch * -(-num_tokens // info.block_size)
@@ -103,7 +103,7 @@ class Driver:
         return batch <= info.max_running and is_short and num_blocks <= info.num_blocks
 
     def prefill_seconds(self, *, num_prompts: int, length: int, depth: int) -> float:
-        """From the prompts' arrival to the last one's first token."""
+        """Returns the time from the prompts' arrival to the last one's first token."""
         self.engine.scheduler.set_depth(depth)
         prompts = [self._random_prompt(length) for _ in range(num_prompts)]
         started = time.perf_counter()
@@ -114,8 +114,8 @@ class Driver:
     def closed_loop(
         self, *, num_streams: int, depth: int, input_len: int, output_len: int, num_requests: int
     ) -> float:
-        """Output tokens a second where each request that ends is followed by the next: what a server with as many
-        streams could do at best. Prompts are counted in the time, not in the tokens."""
+        """Output tokens a second where each request that ends is followed by the next: what a server with this
+        number of streams could do at best. Prompts are counted in the time, not in the tokens."""
         self.engine.scheduler.set_depth(depth)
         num_left = num_requests - num_streams
         started = time.perf_counter()

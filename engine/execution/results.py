@@ -102,7 +102,7 @@ def _differences(times: list[int]) -> list[float]:
 
 
 def _unpacked(scores: Scores | None, counts: list[int]) -> tuple[TokenLogprobs | None, ...]:
-    """For each line the scores of its first counts[line] tokens, None where none were wanted."""
+    """Returns for each line the scores of its first counts[line] tokens, None where none were wanted."""
     if scores is None:
         return ()
     wanted, packed = scores

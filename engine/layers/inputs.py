@@ -21,7 +21,7 @@ class ChunkTokens:
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """Which tokens of the flat list belong to which row, for layers that keep state by row (`RowSpec`).
+    """Tells which tokens of the flat list belong to which row, for layers that keep state by row (`RowSpec`).
 
     The list begins with num_windows windows of `width` tokens, one for each of the table's first rows. Verification may reject
     some of these tokens: the state stays as it is until `commit`. The chunks move the state of their rows on at once.

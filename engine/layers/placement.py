@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where parameters live. The device "meta" gives shapes without memory."""
+    """The place where parameters live. The device "meta" gives shapes without memory."""
 
     device: torch.device
     dtype: torch.dtype

@@ -176,7 +176,7 @@ def _with_true_ties(
 
 
 def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
-    """Whether their values are, once they have this dtype. Reads some rows at a time."""
+    """Returns whether their values are, once they have this dtype. Reads some rows at a time."""
     if first.get_shape() != second.get_shape():
         return False
     starts = range(0, first.get_shape()[0], ROWS_AT_ONCE) if first.get_shape() else ()

@@ -119,7 +119,7 @@ class ResolvedConfig:
     dtype: str | None
 
     def error(self, what: str) -> ModelError:
-        """For a family that computes something else."""
+        """Returns the error for a family that computes something else."""
         return ModelError(f"{self.file}: {what}")
 
 

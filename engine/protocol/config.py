@@ -26,7 +26,7 @@ DraftLayers = Literal["auto", "full", "fp8"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the engine process needs to start.
+    """The settings that the engine process needs to start.
 
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
     a step (see PrefillPolicy). mixed_above_tokens: prompts share the forward pass of a round of more tokens; None: of no

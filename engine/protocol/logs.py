@@ -1,4 +1,4 @@
-"""How both processes log: lines for people, or one JSON object a line."""
+"""Sets up how both processes log: lines for people, or one JSON object a line."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Pause(msgspec.Struct, tag=True, frozen=True):
-    """No step is launched from now on: what runs keeps its row and blocks, what comes waits."""
+    """Launches no step from now on: what runs keeps its row and blocks, what comes waits."""
 
 
 class Resume(msgspec.Struct, tag=True, frozen=True):
@@ -190,7 +190,7 @@ class Mailbox:
         self._socket.send(self._encoder.encode(message))
 
     def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
-        """All frames that wait; if there are none, waits up to the timeout for the first."""
+        """Returns all frames that wait; if there are none, waits up to the timeout for the first."""
         messages: list[ToEngine] = []
         if timeout_seconds > 0:
             self._socket.poll(int(timeout_seconds * 1000))

@@ -1,4 +1,4 @@
-"""How the next token of a request is sampled, and why a request ended: values that cross the process border."""
+"""Defines how the next token of a request is sampled, and why a request ended: values that cross the process border."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: logits of tokens in prompt or output are divided by it if positive, else multiplied.
     frequency_penalty, presence_penalty: taken off for each time, or once, that the output has the token.
     bad_words_token_ids: the last id of each is masked where the tokens before it are the others.
-    min_tokens: the request's stop_token_ids are masked until the output has so many tokens.
+    min_tokens: the request's stop_token_ids are masked until the output has min_tokens tokens.
     temperature: 0 is greedy.
     seed: 64 bits; with the absolute position and the vocabulary id it keys the noise.
-    num_logprobs: the most probable tokens that come beside each token's own log-probability, which is that
+    num_logprobs: the most probable tokens that come with each token's own log-probability, which is that
     of the raw logits; None for no log-probabilities at all. num_prompt_logprobs: the same for the prompt.
     """
 
@@ -37,7 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether anything is done to the logits before the temperature."""
+        """Returns whether anything is done to the logits before the temperature."""
         return (
             (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
             or bool(self.logit_bias or self.bad_words_token_ids or self.min_tokens)

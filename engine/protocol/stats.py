@@ -13,7 +13,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """How long the device worked on the parts of a step, by its own clock.
+    """The time that the device worked on the parts of a step, by its own clock.
 
     bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
     Prompts of a mixed step count under target; what starts their rows counts nowhere.

@@ -1,4 +1,4 @@
-"""Which waiting requests get a row, and which running ones give theirs up for it. Knows ids and numbers."""
+"""Decides which waiting requests get a row, and which running ones give theirs up for it. Knows ids and numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Admission:
 
     A running request gives way when one with a better turn needs its blocks. For a waiting request only a further choice of
     a group gives way, and only if the waiting request's group has no row.
-    max_extra_rows: the most rows beside the first of each group. counts_prefix_queries: whether the prefix cache is on.
+    max_extra_rows: the most rows besides the first of each group. counts_prefix_queries: whether the prefix cache is on.
     """
 
     def __init__(

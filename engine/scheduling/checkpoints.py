@@ -1,4 +1,4 @@
-"""Which published blocks have a checkpoint: a copy of the row state that layers without a KV cache keep, at the block's end.
+"""Tracks which published blocks have a checkpoint: a copy of the row state that layers without a KV cache keep, at the block's end.
 
 A prefix hit of a model with row state can only end where there is a checkpoint. Knows ids and opaque keys; no tensors.
 """

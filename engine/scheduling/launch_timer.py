@@ -1,4 +1,4 @@
-"""How long the launch of the next step may wait: until shortly before the running step is done. Requests that arrive meanwhile get into
+"""Decides how long the launch of the next step may wait: until shortly before the running step is done. Requests that arrive meanwhile get into
 it, and need not wait for one more.
 
 Steps are foreseen by the device's own clock, by which a host that comes late does not make them longer.
@@ -21,7 +21,7 @@ _SPARE_SECONDS, _SPARE_LAUNCHES = 1e-3, 2
 _FORGETTING = 0.9
 # Steps of one kind that are known, and kinds.
 _NUM_KNOWN, _NUM_KINDS = 16, 1024
-# Steps of as many rows, prompt tokens and keys before those, to within these numbers, are of one kind.
+# Steps whose numbers of rows, prompt tokens and keys before those differ by less than these are of one kind.
 _ROWS, _TOKENS, _KEYS = 16, 128, 2048
 # A step that takes so many times as long as the shortest of at least so many of its kind, and so long, is told of, but not
 # more often than this.
@@ -76,7 +76,7 @@ class LaunchTimer:
         self._due = begin + seconds - ahead if seconds >= _LEAST_STEP_SECONDS else None
 
     def seconds_until_due(self) -> float:
-        """Until the next step is due; 0 or less: it is."""
+        """Returns the time until the next step is due; 0 or less: it is."""
         return 0.0 if self._due is None else self._due - self._clock()
 
 

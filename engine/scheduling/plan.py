@@ -75,8 +75,8 @@ class PrefillChunk:
     hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
     a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
     is_last: a token is sampled after this chunk, and the row takes part in rounds from the next step on.
-    scored_token_ids: the prompt's tokens start + 1, start + 2, ...; the log-probabilities of as many come
-    back, with num_top tokens beside each.
+    scored_token_ids: the prompt's tokens start + 1, start + 2, ...; their log-probabilities come
+    back, each with those of num_top tokens.
     """
 
     request_id: int
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether prompt tokens share the round's forward pass."""
+        """Returns whether prompt tokens share the round's forward pass."""
         return bool(self.prefill) and bool(self.decode_request_ids)
 
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step computes (chunked prefill), and whether they share the decode round's forward pass.
+"""Decides how many prompt tokens a step computes (chunked prefill), and whether they share the decode round's forward pass.
 
 Knows numbers only. Sharing a pass saves reading the weights once more for few prompt tokens (mixed batches as in
 Sarathi-Serve, arXiv 2403.02310); a pass of prompts alone keeps small rounds batch-invariant.
@@ -77,7 +77,7 @@ class PrefillPolicy:
         return self.mixed_with(load.num_tokens)
 
     def mixed_with(self, num_round_tokens: int) -> int:
-        """Returns the most prompt tokens of a mixed pass beside a round of this number of tokens."""
+        """Returns the most prompt tokens of a mixed pass with a round of this number of tokens."""
         share = -(-MIXED_SHARE * num_round_tokens // MIXED_STEP) * MIXED_STEP
         return min(self.mixed, share)
 

@@ -1,4 +1,4 @@
-"""Which blocks already hold the beginning of a request: a chain of sha256 keys over blocks of token ids.
+"""Finds the blocks that already hold the beginning of a request: a chain of sha256 keys over blocks of token ids.
 
 A key stands for all tokens up to its block's end, so equal keys mean equal content. The chain's root mixes
 all else that the content depends on. Knows nothing of rows or rounds: the caller says what is filled.

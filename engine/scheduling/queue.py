@@ -1,4 +1,4 @@
-"""Which request is admitted next: HTTP requests take turns, whatever number of choices each of them has.
+"""Decides which request is admitted next: HTTP requests take turns, whatever number of choices each of them has.
 
 A group is what one HTTP request asks for. Within a priority the n-th choice of a group comes after the (n - 1)-th of
 every other group that waits:

@@ -81,7 +81,7 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt are wanted and were not sent yet."""
+        """Returns whether log-probabilities of the prompt are wanted and were not sent yet."""
         return self.sampling.num_prompt_logprobs is not None and not self.output_token_ids
 
     @property

@@ -1,4 +1,4 @@
-"""Which request stands in which row of the slot table. Knows nothing of what a row holds."""
+"""Tracks which request stands in which row of the slot table. Knows nothing of what a row holds."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where drafts come from, and how many are made."""
+"""Proposes drafts and decides how many are made."""

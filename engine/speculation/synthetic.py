@@ -40,7 +40,7 @@ class SyntheticAcceptance:
         window: RoundWindow,
         rows: RowTensors,
     ) -> None:
-        """Makes picks agree with the first valid drafts of each row, with as many as were drawn.
+        """Makes picks agree with the first valid drafts of each row, up to the number that was drawn.
 
         A function of the row's seed and the positions, like the picks themselves: not of the other rows.
         """

@@ -1,4 +1,4 @@
-"""How much memory there is, and how many KV blocks are taken from it. Knows sizes, not models."""
+"""Measures how much memory there is and decides how many KV blocks are taken from it. Knows sizes, not models."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CUDA_KV_CACHE_SHARE = 0.85  # the rest is for activations and captured graphs
 MAX_KV_CACHE_SHARE = 0.9
 # Checkpoints of row state, as large as a row's, are made at few borders of each prompt: four a row keep those of recent chats.
 MAX_CHECKPOINTS_SHARE, MAX_CHECKPOINTS_A_ROW = 0.1, 4
-# Options of glibc's mallopt (malloc.h). Blocks up to so many bytes come from the heap (32 MiB is the most it
-# takes), whose free end is returned to the system only beyond so many bytes.
+# Options of glibc's mallopt (malloc.h). Blocks up to this number of bytes come from the heap (32 MiB is the most it
+# takes), whose free end is returned to the system only beyond the second number.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK_BYTES, _KEPT_BYTES = 32 << 20, 256 << 20
 
@@ -38,7 +38,7 @@ def format_bytes(size: float) -> str:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device had too little. Besides PyTorch's allocator CUDA itself says so, when it instantiates a graph or
+    """Returns whether a device had too little. Besides PyTorch's allocator CUDA itself says so, when it instantiates a graph or
     loads a kernel, and cuBLAS of its workspace."""
     links: list[BaseException] = [error]
     while (earlier := links[-1].__cause__ or links[-1].__context__) is not None:

@@ -102,7 +102,7 @@ class StatePool:
 
     @property
     def has_row_state(self) -> bool:
-        """Whether a layer or the drafter keeps state by row."""
+        """Returns whether a layer or the drafter keeps state by row."""
         return any(isinstance(spec, RowSpec) for spec in self._memory)
 
     def start_rows(

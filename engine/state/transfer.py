@@ -1,4 +1,4 @@
-"""From the host to the device without making either wait."""
+"""Copies from the host to the device without making either wait."""
 
 from __future__ import annotations
 

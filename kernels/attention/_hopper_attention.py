@@ -122,7 +122,7 @@ def _attend(
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """What a warpgroup does: of each of the program's tiles of queries the PART-th half."""
+    """Runs the work of one warpgroup: the PART-th half of each of the program's tiles of queries."""
     keys, values, k_full, v_full, k_empty, v_empty = ring
     query_ptr, query_token_stride, query_head_stride = query
     out_ptr, out_token_stride, out_head_stride = out
@@ -312,7 +312,7 @@ def streamed_attention(
     *,
     spare_tiles: int,
 ) -> None:
-    """spare_tiles: so many chunks may end within a tile of queries before a program has to take two."""
+    """spare_tiles: the number of chunks that may end within a tile of queries before a program has to take two."""
     num_chunks = len(block_table)
     _launch(
         query, (key_cache, value_cache, block_table), (first_tokens, lengths, start_positions), scale, out,

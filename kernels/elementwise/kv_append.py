@@ -44,7 +44,7 @@ def kv_append(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
 ) -> None:
-    """No cell is touched but the slots named."""
+    """Writes the slots named and touches no other cell."""
     if takes_triton(key_cache):
         check_dense(key_cache, value_cache, slot_mapping)
         tokens, width = key.shape[0], key.shape[1] * key.shape[2]

@@ -45,7 +45,7 @@ def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Whether the device has Hopper's own instructions, of which Blackwell lacks some."""
+    """Returns whether the device has Hopper's own instructions, of which Blackwell lacks some."""
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
@@ -55,7 +55,7 @@ def is_hopper(device: torch.device) -> bool:
 
 @functools.cache
 def has_float8_products(device: torch.device) -> bool:
-    """Whether that device multiplies float8_e4m3fn: Ada, Hopper and later."""
+    """Returns whether that device multiplies float8_e4m3fn: Ada, Hopper and later."""
     return (
         device.type == "cuda"
         and torch.version.cuda is not None

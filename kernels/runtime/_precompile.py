@@ -59,7 +59,7 @@ class Precompiler:
 
     @property
     def has_missing(self) -> bool:
-        """Whether a kernel recorded so far was not in the cache."""
+        """Returns whether a kernel recorded so far was not in the cache."""
         return self.num_compiled > 0
 
     @property

@@ -77,7 +77,7 @@ def check_dense(*tensors: torch.Tensor) -> None:
 
 
 def blocks_of(size: int, block: int) -> int:
-    """How many programs of `block` elements cover `size`."""
+    """Returns how many programs of `block` elements cover `size`."""
     return -(-size // block)
 
 
@@ -87,7 +87,7 @@ def power_of_two(size: int) -> int:
 
 
 def warps_of(block: int) -> int:
-    """For a program that goes once over a row of `block` elements."""
+    """Returns the number of warps for a program that goes once over a row of `block` elements."""
     return min(max(block // 512, 1), 16)
 
 

@@ -61,7 +61,7 @@ def _gather(
     LISTED: tl.constexpr,
     FEW: tl.constexpr,
 ) -> tl.tensor:
-    """How many tokens have keys of `least` or more; writes the first FEW of them, in order."""
+    """Returns how many tokens have keys of `least` or more; writes the first FEW of them, in order."""
     listed = list_runs(list_ptr, key >= least, RUNS)
     size = tl.full((), 0, tl.int32)
     for first in range(0, listed, LISTED):
@@ -92,7 +92,7 @@ def _found_from(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """How many tokens have keys of `least` or more, or the mass of these."""
+    """Returns how many tokens have keys of `least` or more, or the mass of these."""
     found = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -229,7 +229,7 @@ def pick_kept(
 ) -> tl.tensor:
     """The token picked in one line.
 
-    Of as many runs as top-k keeps tokens, the least of the highest logits is no more than the k-th largest logit:
+    Of k runs, where top-k keeps k tokens, the least of the highest logits is no more than the k-th largest logit:
     all that top-k keeps lies in runs whose highest logit reaches it. Masked tokens, -inf, are never gathered.
     """
     run = tl.arange(0, RUNS)

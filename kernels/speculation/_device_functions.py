@@ -12,7 +12,7 @@ from headway.kernels.runtime._triton import jit, tl
 
 @jit
 def accepts_draft(is_accepted: tl.tensor, draft: tl.tensor, target: tl.tensor) -> tl.tensor:
-    """Whether this draft and all before it are what the target chose. is_accepted: whether all before it are."""
+    """Returns whether this draft and all before it are what the target chose. is_accepted: whether all before it are."""
     return is_accepted & (draft == target)
 
 

@@ -58,7 +58,7 @@ def copy_results_to_host(
     *,
     time_index: int,
 ) -> None:
-    """To the place whose turn it is, count modulo m: count, then packed, with the time: nanoseconds, as `stamp`.
+    """Writes to the place whose turn it is, count modulo m: count, then packed, with the time: nanoseconds, as `stamp`.
 
     places: on the device, or page-locked on the host. The interpreter has no clock, and leaves the time as it is.
     """

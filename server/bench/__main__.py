@@ -124,7 +124,7 @@ def _seconds(arguments: argparse.Namespace) -> float | None:
 
 
 def _levels(arguments: argparse.Namespace) -> list[Level]:
-    """Closed loops first. An open loop is warmed up by as many streams as requests come in a second."""
+    """Closed loops first. An open loop is warmed up by one stream for each request that comes in a second."""
     closed = arguments.concurrency or (() if arguments.request_rate else (1, 32, 128))
     levels = [Level(number, None) for number in closed]
     return levels + [Level(max(1, round(rate)), rate) for rate in arguments.request_rate or ()]
@@ -233,8 +233,8 @@ def _title(arguments: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headway bench serve",
-        description="Streams completions from a running server, level by level: closed loops of so many streams, or "
-        "so many arrivals a second. Tells time to first token (TTFT), time per output token (TPOT: end to end less "
+        description="Streams completions from a running server, level by level: closed loops of N streams, or "
+        "N arrivals a second. Tells time to first token (TTFT), time per output token (TPOT: end to end less "
         "TTFT, over tokens less 1), gaps between chunks, throughput, and what speculation did.",
         allow_abbrev=False,
     )
@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-requests", type=_count, metavar="N", help="of a level (default: 4 a stream, 8 at least)")
     add("--duration", type=_positive, metavar="S", help="seconds of a level; then no more requests are sent")
     add("--prompt-every", type=_positive, metavar="S",
-        help="measure each level once more with a long prompt sent every so many seconds, and tell how these "
+        help="measure each level once more with a long prompt sent every N seconds, and tell how these "
         f"disturb each other; --duration is {INTERFERENCE_SECONDS:g} unless given")  # fmt: skip
     add(
         "--prompt-len", type=_count, default=8192, metavar="N", help="tokens of a long prompt (default: 8192)"

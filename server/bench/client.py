@@ -23,7 +23,7 @@ CHOICE, ERROR, USAGE = b'"choices":[{', b'data: {"error"', b'"usage":{'
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and what every body has besides its prompt and seed. timeout_seconds: of silence."""
+    """The server that requests go to, and what every body has besides its prompt and seed. timeout_seconds: of silence."""
 
     base_url: str
     headers: dict[str, str]

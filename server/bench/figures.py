@@ -1,4 +1,4 @@
-"""From the outcomes of a level to its figures: latencies, throughput, what speculation did."""
+"""Computes the figures of a level from its outcomes: latencies, throughput, what speculation did."""
 
 from __future__ import annotations
 

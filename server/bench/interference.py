@@ -1,4 +1,4 @@
-"""How long prompts disturb streams, and streams long prompts: `headway bench serve --prompt-every`."""
+"""Measures how long prompts disturb streams, and streams long prompts: `headway bench serve --prompt-every`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the figures of a run are shown and kept."""
+"""Shows and keeps the figures of a run."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Run:
     seed: int
 
     def measure(self, level: Level, references: References) -> Figures:
-        """After a warm-up. Raises httpx.HTTPError when the server says nothing of itself any more."""
+        """Measures after a warm-up. Raises httpx.HTTPError when the server says nothing of itself any more."""
         return self.measure_beside(level, references, [])[0]
 
     def measure_beside(

@@ -37,7 +37,7 @@ class Workers:
             pipe.close()
 
     def run(self, shares: Sequence[Share]) -> list[ShareResult]:
-        """One share a process, at most as many as there are; returns when all have ended."""
+        """Runs each share in a process of its own; returns when all have ended."""
         assert len(shares) <= len(self._pipes), (len(shares), len(self._pipes))
         busy = self._pipes[: len(shares)]
         for pipe, share in zip(busy, shares, strict=True):

@@ -35,7 +35,7 @@ def allow_many_connections() -> None:
 
 
 def connection_limits() -> tuple[int, int]:
-    """Up to how many open connections a new one is served, and up to how many it is told that it is not.
+    """Returns up to how many open connections a new one is served, and up to how many it is told that it is not.
 
     A process without descriptors could not start its engine again.
     """
@@ -46,7 +46,7 @@ def connection_limits() -> tuple[int, int]:
 
 
 def url_of(listener: socket.socket, config: ServerConfig) -> str:
-    """Where a client on this machine finds the server."""
+    """Returns where a client on this machine finds the server."""
     scheme = "https" if config.tls_cert else "http"
     if config.unix_socket is not None:
         return f"{scheme}://localhost"

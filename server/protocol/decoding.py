@@ -94,7 +94,7 @@ def _tidied_field(value: object, kind: type[msgspec.Struct] | None, path: str) -
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """By field name, the kind of object that the field holds, alone or in a list."""
+    """Returns by field name the kind of object that the field holds, alone or in a list."""
     return {field.encode_name: next(_structs(field.type), None) for field in msgspec.structs.fields(kind)}
 
 

@@ -25,7 +25,7 @@ NEW_TOKENS = 128
 DEPTH = 4
 SAMPLED_TEMPERATURE = 0.8
 REPEATS = 3
-SPOT_CHECK_PROMPTS = 20  # so many prompts, each alone, for a check that takes seconds
+SPOT_CHECK_PROMPTS = 20  # prompts, each alone, for a check that takes seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _gumbel_noise(shape: tuple[int, int, int], device: torch.device, seed: int) 
 
 @torch.no_grad()
 def accepted_drafts(model: DemoModel, done: Completions) -> Tensor:
-    """How many of DEPTH drafts would be accepted, had a round begun at each position.
+    """Returns how many of DEPTH drafts would be accepted, had a round begun at each position.
 
     [rows, bases] int64; base n is MTP slot n + 1, whose first draft is the token at position n + 2.
     """
@@ -142,7 +142,7 @@ def texts(done: Completions, tokenizer: Tokenizer, *, new_tokens: int = NEW_TOKE
 
 
 def repeats_a_line(text: str) -> bool:
-    """Whether some line, stripped and not blank, occurs three times or more."""
+    """Returns whether some line, stripped and not blank, occurs three times or more."""
     lines = Counter(s for line in text.splitlines() if (s := line.strip()))
     return any(n >= REPEATS for n in lines.values())
 

@@ -47,7 +47,7 @@ class Lines:
 
 
 def third_copies(keys: Tokens, starts: Tokens) -> npt.NDArray[np.bool_]:
-    """Whether a line's content stands twice in the REACH tokens before it.  # all [lines]
+    """Returns whether a line's content stands twice in the REACH tokens before it.  # all [lines]
 
     Keys 5 9 5 5 at starts 0 10 20 300 give none; at starts 0 10 20 100 the last line is a third copy.
     """

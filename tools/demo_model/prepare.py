@@ -189,7 +189,7 @@ def _whole_lines(text: str, place: str, tokenizer: Tokenizer) -> str | None:
 
 
 def is_valid_so_far(text: str) -> bool:
-    """Whether the text raises no SyntaxError up to its last complete line; an unfinished statement is none."""
+    """Returns whether the text raises no SyntaxError up to its last complete line; an unfinished statement is none."""
     complete_lines = text[: text.rfind("\n") + 1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -12,7 +12,7 @@ def kv_append(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
 ) -> None:
-    """No cell is touched but the slots named."""
+    """Writes the slots named and touches no other cell."""
     if slot_mapping.numel() > 0 and int(slot_mapping.min()) < 0:
         tokens = (slot_mapping >= 0).nonzero()[:, 0]
         slot_mapping = slot_mapping.index_select(0, tokens)
