@@ -215,7 +215,7 @@ def _scheduler(
         num_blocks=pool.num_blocks,
         max_model_len=max_model_len,
         vocab_size=model.spec.vocab_size,
-        has_mtp=config.drafter != "none",
+        has_drafter=config.drafter != "none",
         model_identity=config.model_path,
         kv_dtype=str(model.dtype),
         prefill=prefill,

@@ -31,7 +31,7 @@ def check_logits(engine: Engine) -> None:
         num_blocks=info.num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        has_mtp=info.drafter != "none",
+        has_drafter=info.drafter != "none",
         model_identity="",
         kv_dtype=info.dtype,
     )

@@ -58,7 +58,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         vocab_size: int,
-        has_mtp: bool,
+        has_drafter: bool,
         model_identity: str,
         kv_dtype: str,
         prefill: PrefillPolicy | None = None,
@@ -73,11 +73,11 @@ class Scheduler:
         self._prefill = prefill or PrefillPolicy.uniform(
             config.prefill_chunk or DEFAULT_CHUNK, mixed_above_tokens=config.mixed_above_tokens
         )
-        self._has_mtp = has_mtp
+        self._has_drafter = has_drafter
         self._is_turn_of_round = False
         self._step = 0
         self._num_taken_in = 0
-        depth = config.depth if has_mtp else 0
+        depth = config.depth if has_drafter else 0
         checkpoints = None if num_checkpoints is None else Checkpoints(num_checkpoints)
         on_unpublish = None if checkpoints is None else checkpoints.drop
         blocks = BlockAllocator(num_blocks, on_unpublish=on_unpublish)
@@ -272,7 +272,7 @@ class Scheduler:
         return chunks
 
     def _add_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> None:
-        follows_hit = self._has_mtp and 0 < request.num_computed == request.num_cached
+        follows_hit = self._has_drafter and 0 < request.num_computed == request.num_cached
         last_hit = request.num_computed // self.state.block_size - 1
         if (border := self.state.prefixes.next_border(request)) is not None:
             budget = min(budget, border - request.num_computed)

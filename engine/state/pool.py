@@ -71,7 +71,7 @@ class StatePool:
 
     @property
     def block_carries(self) -> torch.Tensor | None:
-        """The carries of every MTP layer but the last at each block's last token, [num_blocks + 1, layers - 1, hidden], if
+        """The carries of every draft layer but the last at each block's last token, [num_blocks + 1, layers - 1, hidden], if
         there is more than one layer."""
         return self.drafter.get(BLOCK_CARRIES)
 
@@ -143,10 +143,10 @@ class StatePool:
         self,
         layer: int,
         slot_mapping: torch.Tensor,  # [n] int64, as in `keep_hidden`
-        carry: torch.Tensor,  # [n, hidden_size], of this MTP layer, which is not the last
+        carry: torch.Tensor,  # [n, hidden_size], of this draft layer, which is not the last
     ) -> None:
         """Stores the carries at tokens that end a block in `block_carries`."""
-        assert self.block_carries is not None, "one MTP layer leaves no carry to be kept"
+        assert self.block_carries is not None, "one draft layer leaves no carry to be kept"
         self.block_carries[self._ended_blocks(slot_mapping), layer] = carry
 
     def _ended_blocks(self, slot_mapping: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from headway.kernels import LogitsProcessorState, RowState
 
 class RowSizes(NamedTuple):
     """Sizes that the shapes of columns depend on. pending: the most pairs of a row that the drafter has not seen. carries: the
-    MTP layers whose carry the next layer reads."""
+    draft layers whose carry the next layer reads."""
 
     max_blocks: int
     pending: int
@@ -95,9 +95,9 @@ class RowTensors:
         torch.Tensor, Column(lambda sizes: (sizes.pending, sizes.hidden_size), dtype=None)
     ]
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
-    # [N, hidden]: the MTP head's input state of a prefill's last computed token
+    # [N, hidden]: the drafter's input state of a prefill's last computed token
     chunk_hidden: Annotated[torch.Tensor, Column(lambda sizes: (sizes.hidden_size,), dtype=None)]
-    # [N, layers - 1, hidden]: the carry of each MTP layer but the last at the last slot before the first pending pair's
+    # [N, layers - 1, hidden]: the carry of each draft layer but the last at the last slot before the first pending pair's
     carries: Annotated[torch.Tensor, Column(lambda sizes: (sizes.carries, sizes.hidden_size), dtype=None)]
     adjustments: LogitsProcessorState | None = (
         None  # of the same rows, while any of them uses some; not its memory
@@ -116,7 +116,7 @@ class RowTensors:
         num_carries: int = 0,
     ) -> RowTensors:
         """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave pairs pending.
-        num_carries: the MTP layers less one.
+        num_carries: the draft layers less one.
         dtype: the model's, for hidden states."""
         sizes = RowSizes(max_blocks, max_pending, hidden_size, num_carries)
         tensors = {

@@ -1,4 +1,4 @@
-"""Qwen3, dense: Qwen2 without biases and with a norm of each head of queries and keys. Ships no MTP head."""
+"""Qwen3, dense: Qwen2 without biases and with a norm of each head of queries and keys. Has no draft head."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
-            has_mtp=has_mtp,
+            has_drafter=has_mtp,
             model_identity="model",
             kv_dtype="float32",
             prefill=PrefillPolicy(

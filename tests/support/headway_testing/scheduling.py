@@ -35,7 +35,7 @@ class ScheduledDevice:
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
-            has_mtp=has_mtp,
+            has_drafter=has_mtp,
             model_identity="model",
             kv_dtype="float32",
             prefill=prefill,
