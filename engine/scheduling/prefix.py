@@ -98,6 +98,17 @@ class PrefixCache:
         if self._checkpoints is not None:
             self._checkpoints.drop_pending(request.request_id)
 
+    def drop_checkpoints(self, request: Request) -> None:
+        """Frees the checkpoints at all borders of the request, because its state may be broken.
+
+        The block that ends at such a border may be another request's, which stays published: a request whose hit was cut to
+        where a checkpoint is computes blocks once more that exist already, and only its checkpoint is found from then on.
+        """
+        chain = self._chains.get(request.request_id)
+        if self._checkpoints is not None and chain is not None:
+            for key in chain.keys:
+                self._checkpoints.drop(key)
+
     def publish(self, request: Request, num_tokens: int) -> None:
         """Lets others find the request's blocks that lie wholly within its first num_tokens tokens.
 

@@ -83,6 +83,7 @@ class SchedulerState:
             self.stats.num_nan_logits += 1
             block_ids = request.block_ids
             self.blocks.unpublish(block_ids)
+            self.prefixes.drop_checkpoints(request)
             self.end_by_fault(request, str(error))
             # Shared blocks either fail the requests that share them, too, or are sound.
             self.broken_block_ids += [i for i in block_ids if not self.blocks.is_used(i)]

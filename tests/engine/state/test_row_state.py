@@ -23,8 +23,10 @@ from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import LogitsError
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.scheduling.plan import Plan
+from headway.engine.scheduling.request import Request
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import QueryBatch
@@ -218,3 +220,25 @@ def test_a_hit_ends_at_a_checkpoint(path: Path) -> None:
     engine.generate(prompts[0], max_tokens=4)
     assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens == 48 + 64
     check(engine, {i: [*prompts, prompts[0]][i] for i in range(4)})
+
+
+def test_a_broken_request_leaves_no_checkpoint_at_blocks_of_others(path: Path) -> None:
+    """The second prompt makes one where the first prompt's blocks, which stay published, end; then its logits are NaN."""
+    chance = random.Random(5)
+    common = [chance.randrange(VOCABULARY) for _ in range(50)]
+    prompts = [common + [chance.randrange(VOCABULARY) for _ in range(30)] for _ in range(3)]
+    engine = engine_of(path, prefill_chunk=64)
+    state = engine.engine.scheduler.state
+    engine.generate(prompts[0], max_tokens=4)
+    broken = engine.submit(prompts[1], max_tokens=40)
+    while not engine.outputs[broken].token_ids:
+        engine.step()
+
+    def find_nan(_: Request) -> None:
+        raise LogitsError("NaN")
+
+    state.contain(find_nan, state.requests[broken])
+    engine.run()
+    assert engine.outputs[broken].finish_reason is FinishReason.ERROR
+    engine.generate(prompts[2], max_tokens=4)
+    assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens == 0
