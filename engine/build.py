@@ -9,18 +9,23 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from headway.engine.defaults import drafter_name, max_extra_rows, max_running, num_threads, prefill_policy
+from headway.engine.defaults import max_extra_rows, max_running, num_threads, prefill_policy
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import NAMED_DTYPES, load_model, make_dummy_model, parameter_counts
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
-from headway.engine.protocol.config import (
-    DraftLayers,
-    DraftLmHead,
-    EngineConfig,
+from headway.engine.options import (
+    Outline,
+    check_adjustments,
+    check_deterministic,
+    draft_layers_of,
+    draft_lm_head_of,
+    gqa_group_size,
+    with_drafter,
 )
+from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
 from headway.engine.scheduling.plan import MAX_PENDING
@@ -33,25 +38,16 @@ from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import (
     available_bytes,
     check_context,
-    format_bytes,
     keep_freed_memory,
     num_checkpoints,
     num_kv_blocks,
     served_model_len,
 )
 from headway.engine.state.pool import StatePool
-from headway.engine.state.processors import AdjustmentTable, table_bytes
+from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec, block_bytes, row_bytes
-from headway.kernels import (
-    MAX_HIDDEN_OF_FEW_LAUNCHES,
-    MAX_SPLIT_KV_ROWS,
-    SPLIT_KV_TILE_ROWS,
-    has_float8_products,
-)
-
-MAX_ADJUSTMENTS_SHARE = 0.25
-MIN_QUANTIZED_WEIGHTS = 1 << 25
+from headway.kernels import SPLIT_KV_TILE_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +59,6 @@ class Engine:
     scheduler: Scheduler
     runner: Runner
     info: EngineInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """Facts about a model that are known before its weights are read. has_mtp: whether its MTP head is to draft."""
-
-    spec: ModelSpec
-    device: torch.device
-    dtype: torch.dtype
-    has_mtp: bool
 
 
 def assemble(
@@ -88,8 +74,8 @@ def assemble(
     _warn_of_meaningless_text(config)
     max_model_len = _max_model_len(config, device)
     model = _load(config, device, max_model_len, progress)
-    config = _with_drafter(config, has_head=model.has_mtp or config.depth == 0)
-    draft_lm_head, draft_layers = _draft_lm_head(config, model), _draft_layers(config, model)
+    config = with_drafter(config, has_head=model.has_mtp or config.depth == 0)
+    draft_lm_head, draft_layers = draft_lm_head_of(config, model), draft_layers_of(config, model)
     if model.mtp is not None:
         model.mtp.choose_formats(draft_lm_head, draft_layers)
     prefill_window = _make_deterministic(config, model)
@@ -105,19 +91,9 @@ def assemble(
         max_running=config.max_running or max_running(model, config.depth),
         max_extra_rows=config.max_extra_rows or max_extra_rows(device),
     )
-    adjustments = _take_adjustments(
-        config, model
-    )  # these and the rows before the pool takes most of what is left
-    max_blocks = -(-max_model_len // config.block_size)
-    slots = RowTensors.allocate(
-        config.num_rows,
-        max_blocks=max_blocks,
-        max_pending=max_pending(config),
-        hidden_size=model.spec.hidden_size,
-        dtype=model.dtype,
-        device=device,
-        num_carries=model.mtp.num_layers - 1 if model.mtp is not None else 0,
-    )
+    # These and the rows are taken before the pool takes most of what is left.
+    adjustments = _take_adjustments(config, model)
+    slots = _take_rows(config, model, max_model_len)
     pool = _take_pool(config, model, max_model_len)
     if device.type == "cpu":
         keep_freed_memory()
@@ -142,7 +118,7 @@ def _warn_of_meaningless_text(config: EngineConfig) -> None:
     if config.load_format == "dummy":
         logger.warning("the weights are random (--load-format dummy): the text means nothing")
     if config.synthetic_acceptance is not None:
-        logger.warning("drafts are taken by decree (--synthetic-acceptance): the text means nothing")
+        logger.warning("drafts are accepted at set rates, whatever they are (--synthetic-acceptance): the text means nothing")
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -186,19 +162,13 @@ def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device)
     """
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = default if config.dtype == "auto" else NAMED_DTYPES[config.dtype]
-    config = _with_drafter(config, has_head=shape.mtp is not None)
+    config = with_drafter(config, has_head=shape.mtp is not None)
     outline = Outline(shape, device, dtype, has_mtp=config.drafter == "mtp")
-    _draft_lm_head(config, outline)
-    _draft_layers(config, outline)
-    _check_deterministic(config, outline)
+    draft_lm_head_of(config, outline)
+    draft_layers_of(config, outline)
+    check_deterministic(config, outline)
     if config.max_running is not None:
-        _check_adjustments(msgspec.structs.replace(config, device=device.type), outline)
-
-
-def _with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
-    """Returns the configuration with auto resolved to a drafter, depth 0 without one. Raises ConfigError."""
-    name = drafter_name(config, has_head=has_head)
-    return msgspec.structs.replace(config, drafter=name, depth=0 if name == "none" else config.depth)
+        check_adjustments(msgspec.structs.replace(config, device=device.type), outline)
 
 
 def _drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:
@@ -236,7 +206,7 @@ def _load(
         config.model_path,
         device=device,
         dtype=config.dtype,
-        with_mtp=_with_drafter(config, has_head=read_model_spec(config.model_path).mtp is not None).drafter
+        with_mtp=with_drafter(config, has_head=read_model_spec(config.model_path).mtp is not None).drafter
         == "mtp",
         progress=progress,
         max_model_len=max_model_len,
@@ -250,55 +220,6 @@ def _load(
     return model
 
 
-def _draft_lm_head(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHead:
-    """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models on CUDA with an
-    lm_head that takes a while to read, else full."""
-    hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
-    is_16_bit = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
-    is_possible = is_16_bit and vocab_size % 16 == 0 and has_float8_products(model.device)
-    possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}
-    wanted = config.draft_lm_head
-    if not possible.get(wanted, True):
-        drafting = "with" if model.has_mtp else "without"
-        raise ConfigError(
-            f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
-            f"of {256 if wanted == 'int4' else 128}, its vocabulary one of 16 and the device of compute capability 8.9 or "
-            f"later; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden} and a vocabulary of "
-            f"{vocab_size}, compute capability {_capability(model.device)}, {drafting} drafts; use auto"
-        )
-    if wanted != "auto":
-        return wanted
-    if hidden * vocab_size < MIN_QUANTIZED_WEIGHTS:
-        return "full"
-    preferred: tuple[DraftLmHead, ...] = ("int4", "fp8")
-    return next((kind for kind in preferred if possible[kind]), "full")
-
-
-def _draft_layers(config: EngineConfig, model: CausalLM | Outline) -> DraftLayers:
-    """Returns the kind that is wanted. auto means float8 for 16-bit models on CUDA whose layers take longer to read than to
-    launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
-    rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
-    shape = model.spec
-    heads = shape.attention.num_heads + 2 * shape.attention.num_kv_heads
-    sizes = shape.hidden_size, heads * shape.attention.head_dim, 2 * shape.intermediate_size
-    has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
-    is_possible = model.has_mtp and has_shape and has_float8_products(model.device)
-    if config.draft_layers == "fp8" and not is_possible:
-        raise ConfigError(
-            "--draft-layers is fp8, which needs drafts by a 16-bit model on CUDA of compute capability 8.9 or later, all of "
-            "whose layers' inputs and outputs (hidden; q, k and v; gate and up) are multiples of 16; this one is "
-            f"{model.dtype} on {model.device.type}, compute capability {_capability(model.device)}, "
-            f"{'with' if model.has_mtp else 'without'} drafts, of sizes {sizes}; use auto"
-        )
-    if config.draft_layers != "auto":
-        return config.draft_layers
-    return "fp8" if is_possible and model.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
-
-
-def _capability(device: torch.device) -> str:
-    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else "-"
-
-
 def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
     """Tokens of a prompt that attention takes as one window, None: all of a chunk.
 
@@ -306,63 +227,35 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
     attention's kernel for decode rounds, so that it does not matter how they are cut, nor which part of them was
     generated. On a CPU all this is so already in float32 and float64.
     """
-    _check_deterministic(config, model)
+    check_deterministic(config, model)
     if not config.deterministic or model.device.type != "cuda":
         return None
     for linear in model.linears():
         linear.make_batch_invariant()
-    return max(SPLIT_KV_TILE_ROWS // _sharing(model), 1)
-
-
-def _check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None:
-    if not config.deterministic:
-        return
-    if model.device.type != "cuda":
-        if model.dtype.itemsize == 2:
-            raise ConfigError(
-                f"--deterministic has no kernels for {model.dtype} on {model.device.type}; use --dtype float32"
-            )
-        return
-    if model.dtype == torch.float64:
-        raise ConfigError(
-            "--deterministic has no kernels for float64 on cuda; use another --dtype or --device cpu"
-        )
-    sharing = _sharing(model)
-    most = MAX_SPLIT_KV_ROWS // sharing - 1
-    if config.depth > most:
-        raise ConfigError(
-            f"--depth is {config.depth}, with --deterministic it must be {most} or less for this model, whose "
-            f"{sharing} query heads share their keys: a round attends in windows of {MAX_SPLIT_KV_ROWS} queries"
-        )
-
-
-def _sharing(model: CausalLM | Outline) -> int:
-    """Query heads that share keys."""
-    return model.spec.attention.num_heads // model.spec.attention.num_kv_heads
+    return max(SPLIT_KV_TILE_ROWS // gqa_group_size(model), 1)
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
-    _check_adjustments(config, model)
+    check_adjustments(config, model)
     return AdjustmentTable(config.num_rows, model.spec.vocab_size, model.device)
-
-
-def _check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
-    vocab_size, available = model.spec.vocab_size, available_bytes(model.device)
-    needed = table_bytes(config.num_rows, vocab_size)
-    limit = MAX_ADJUSTMENTS_SHARE * available
-    if needed > limit:
-        most = int(limit / table_bytes(1, vocab_size))
-        raise ConfigError(
-            f"penalties and biases of {config.num_rows} requests over {vocab_size:,} tokens take "
-            f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
-            f"is available on {config.device}); lower --max-running to {most}"
-        )
 
 
 def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | None:
     if config.synthetic_acceptance is None:
         return None
     return SyntheticAcceptance.of_rates(config.synthetic_acceptance, model.spec.vocab_size, model.device)
+
+
+def _take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowTensors:
+    return RowTensors.allocate(
+        config.num_rows,
+        max_blocks=-(-max_model_len // config.block_size),
+        max_pending=max_pending(config),
+        hidden_size=model.spec.hidden_size,
+        dtype=model.dtype,
+        device=model.device,
+        num_carries=model.mtp.num_layers - 1 if model.mtp is not None else 0,
+    )
 
 
 def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> StatePool:

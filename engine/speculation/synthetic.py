@@ -1,4 +1,4 @@
-"""Acceptance by decree, for measurements: the target's picks are overwritten, so the text means nothing.
+"""Acceptance at set rates, for measurements: the target's picks are overwritten, so the text means nothing.
 
 Knows rates. The work of a round stays what it is; only its outcome is drawn.
 """

@@ -12,14 +12,11 @@ import torch
 from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
 
 from headway.engine import build as assembly
-from headway.engine.build import (
-    _draft_layers,
-    _draft_lm_head,
-    _make_deterministic,
-    assemble,
-)
+from headway.engine import options
+from headway.engine.build import _make_deterministic, assemble
 from headway.engine.defaults import drafter_name, max_running, num_threads, prefill_policy
 from headway.engine.layers.linear import Linear
+from headway.engine.options import draft_layers_of, draft_lm_head_of
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
@@ -76,9 +73,9 @@ def test_drafts_take_few_bits_where_that_pays(
     *,
     has_float8: bool,
 ) -> None:
-    monkeypatch.setattr(assembly, "has_float8_products", lambda _: has_float8)
+    monkeypatch.setattr(options, "has_float8_products", lambda _: has_float8)
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
-    assert _draft_lm_head(config, model(**changes)) == expected  # type: ignore[arg-type]
+    assert draft_lm_head_of(config, model(**changes)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -95,11 +92,11 @@ def test_drafts_take_few_bits_where_that_pays(
 def test_few_bits_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, head: str, changes: dict[str, object], words: str
 ) -> None:
-    monkeypatch.setattr(assembly, "has_float8_products", lambda _: False)
+    monkeypatch.setattr(options, "has_float8_products", lambda _: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        _draft_lm_head(config, model(**changes))  # type: ignore[arg-type]
+        draft_lm_head_of(config, model(**changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -125,9 +122,9 @@ def test_the_mtp_layer_is_of_float8_where_that_pays(
     *,
     has_float8: bool,
 ) -> None:
-    monkeypatch.setattr(assembly, "has_float8_products", lambda device: has_float8 and device.type == "cuda")
+    monkeypatch.setattr(options, "has_float8_products", lambda device: has_float8 and device.type == "cuda")
     config = EngineConfig(model_path="", draft_layers=layers)  # type: ignore[arg-type]
-    assert _draft_layers(config, model(**changes)) == expected  # type: ignore[arg-type]
+    assert draft_layers_of(config, model(**changes)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -147,11 +144,11 @@ def test_the_mtp_layer_is_of_float8_where_that_pays(
 def test_layers_of_float8_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], words: str
 ) -> None:
-    monkeypatch.setattr(assembly, "has_float8_products", lambda _: changes.keys() & {"hidden", "dtype"})
+    monkeypatch.setattr(options, "has_float8_products", lambda _: changes.keys() & {"hidden", "dtype"})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     config = EngineConfig(model_path="", draft_layers="fp8")
     with pytest.raises(ConfigError, match=words):
-        _draft_layers(config, model(**changes))  # type: ignore[arg-type]
+        draft_layers_of(config, model(**changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +347,8 @@ def test_options_are_judged_before_the_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
 ) -> None:
     random_mimo(tmp_path)
-    monkeypatch.setattr(assembly, "available_bytes", lambda _: 100_000)
+    for module in (assembly, options):
+        monkeypatch.setattr(module, "available_bytes", lambda _: 100_000)
     monkeypatch.setattr(assembly, "load_model", Mock(side_effect=AssertionError("loaded")))
     config = EngineConfig(model_path=str(tmp_path), device="cpu", **changes)
     with pytest.raises(ConfigError, match=told):

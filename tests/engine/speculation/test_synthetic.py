@@ -1,4 +1,4 @@
-"""Acceptance by decree: the rates asked for, drawn by seed and position, whoever else is in the batch."""
+"""Acceptance at set rates: those asked for, drawn by seed and position, whoever else is in the batch."""
 
 from __future__ import annotations
 
