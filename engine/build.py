@@ -28,12 +28,17 @@ from headway.engine.options import (
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
-from headway.engine.scheduling.plan import MAX_PENDING
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.scheduler import Scheduler
-from headway.engine.speculation.drafter import Drafter, NoDrafter
-from headway.engine.speculation.mtp import MtpDrafter, mtp_state
-from headway.engine.speculation.ngram import NgramDrafter, ngram_state
+from headway.engine.speculation.drafter import Drafter
+from headway.engine.speculation.select import (
+    drafter_state,
+    max_pending,
+    new_drafter,
+    num_carries,
+    reads_draft_head,
+    warn_without_head,
+)
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.memory import (
     available_bytes,
@@ -74,10 +79,10 @@ def assemble(
     _warn_of_meaningless_text(config)
     max_model_len = _max_model_len(config, device)
     model = _load(config, device, max_model_len, progress)
-    config = with_drafter(config, has_head=model.has_mtp or config.depth == 0)
+    config = with_drafter(config, has_head=model.has_draft_head or config.depth == 0)
     draft_lm_head, draft_layers = draft_lm_head_of(config, model), draft_layers_of(config, model)
-    if model.mtp is not None:
-        model.mtp.choose_formats(draft_lm_head, draft_layers)
+    if model.draft_head is not None:
+        model.draft_head.choose_formats(draft_lm_head, draft_layers)
     prefill_window = _make_deterministic(config, model)
     num_parameters, weights_bytes = parameter_counts(model)
     if config.threads is None and device.type == "cpu":
@@ -103,7 +108,7 @@ def assemble(
         model,
         pool,
         slots,
-        drafter or _drafter(config, model, pool, slots),
+        drafter or new_drafter(config, model, pool, slots),
         max_depth=config.depth,
         adjustments=adjustments,
         synthetic=synthetic,
@@ -118,7 +123,9 @@ def _warn_of_meaningless_text(config: EngineConfig) -> None:
     if config.load_format == "dummy":
         logger.warning("the weights are random (--load-format dummy): the text means nothing")
     if config.synthetic_acceptance is not None:
-        logger.warning("drafts are accepted at set rates, whatever they are (--synthetic-acceptance): the text means nothing")
+        logger.warning(
+            "drafts are accepted at set rates, whatever they are (--synthetic-acceptance): the text means nothing"
+        )
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -149,10 +156,10 @@ def _max_model_len(config: EngineConfig, device: torch.device) -> int:
 def _least_state(
     config: EngineConfig, shape: ModelSpec, device: torch.device
 ) -> tuple[tuple[StateSpec, ...], ...]:
-    """Returns what the layers keep without an MTP head, in the narrowest dtype that the weights may turn out to have."""
+    """Returns what the layers keep without a draft head, in the narrowest dtype that the weights may turn out to have."""
     is_narrow = config.dtype in ("float16", "bfloat16") or (config.dtype == "auto" and device.type == "cuda")
     place = Placement(torch.device("meta"), torch.float16 if is_narrow else torch.float32)
-    return CausalLM(shape, place, with_mtp=False).state()
+    return CausalLM(shape, place, with_draft_head=False).state()
 
 
 def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device) -> None:
@@ -162,19 +169,13 @@ def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device)
     """
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = default if config.dtype == "auto" else NAMED_DTYPES[config.dtype]
-    config = with_drafter(config, has_head=shape.mtp is not None)
-    outline = Outline(shape, device, dtype, has_mtp=config.drafter == "mtp")
+    config = with_drafter(config, has_head=shape.draft_head is not None)
+    outline = Outline(shape, device, dtype, has_draft_head=reads_draft_head(config))
     draft_lm_head_of(config, outline)
     draft_layers_of(config, outline)
     check_deterministic(config, outline)
     if config.max_running is not None:
         check_adjustments(msgspec.structs.replace(config, device=device.type), outline)
-
-
-def _drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:
-    if config.drafter == "mtp":
-        return MtpDrafter(model, pool, rows, max_depth=config.depth)
-    return NgramDrafter(pool) if config.drafter == "ngram" else NoDrafter()
 
 
 def _scheduler(
@@ -193,30 +194,20 @@ def _scheduler(
     )
 
 
-def max_pending(config: EngineConfig) -> int:
-    """Returns the most pairs of a row that its drafter has not seen."""
-    return max(config.depth + 1, MAX_PENDING if config.drafter == "mtp" else 0)
-
-
 def _load(
     config: EngineConfig, device: torch.device, max_model_len: int, progress: Callable[[float], None]
 ) -> CausalLM:
+    has_head = read_model_spec(config.model_path).draft_head is not None
     make_model = make_dummy_model if config.load_format == "dummy" else load_model
     model = make_model(
         config.model_path,
         device=device,
         dtype=config.dtype,
-        with_mtp=with_drafter(config, has_head=read_model_spec(config.model_path).mtp is not None).drafter
-        == "mtp",
+        with_draft_head=reads_draft_head(with_drafter(config, has_head=has_head)),
         progress=progress,
         max_model_len=max_model_len,
     )
-    if config.depth > 0 and config.drafter == "auto" and not model.has_mtp:
-        logger.warning(
-            "--depth is %d, but %s has no MTP head: it is served without speculation (--drafter ngram drafts for every model, "
-            "none silences this line)",
-            config.depth, config.model_path,
-        )  # fmt: skip
+    warn_without_head(config, has_head=model.has_draft_head)
     return model
 
 
@@ -254,12 +245,12 @@ def _take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> Row
         hidden_size=model.spec.hidden_size,
         dtype=model.dtype,
         device=model.device,
-        num_carries=model.mtp.num_layers - 1 if model.mtp is not None else 0,
+        num_carries=num_carries(model),
     )
 
 
 def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> StatePool:
-    layers, drafter = model.state(), ngram_state() if config.drafter == "ngram" else mtp_state(model)
+    layers, drafter = model.state(), drafter_state(config, model)
     bytes_of_row, available = row_bytes((*layers, drafter)), available_bytes(model.device)
     num_blocks = num_kv_blocks(
         config,
@@ -300,7 +291,7 @@ def _info(
         max_running=config.num_rows,
         vocab_size=model.spec.vocab_size,
         depth=config.depth,
-        has_mtp=model.has_mtp,
+        has_draft_head=model.has_draft_head,
         drafter=config.drafter,
         has_dummy_weights=config.load_format == "dummy",
         synthetic_acceptance=config.synthetic_acceptance,

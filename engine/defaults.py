@@ -11,10 +11,8 @@ from headway.engine.protocol.config import (
     CPU_MAX_RUNNING,
     CUDA_MAX_RUNNING,
     MIN_PREFILL_CHUNK,
-    DrafterName,
     EngineConfig,
 )
-from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import (
     DEFAULT_CHUNK,
     MAX_MIXED_TOKENS,
@@ -30,22 +28,6 @@ MAX_CUDA_CHUNK = 1024
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 # Tokens of a round that has its forward pass to itself on a GPU: one stream's at any usual depth.
 MAX_SEPARATE_TOKENS = 8
-
-
-def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
-    """Returns what makes drafts, which is not auto: "none" at depth 0. has_head: whether the model has an MTP head.
-
-    Raises ConfigError where the head that is asked for does not exist.
-    """
-    if config.drafter == "mtp" and not has_head:
-        raise ConfigError(
-            f"--drafter is mtp, but {config.model_path} has no MTP head; use ngram, which drafts for every model, or auto"
-        )
-    if config.depth == 0:
-        return "none"
-    if config.drafter == "auto":
-        return "mtp" if has_head else "none"
-    return config.drafter
 
 
 def num_threads(num_parameters: int, most: int) -> int:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from headway.engine.defaults import drafter_name
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
+from headway.engine.speculation.select import drafter_name
 from headway.engine.state.memory import available_bytes, format_bytes
 from headway.engine.state.processors import table_bytes
 from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, MAX_SPLIT_KV_ROWS, has_float8_products
@@ -22,12 +22,12 @@ MIN_QUANTIZED_WEIGHTS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Facts about a model that are known before its weights are read. has_mtp: whether its MTP head is to draft."""
+    """Facts about a model that are known before its weights are read. has_draft_head: whether its draft head is loaded."""
 
     spec: ModelSpec
     device: torch.device
     dtype: torch.dtype
-    has_mtp: bool
+    has_draft_head: bool
 
 
 def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
@@ -40,12 +40,12 @@ def draft_lm_head_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLm
     """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models on CUDA with an
     lm_head that takes a while to read, else full."""
     hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
-    is_16_bit = model.has_mtp and model.device.type == "cuda" and model.dtype.itemsize == 2
+    is_16_bit = model.has_draft_head and model.device.type == "cuda" and model.dtype.itemsize == 2
     is_possible = is_16_bit and vocab_size % 16 == 0 and has_float8_products(model.device)
     possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}
     wanted = config.draft_lm_head
     if not possible.get(wanted, True):
-        drafting = "with" if model.has_mtp else "without"
+        drafting = "with" if model.has_draft_head else "without"
         raise ConfigError(
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
             f"of {256 if wanted == 'int4' else 128}, its vocabulary one of 16 and the device of compute capability 8.9 or "
@@ -68,13 +68,13 @@ def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLay
     heads = shape.attention.num_heads + 2 * shape.attention.num_kv_heads
     sizes = shape.hidden_size, heads * shape.attention.head_dim, 2 * shape.intermediate_size
     has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
-    is_possible = model.has_mtp and has_shape and has_float8_products(model.device)
+    is_possible = model.has_draft_head and has_shape and has_float8_products(model.device)
     if config.draft_layers == "fp8" and not is_possible:
         raise ConfigError(
             "--draft-layers is fp8, which needs drafts by a 16-bit model on CUDA of compute capability 8.9 or later, all of "
             "whose layers' inputs and outputs (hidden; q, k and v; gate and up) are multiples of 16; this one is "
             f"{model.dtype} on {model.device.type}, compute capability {_capability(model.device)}, "
-            f"{'with' if model.has_mtp else 'without'} drafts, of sizes {sizes}; use auto"
+            f"{'with' if model.has_draft_head else 'without'} drafts, of sizes {sizes}; use auto"
         )
     if config.draft_layers != "auto":
         return config.draft_layers

@@ -61,7 +61,7 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
     costs = costs_of(
         read_model_spec(settings.model),
         engine.runner.model.dtype,
-        has_mtp=engine.info.has_mtp,
+        has_draft_head=engine.info.has_draft_head,
         draft_lm_head=engine.info.draft_lm_head,
         draft_layers=engine.info.draft_layers,
     )
@@ -174,7 +174,7 @@ def _decode_line(
 def _prefill(
     settings: Settings, driver: Driver, costs: Costs, ceilings: Ceilings, left_out: list[str]
 ) -> list[PrefillFigures]:
-    """At depth 0 and at the greatest: what the MTP layer costs is their difference."""
+    """At depth 0 and at the greatest: what the draft layer costs is their difference."""
     lines: list[PrefillFigures] = []
     depths = _depths(settings, driver)
     for num_prompts, length in settings.prefill:
@@ -242,7 +242,7 @@ def _closed_loops(settings: Settings, driver: Driver, left_out: list[str]) -> li
 
 
 def _depths(settings: Settings, driver: Driver) -> list[int]:
-    """Rising. A model without an MTP head has depth 0 only."""
+    """Rising. A model without a draft head has depth 0 only."""
     return sorted({min(depth, driver.engine.info.depth) for depth in settings.depths})
 
 

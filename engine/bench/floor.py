@@ -30,33 +30,33 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes and multiplications of one model. Layers that see a token: those of the trunk. Without an MTP head drafts read no
+    """Bytes and multiplications of one model. Layers that see a token: those of the trunk. Without a draft head drafts read no
     weights."""
 
     trunk_bytes: int  # of all its linear layers, the output layer included
     draft_output_bytes: int  # of the output layer as drafts take it
     screened_output_bytes: int  # likewise, where up to most_screened_rows rows draft
     most_screened_rows: int
-    mtp_layer_bytes: int  # of the linear layers of one MTP layer as drafts take them; 0 without one
-    num_mtp_layers: int
+    draft_layer_bytes: int  # of the linear layers of one draft layer as drafts take them; 0 without one
+    num_draft_layers: int
     kv_bytes: int  # keys and values of one token in one layer
     num_layers: int
     num_weights: int  # of the trunk's linear layers, the output layer excluded
     attention_size: int  # heads x head_dim
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
-        """Read at least: each weight once a pass, and every row's cache. A draft is a pass of one MTP layer and of the output
-        layer. A round with drafts runs every MTP layer, those beyond its depth, too."""
+        """Read at least: each weight once a pass, and every row's cache. A draft is a pass of one draft layer and of the output
+        layer. A round with drafts runs every draft layer, those beyond its depth, too."""
         is_screened = batch <= self.most_screened_rows
         output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
-        num_drafts = depth if self.num_mtp_layers > 0 else 0
-        passes = max(num_drafts, self.num_mtp_layers) if num_drafts > 0 else 0
-        drafts = passes * self.mtp_layer_bytes + num_drafts * output_bytes
+        num_drafts = depth if self.num_draft_layers > 0 else 0
+        passes = max(num_drafts, self.num_draft_layers) if num_drafts > 0 else 0
+        drafts = passes * self.draft_layer_bytes + num_drafts * output_bytes
         cache = batch * context * self.kv_bytes * (self.num_layers + passes)
         return self.trunk_bytes + drafts + cache
 
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:
-        """Counts the trunk alone: two operations a weight and token, and attention to the tokens before. No MTP layer."""
+        """Counts the trunk alone: two operations a weight and token, and attention to the tokens before. No draft layer."""
         attention = 2 * self.attention_size * length**2 * self.num_layers
         return num_prompts * (2.0 * self.num_weights * length + attention)
 
@@ -65,15 +65,17 @@ def costs_of(
     spec: ModelSpec,
     dtype: torch.dtype,
     *,
-    has_mtp: bool,
+    has_draft_head: bool,
     draft_lm_head: DraftLmHead = "full",
     draft_layers: DraftLayers = "full",
 ) -> Costs:
-    model = CausalLM(spec, Placement(torch.device("meta"), dtype), with_mtp=has_mtp)
-    num_mtp_layers = 0 if model.mtp is None else model.mtp.num_layers
-    head = () if model.mtp is None else model.mtp.linears()
+    model = CausalLM(spec, Placement(torch.device("meta"), dtype), with_draft_head=has_draft_head)
+    num_draft_layers = 0 if model.draft_head is None else model.draft_head.num_layers
+    head = () if model.draft_head is None else model.draft_head.linears()
     trunk = model.linears()[: len(model.linears()) - len(head)]
-    rounded = model.mtp.norms_by_linear() if model.mtp is not None and draft_layers == "fp8" else ()
+    rounded = (
+        model.draft_head.norms_by_linear() if model.draft_head is not None and draft_layers == "fp8" else ()
+    )
     saved_bytes = sum(linear.weight.numel() * (dtype.itemsize - 1) for linear in rounded)
     output_weights = spec.vocab_size * spec.hidden_size
     return Costs(
@@ -81,8 +83,8 @@ def costs_of(
         draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
         screened_output_bytes=output_weights // 2,
         most_screened_rows=most_screened_rows(spec.hidden_size) if draft_lm_head == "int4" else 0,
-        mtp_layer_bytes=(_bytes(head) - saved_bytes) // max(num_mtp_layers, 1),
-        num_mtp_layers=num_mtp_layers,
+        draft_layer_bytes=(_bytes(head) - saved_bytes) // max(num_draft_layers, 1),
+        num_draft_layers=num_draft_layers,
         kv_bytes=2 * spec.attention.num_kv_heads * spec.attention.head_dim * dtype.itemsize,
         num_layers=len(spec.layers),
         num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,

@@ -11,11 +11,11 @@ from typing import Literal, get_args
 
 from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
-from headway.engine.defaults import drafter_name
 from headway.engine.loading.checkpoint import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import DrafterName, DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
+from headway.engine.speculation.select import drafter_name
 
 EMBEDDED = Path(str(files("headway.engine.demo")))
 
@@ -72,7 +72,7 @@ class Settings:
             draft_layers=self.draft_layers,
             deterministic=self.deterministic,
         )
-        drafter = drafter_name(config, has_head=model.mtp is not None)
+        drafter = drafter_name(config, has_head=model.draft_head is not None)
         depth = 0 if drafter == "none" else config.depth
         least = least_new_tokens(depth)
         if self.output_len < least:

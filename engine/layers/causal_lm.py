@@ -24,7 +24,7 @@ class CausalLM:
     Immutable once it is loaded, but for the weight formats that its Linear layers and its head are told to take.
     """
 
-    def __init__(self, spec: ModelSpec, place: Placement, *, with_mtp: bool) -> None:
+    def __init__(self, spec: ModelSpec, place: Placement, *, with_draft_head: bool) -> None:
         self.spec = spec
         self.device, self.dtype = place.device, place.dtype
         self.cos_sin = rotary_table(spec.attention.rope, spec.max_position_embeddings, place)
@@ -32,13 +32,15 @@ class CausalLM:
         self.layers = [DecoderLayer.of(spec, layer, place, self.cos_sin) for layer in spec.layers]
         self.final_norm = RMSNorm.empty(spec.hidden_size, spec.norm, place)
         self.lm_head = Linear(self.embedding if spec.tied else place.empty(spec.vocab_size, spec.hidden_size))
-        self.mtp: MtpHead | None = None
-        if with_mtp:
-            self.mtp = MtpHead(spec, place, self.embedding, self.lm_head, self.final_norm, self.cos_sin)
+        self.draft_head: MtpHead | None = None
+        if with_draft_head:
+            self.draft_head = MtpHead(
+                spec, place, self.embedding, self.lm_head, self.final_norm, self.cos_sin
+            )
 
     @property
-    def has_mtp(self) -> bool:
-        return self.mtp is not None
+    def has_draft_head(self) -> bool:
+        return self.draft_head is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in parts, which
@@ -48,17 +50,17 @@ class CausalLM:
             named |= layer.tensors(f"layers.{index}.")
         if not self.spec.tied:
             named["lm_head"] = self.lm_head.weight
-        return named if self.mtp is None else named | self.mtp.tensors("mtp.")
+        return named if self.draft_head is None else named | self.draft_head.tensors("mtp.")
 
     def state(self) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer of the pool what is kept between steps."""
         own = tuple(layer.state() for layer in self.layers)
-        return own if self.mtp is None else own + self.mtp.state()
+        return own if self.draft_head is None else own + self.draft_head.state()
 
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer once."""
         own = (*(linear for layer in self.layers for linear in layer.linears()), self.lm_head)
-        return own if self.mtp is None else own + self.mtp.linears()
+        return own if self.draft_head is None else own + self.draft_head.linears()
 
     def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
         """Returns the residual stream before the final norm, [tokens, hidden]."""

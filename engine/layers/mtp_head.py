@@ -32,13 +32,13 @@ class MtpLayer:
         place: Placement,
         cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> None:
-        assert spec.mtp is not None, "the family announces no MTP head"
+        assert spec.draft_head is not None, "the family announces no MTP head"
         hidden = spec.hidden_size
         self.pool_layer = len(spec.layers) + index
         self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.input = Linear(place.empty(hidden, 2 * hidden))
-        self.block = DecoderLayer.of(spec, spec.mtp.layer, place, cos_sin, first_position=index + 1)
+        self.block = DecoderLayer.of(spec, spec.draft_head.layer, place, cos_sin, first_position=index + 1)
         self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
@@ -80,12 +80,12 @@ class MtpHead:
         target_norm: RMSNorm,  # the model's final norm
         cos_sin: torch.Tensor,  # [max_position, rotary_dim]
     ) -> None:
-        assert spec.mtp is not None, "the family announces no MTP head"
-        self.spec = spec.mtp
+        assert spec.draft_head is not None, "the family announces no MTP head"
+        self.spec = spec.draft_head
         self._residual_scale = spec.residual_scale
         self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
         self._draft_lm_head = lm_head
-        self.layers = [MtpLayer(spec, index, place, cos_sin) for index in range(spec.mtp.num_layers)]
+        self.layers = [MtpLayer(spec, index, place, cos_sin) for index in range(spec.draft_head.num_layers)]
 
     @property
     def num_layers(self) -> int:

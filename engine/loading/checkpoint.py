@@ -68,11 +68,11 @@ def load_model(
     *,
     device: torch.device,
     dtype: DtypeName,
-    with_mtp: bool,
+    with_draft_head: bool,
     progress: Callable[[float], None],
     max_model_len: int | None = None,
 ) -> CausalLM:
-    """Loads a model folder, with its MTP head if it ships one and `with_mtp`. Raises ModelError.
+    """Loads a model folder, with its MTP head if it ships one and `with_draft_head`. Raises ModelError.
 
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
     that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then says;
@@ -83,19 +83,21 @@ def load_model(
     names = FAMILY_OF[spec.architecture].names(spec)
     with ExitStack() as stack:
         stored = _open_tensors(folder, stack)
-        heads = {name for name in stored if names.mtp_prefix and name.startswith(names.mtp_prefix)}
-        has_mtp = with_mtp and spec.mtp is not None and len(heads) > 0
+        heads = {
+            name for name in stored if names.draft_head_prefix and name.startswith(names.draft_head_prefix)
+        }
+        has_draft_head = with_draft_head and spec.draft_head is not None and len(heads) > 0
         _warn_of_a_missing_head(folder, spec, heads)
         target = _dtype(dtype, device, stored)
         spec = _with_true_ties(folder, spec, names, stored, target)
-        shapes = _by_name(_on_meta(spec, target, with_mtp=has_mtp), names)
-        ignored = set() if has_mtp else heads
+        shapes = _by_name(_on_meta(spec, target, with_draft_head=has_draft_head), names)
+        ignored = set() if has_draft_head else heads
         if spec.tied:
             ignored.add(names.of(LM_HEAD))
         _check_names(folder, shapes, stored, ignored)
         _check_tensors(folder, shapes, stored)
         _check_memory(folder, spec, shapes.values(), target, device)
-        model = CausalLM(spec, Placement(device, target), with_mtp=has_mtp)
+        model = CausalLM(spec, Placement(device, target), with_draft_head=has_draft_head)
         _copy(stored, _by_name(model, names), progress)
     pack_all(model.linears())
     return model
@@ -106,7 +108,7 @@ def make_dummy_model(
     *,
     device: torch.device,
     dtype: DtypeName,
-    with_mtp: bool,
+    with_draft_head: bool,
     progress: Callable[[float], None],
     max_model_len: int | None = None,
 ) -> CausalLM:
@@ -118,11 +120,17 @@ def make_dummy_model(
     """
     folder = Path(path)
     spec = _shortened(read_model_spec(folder), max_model_len)
-    has_mtp = with_mtp and spec.mtp is not None
+    has_draft_head = with_draft_head and spec.draft_head is not None
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     target = default if dtype == "auto" else NAMED_DTYPES[dtype]
-    _check_memory(folder, spec, _on_meta(spec, target, with_mtp=has_mtp).tensors().values(), target, device)
-    model = CausalLM(spec, Placement(device, target), with_mtp=has_mtp)
+    _check_memory(
+        folder,
+        spec,
+        _on_meta(spec, target, with_draft_head=has_draft_head).tensors().values(),
+        target,
+        device,
+    )
+    model = CausalLM(spec, Placement(device, target), with_draft_head=has_draft_head)
     _draw(model, torch.Generator(device).manual_seed(DUMMY_SEED), progress)
     pack_all(model.linears())
     return model
@@ -130,14 +138,14 @@ def make_dummy_model(
 
 def parameter_counts(model: CausalLM) -> tuple[int, int]:
     """Returns (number of parameters, their size in bytes)."""
-    twin = _on_meta(model.spec, model.dtype, with_mtp=model.mtp is not None)
+    twin = _on_meta(model.spec, model.dtype, with_draft_head=model.draft_head is not None)
     tensors = twin.tensors().values()
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 
 
-def _on_meta(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) -> CausalLM:
+def _on_meta(spec: ModelSpec, dtype: torch.dtype, *, with_draft_head: bool) -> CausalLM:
     """Returns a model whose parameters have shapes and no memory."""
-    return CausalLM(spec, Placement(torch.device("meta"), dtype), with_mtp=with_mtp)
+    return CausalLM(spec, Placement(torch.device("meta"), dtype), with_draft_head=with_draft_head)
 
 
 def _by_name(model: CausalLM, names: WeightNames) -> dict[str, torch.Tensor]:
@@ -150,11 +158,11 @@ def _shortened(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
 
 
 def _warn_of_a_missing_head(folder: Path, spec: ModelSpec, heads: set[str]) -> None:
-    if spec.mtp is not None and not heads:
+    if spec.draft_head is not None and not heads:
         logger.warning(
             "%s: config.json announces an MTP head (num_nextn_predict_layers is %d), the weights have none "
             "that %s could use; the model is served without speculation",
-            folder, spec.mtp.num_layers, spec.architecture,
+            folder, spec.draft_head.num_layers, spec.architecture,
         )  # fmt: skip
 
 

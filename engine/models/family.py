@@ -51,11 +51,11 @@ class WeightNames:
     """The checkpoint's name of each parameter. {} stands for the index of a layer, in a path and in its name.
 
     Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their own: the
-    model shows them as views. mtp_prefix: what the names of all tensors of an MTP head begin with, if there is one.
+    model shows them as views. draft_head_prefix: what the names of all tensors of a draft head begin with, if there is one.
     """
 
     patterns: Mapping[str, str]
-    mtp_prefix: str | None = None
+    draft_head_prefix: str | None = None
 
     def of(self, path: str) -> str:
         """`layers.3.attention.query.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
@@ -75,7 +75,7 @@ class Family:
 
 
 def decoder_names(spec: ModelSpec) -> WeightNames:
-    """The names that transformers gives to a dense decoder's tensors. Ships no MTP head."""
+    """The names that transformers gives to a dense decoder's tensors. Ships no draft head."""
     return WeightNames(DECODER_NAMES)
 
 

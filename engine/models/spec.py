@@ -112,7 +112,7 @@ class MtpSpec:
 class ModelSpec:
     """A decoder. residual_scale: the outputs of mixers and feed-forwards are multiplied by it before they are added.
 
-    mtp: the layers that config.json announces; whether the checkpoint has them, its tensors say.
+    draft_head: the layers that config.json announces; whether the checkpoint has them, its tensors say.
     """
 
     architecture: str
@@ -123,7 +123,7 @@ class ModelSpec:
     max_position_embeddings: int
     tied: bool
     residual_scale: float = 1.0
-    mtp: MtpSpec | None = None
+    draft_head: MtpSpec | None = None
 
     @property
     def attention(self) -> AttentionSpec:

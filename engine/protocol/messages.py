@@ -83,7 +83,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     has_dummy_weights, synthetic_acceptance, is_deterministic: as the configuration says; with either of the first
     two the text means nothing. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where
-    depth is 0. has_mtp: the MTP head is loaded. weights_bytes: all in that dtype, whatever drafts take.
+    depth is 0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
     """
 
     architecture: str
@@ -98,7 +98,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     vocab_size: int
     depth: int
-    has_mtp: bool
+    has_draft_head: bool
     drafter: DrafterName = "none"
     draft_lm_head: DraftLmHead = "full"
     draft_layers: DraftLayers = "full"

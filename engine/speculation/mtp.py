@@ -33,7 +33,7 @@ CAUGHT_UP_AT_ONCE = 16
 
 def mtp_state(model: CausalLM) -> tuple[BlockSpec, ...]:
     """Declares what drafts need of each block besides the MTP layers' keys and values: vectors of its last token."""
-    return () if model.mtp is None else model.mtp.block_state()
+    return () if model.draft_head is None else model.draft_head.block_state()
 
 
 class MtpDrafter:
@@ -50,12 +50,12 @@ class MtpDrafter:
         *,
         max_depth: int,
     ) -> None:
-        assert model.mtp is not None, "the MTP head is not loaded"
+        assert model.draft_head is not None, "the MTP head is not loaded"
         assert pool.block_hidden is not None, "drafts need block_hidden"
-        assert pool.block_size >= model.mtp.num_layers, (
+        assert pool.block_size >= model.draft_head.num_layers, (
             "slots at the end of a block have no pair in some layer"
         )
-        self._head = model.mtp
+        self._head = model.draft_head
         self._pool = pool
         self._rows = rows
         self._width = max_depth + 1  # the most pairs that the first pass of a round consumes

@@ -58,7 +58,7 @@ def banner(model: str, info: EngineInfo, url: str, unix_socket: str | None = Non
     """unix_socket: the path where the server listens, if it does not at the address of its URL."""
     if info.depth:
         depth = f"{info.depth} drafts a round, {DRAFTERS[info.drafter]}"
-    elif info.has_mtp:
+    elif info.has_draft_head:
         depth = "0: speculation is off"
     else:
         depth = "0: no MTP head is loaded (--drafter ngram drafts without one)"

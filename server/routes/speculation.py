@@ -61,7 +61,7 @@ def _state(services: Services) -> SpeculationState:
     stats = services.engine.stats
     drafted, accepted = stats.draft_tokens_per_position, stats.accepted_tokens_per_position
     return SpeculationState(
-        has_mtp=info.has_mtp,
+        has_mtp=info.has_draft_head,
         drafter=info.drafter,
         depth=info.depth,
         max_draft_tokens=max_draft_tokens(services),

@@ -72,7 +72,11 @@ class Oracle:
 
     def __init__(self, folder: Path) -> None:
         self._model = load_model(
-            str(folder), device=torch.device("cpu"), dtype="float64", with_mtp=False, progress=lambda _: None
+            str(folder),
+            device=torch.device("cpu"),
+            dtype="float64",
+            with_draft_head=False,
+            progress=lambda _: None,
         )
         content = json.loads((folder / "tokenizer.json").read_text())
         self._bytes = {

@@ -14,12 +14,13 @@ from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, 
 from headway.engine import build as assembly
 from headway.engine import options
 from headway.engine.build import _make_deterministic, assemble
-from headway.engine.defaults import drafter_name, max_running, num_threads, prefill_policy
+from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers.linear import Linear
 from headway.engine.options import draft_layers_of, draft_lm_head_of
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
+from headway.engine.speculation.select import drafter_name
 
 
 def model(**changes: object) -> SimpleNamespace:
@@ -29,7 +30,7 @@ def model(**changes: object) -> SimpleNamespace:
         "vocab_size": 151_680,
         "dtype": torch.bfloat16,
         "device": "cuda",
-        "has_mtp": True,
+        "has_draft_head": True,
         "sharing": 4,
     }
     values |= changes
@@ -43,7 +44,11 @@ def model(**changes: object) -> SimpleNamespace:
     device = torch.device(str(values["device"]))
     linears = (Linear(torch.empty(0, 0)), Linear(torch.empty(0, 0)))
     return SimpleNamespace(
-        spec=shape, dtype=values["dtype"], device=device, has_mtp=values["has_mtp"], linears=lambda: linears
+        spec=shape,
+        dtype=values["dtype"],
+        device=device,
+        has_draft_head=values["has_draft_head"],
+        linears=lambda: linears,
     )
 
 
@@ -58,7 +63,7 @@ def model(**changes: object) -> SimpleNamespace:
         ("auto", False, {"device": "cpu"}, "full"),
         ("auto", True, {"dtype": torch.float32}, "full"),
         ("auto", True, {"hidden": 4100}, "full"),
-        ("auto", True, {"has_mtp": False}, "full"),
+        ("auto", True, {"has_draft_head": False}, "full"),
         ("full", True, {}, "full"),
         ("fp8", True, {"vocab_size": 4096}, "fp8"),
         ("int4", True, {"hidden": 256, "vocab_size": 4096}, "int4"),
@@ -82,7 +87,7 @@ def test_drafts_take_few_bits_where_that_pays(
     ("head", "changes", "words"),
     [
         ("fp8", {"hidden": 100}, "fp8.* 128, .*hidden size of 100 and"),
-        ("fp8", {"has_mtp": False}, "without drafts"),
+        ("fp8", {"has_draft_head": False}, "without drafts"),
         ("fp8", {}, "fp8.* 8.9 or later; .* a vocabulary of 151680, compute capability 8.0, with"),
         ("int4", {}, "int4.* 256, .* 8.9 or later; .*compute capability 8.0, with"),
         ("fp8", {"device": "cpu"}, "on cpu .* a vocabulary of 151680, compute capability -, with"),
@@ -108,7 +113,7 @@ def test_few_bits_that_cannot_be_are_refused(
         ("auto", True, {"hidden": 4100}, "full"),
         ("auto", True, {"device": "cpu"}, "full"),
         ("auto", True, {"dtype": torch.float32}, "full"),
-        ("auto", True, {"has_mtp": False}, "full"),
+        ("auto", True, {"has_draft_head": False}, "full"),
         ("full", True, {}, "full"),
         ("fp8", True, {"hidden": 64}, "fp8"),
     ],
@@ -135,7 +140,7 @@ def test_the_mtp_layer_is_of_float8_where_that_pays(
             "8.9 or later, .*bfloat16 on cuda, compute capability 8.0, with drafts, of sizes .4096, 6144, 22016",
         ),
         ({"device": "cpu"}, "on cpu, compute capability -, with"),
-        ({"has_mtp": False}, "without drafts"),
+        ({"has_draft_head": False}, "without drafts"),
         ({"hidden": 4100}, "with drafts, of sizes .4100, 6144, 22016"),
         ({"dtype": torch.float32}, "float32 on cuda"),
     ],
@@ -280,7 +285,7 @@ def test_a_head_that_does_not_exist_cannot_draft(depth: int, names_a_head: bool,
     path = random_qwen2(tmp_path)
     if names_a_head:
         config = mimo_config()
-        write_folder(tmp_path, config, random_tensors(config, with_mtp=False))
+        write_folder(tmp_path, config, random_tensors(config, with_draft_head=False))
     asked = EngineConfig(model_path=str(path), device="cpu", drafter="mtp", depth=depth)
     if names_a_head and depth == 0:
         assert assemble(asked, progress=lambda _: None).info.drafter == "none"
@@ -290,16 +295,16 @@ def test_a_head_that_does_not_exist_cannot_draft(depth: int, names_a_head: bool,
 
 
 @pytest.mark.parametrize(
-    ("drafter", "depth", "has_mtp"),
+    ("drafter", "depth", "has_draft_head"),
     [("auto", 2, True), ("mtp", 2, True), ("ngram", 2, False), ("none", 0, False)],
 )
-def test_what_drafts_is_told(drafter: str, depth: int, has_mtp: bool, tmp_path: Path) -> None:
+def test_what_drafts_is_told(drafter: str, depth: int, has_draft_head: bool, tmp_path: Path) -> None:
     config = EngineConfig(model_path=str(random_mimo(tmp_path)), device="cpu", drafter=drafter, depth=2)  # type: ignore[arg-type]
     info = assemble(config, progress=lambda _: None).info
-    assert (info.drafter, info.depth, info.has_mtp) == (
+    assert (info.drafter, info.depth, info.has_draft_head) == (
         "mtp" if drafter == "auto" else drafter,
         depth,
-        has_mtp,
+        has_draft_head,
     )
 
 

@@ -62,7 +62,7 @@ class MarkovChain:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
         self.target = torch.randn(VOCAB, VOCAB, generator=generator)
-        self.mtp = MarkovHead(0.5 * self.target + torch.randn(VOCAB, VOCAB, generator=generator))
+        self.draft_head = MarkovHead(0.5 * self.target + torch.randn(VOCAB, VOCAB, generator=generator))
 
     def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
         return one_hot(inputs)
@@ -201,7 +201,7 @@ def test_the_drafters_law_is_unlike_the_targets() -> None:
     _, _, acceptance = run_once(1.0, 1.0, 0)
     assert 0.2 < acceptance < 0.6
     model = MarkovChain()
-    distance = (model.mtp.law.softmax(-1) - model.target.softmax(-1)).abs().sum(-1) / 2
+    distance = (model.draft_head.law.softmax(-1) - model.target.softmax(-1)).abs().sum(-1) / 2
     assert float(distance.mean()) > 0.2
 
 

@@ -27,9 +27,11 @@ def folder_of(path: Path, config: dict[str, object]) -> Path:
     return path
 
 
-def dummy(path: Path, *, dtype: str = "float64", with_mtp: bool = True) -> CausalLM:
+def dummy(path: Path, *, dtype: str = "float64", with_draft_head: bool = True) -> CausalLM:
     device = torch.device("cpu")
-    return make_dummy_model(path, device=device, dtype=dtype, with_mtp=with_mtp, progress=lambda _: None)
+    return make_dummy_model(
+        path, device=device, dtype=dtype, with_draft_head=with_draft_head, progress=lambda _: None
+    )
 
 
 def test_every_weight_is_drawn_and_every_norm_is_one(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_activations_stay_small_in_bfloat16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "with_mtp", "has_mtp"),
+    ("config", "with_draft_head", "has_draft_head"),
     [
         (mimo_config(), True, True),
         (mimo_config(), False, False),
@@ -72,9 +74,11 @@ def test_activations_stay_small_in_bfloat16(tmp_path: Path) -> None:
     ids=["mimo", "depth-0", "no-head-announced", "qwen2"],
 )
 def test_there_is_a_head_where_the_config_announces_one(
-    config: dict[str, object], with_mtp: bool, has_mtp: bool, tmp_path: Path
+    config: dict[str, object], with_draft_head: bool, has_draft_head: bool, tmp_path: Path
 ) -> None:
-    assert dummy(folder_of(tmp_path, config), with_mtp=with_mtp).has_mtp == has_mtp
+    assert (
+        dummy(folder_of(tmp_path, config), with_draft_head=with_draft_head).has_draft_head == has_draft_head
+    )
 
 
 def test_an_engine_of_dummy_weights_generates_what_was_asked_for(tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_a_dummy_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("name", "step_bytes", "num_mtp_layers"),
+    ("name", "step_bytes", "num_draft_layers"),
     [
         ("mimo-7b", 14.00e9, 1),
         ("mimo-0.5b", 1.015e9, 1),
@@ -100,10 +104,10 @@ def test_a_dummy_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_the_shapes_have_the_sizes_that_are_measured(
-    name: str, step_bytes: float, num_mtp_layers: int
+    name: str, step_bytes: float, num_draft_layers: int
 ) -> None:
     """step_bytes: of the matrices that a step without drafts reads."""
     spec = read_model_spec(SHAPES / name)
-    model = CausalLM(spec, Placement(torch.device("meta"), torch.bfloat16), with_mtp=False)
+    model = CausalLM(spec, Placement(torch.device("meta"), torch.bfloat16), with_draft_head=False)
     assert sum(linear.weight.nbytes for linear in model.linears()) == pytest.approx(step_bytes, rel=1e-3)
-    assert (0 if spec.mtp is None else spec.mtp.num_layers) == num_mtp_layers
+    assert (0 if spec.draft_head is None else spec.draft_head.num_layers) == num_draft_layers

@@ -227,6 +227,6 @@ def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[i
 def sized(config: EngineConfig, *, num_blocks: int) -> EngineConfig:
     """With memory for that many blocks."""
     is_ngram = config.drafter == "ngram"
-    model = load(Path(config.model_path), dtype=config.dtype, with_mtp=not is_ngram)
+    model = load(Path(config.model_path), dtype=config.dtype, with_draft_head=not is_ngram)
     size = block_bytes((*model.state(), ngram_state() if is_ngram else mtp_state(model)), BLOCK)
     return msgspec.structs.replace(config, kv_cache_memory_bytes=num_blocks * size)

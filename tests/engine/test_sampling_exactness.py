@@ -94,7 +94,11 @@ class Bench:
 
     def __init__(self, model_path: str, **options: object) -> None:
         self.model: CausalLM = load_model(
-            model_path, device=torch.device("cpu"), dtype="float64", with_mtp=False, progress=lambda _: None
+            model_path,
+            device=torch.device("cpu"),
+            dtype="float64",
+            with_draft_head=False,
+            progress=lambda _: None,
         )
         self.engines = {
             depth: LocalEngine(
@@ -246,7 +250,7 @@ def test_a_prompt_whose_prefill_is_preempted_is_scored_once(tmp_path_factory: py
     assert engine.outputs[newer].events == []
     got = engine.run()[newer]
     model = load_model(
-        path, device=torch.device("cpu"), dtype="float64", with_mtp=False, progress=lambda _: None
+        path, device=torch.device("cpu"), dtype="float64", with_draft_head=False, progress=lambda _: None
     )
     assert_scores(got.prompt_logprobs, scored.prompt[1:], prompt_logits(model, scored.prompt), 3)
 

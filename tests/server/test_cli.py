@@ -304,9 +304,9 @@ def test_a_completion_that_nobody_reads_ends_quietly() -> None:
     ("change", "line"),
     [
         ({}, "3 drafts a round, by the model's MTP head"),
-        ({"drafter": "ngram", "has_mtp": False}, "3 drafts a round, by n-gram lookup"),
+        ({"drafter": "ngram", "has_draft_head": False}, "3 drafts a round, by n-gram lookup"),
         ({"depth": 0}, "speculation is off"),
-        ({"depth": 0, "has_mtp": False}, "no MTP head"),
+        ({"depth": 0, "has_draft_head": False}, "no MTP head"),
     ],
     ids=["on", "ngram", "off", "no-head"],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
     mtp = MtpSpec(
         keys.num_nextn_predict_layers, spec.layers[0], first="hidden", reads="pre_norm", carries="post_norm"
     )
-    return replace(spec, mtp=mtp)
+    return replace(spec, draft_head=mtp)
 
 
 FAMILY = Family(("MiMoForCausalLM",), "mimo", MiMoKeys, read, lambda spec: NAMES)

@@ -36,7 +36,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "milliseconds"), [("mimo-7b", 3.09), ("mimo-0.5b", 0.224)])
 def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds: float) -> None:
     """Weights once, at the 4,530 GB/s that an H200 reads."""
-    costs = costs_of(read_model_spec(SHAPES / name), torch.bfloat16, has_mtp=True)
+    costs = costs_of(read_model_spec(SHAPES / name), torch.bfloat16, has_draft_head=True)
     seconds = costs.round_bytes(batch=64, depth=0, context=0) / 4530e9
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
 
@@ -48,7 +48,7 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
 ) -> None:
     config = read_model_spec(SHAPES / "mimo-7b")
     costs = costs_of(
-        config, torch.bfloat16, has_mtp=True, draft_lm_head=draft_lm_head, draft_layers=draft_layers
+        config, torch.bfloat16, has_draft_head=True, draft_lm_head=draft_lm_head, draft_layers=draft_layers
     )
     plain = costs.round_bytes(batch=2, depth=0, context=0)
     head = 4096 * (layer_itemsize * (2 * 4096 + 6144 + 2 * 11008) + 2 * (4096 + 11008))
@@ -64,7 +64,7 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
 def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(tmp_path: Path) -> None:
     path = random_mimo(tmp_path, num_nextn_predict_layers=3)
     spec = read_model_spec(path)
-    costs = costs_of(spec, torch.float32, has_mtp=True)
+    costs = costs_of(spec, torch.float32, has_draft_head=True)
     stored = load_file(path / "model.safetensors")
     prefix = "model.mtp_layers.1."
     layer = sum(t.nbytes for name, t in stored.items() if name.startswith(prefix) and t.dim() == 2)
@@ -77,13 +77,13 @@ def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(
 
 
 def test_drafts_without_a_head_read_no_weights() -> None:
-    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_mtp=False)
+    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_draft_head=False)
     plain = costs.round_bytes(batch=2, depth=0, context=100)
     assert costs.round_bytes(batch=2, depth=3, context=100) == plain
 
 
 def test_a_prompt_costs_two_operations_a_weight_and_attention() -> None:
-    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_mtp=False)
+    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_draft_head=False)
     weights = 36 * 4096 * (6144 + 4096 + 3 * 11008)
     attention = 36 * 2 * 4096 * 1000**2
     assert costs.prefill_flop(num_prompts=3, length=1000) == 3 * (2 * weights * 1000 + attention)
@@ -121,7 +121,7 @@ def test_every_cell_is_measured_and_counted(tmp_path: Path, capsys: pytest.Captu
         plain = cells[batch, 0, input_len]["tokens_per_second"]
         speedup = line["tokens_per_second"] / plain
         assert line["conversion"] == (pytest.approx(speedup / (depth + 1)) if depth > 0 else None)
-    costs = costs_of(read_model_spec(folder), torch.float32, has_mtp=True)
+    costs = costs_of(read_model_spec(folder), torch.float32, has_draft_head=True)
     line = cells[3, 2, 33]
     num_bytes = costs.round_bytes(batch=3, depth=2, context=line["context"])
     assert line["floor_milliseconds"] == pytest.approx(1e3 * num_bytes / report["ceilings"]["read_bytes"])

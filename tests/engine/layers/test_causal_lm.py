@@ -53,4 +53,4 @@ def test_sequences_side_by_side_do_not_mix(pair: Pair, tokens: torch.Tensor) -> 
 
 def test_a_folder_without_a_head_reports_none(pair: Pair) -> None:
     model = pair("grouped", with_head=False).model
-    assert (model.mtp is not None, len(model.state())) == (False, 3)
+    assert (model.draft_head is not None, len(model.state())) == (False, 3)

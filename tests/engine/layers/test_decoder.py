@@ -55,7 +55,7 @@ def test_logits_of_a_row_are_bitwise_the_same_alone_and_among_others(
         steps = [(row, lengths[row], 1) for row in range(num_rows)]
         hidden = sequences.forward(steps, torch.stack([tokens[row, lengths[row]] for row in range(num_rows)]))
         carry = sequences.draft(steps, tokens[:num_rows, 0], hidden)
-        return torch.cat([model.logits(hidden)[0], model.mtp.logits(carry)[0]])
+        return torch.cat([model.logits(hidden)[0], model.draft_head.logits(carry)[0]])
 
     alone = logits_of_first(1)
     assert [

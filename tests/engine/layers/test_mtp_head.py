@@ -30,7 +30,7 @@ def prefill(model: CausalLM, tokens: torch.Tensor, widths: list[int], *, room: i
     previous, first = torch.zeros(1, model.spec.hidden_size, dtype=model.dtype), 0
     for width in widths:
         span, part = [(0, first, width)], tokens[first : first + width]
-        states = torch.cat([previous, model.mtp.draft_hidden(sequences.forward(span, part))])
+        states = torch.cat([previous, model.draft_head.draft_hidden(sequences.forward(span, part))])
         sequences.fill(span, part, states[:-1])
         previous, first = states[-1:], first + width
     return sequences
@@ -43,7 +43,7 @@ def draft_chain(
     found = []
     for step in range(depth):
         state = sequences.draft([(0, position + step, 1)], token, state)
-        found.append(sequences.model.mtp.logits(state)[0])
+        found.append(sequences.model.draft_head.logits(state)[0])
         token = found[-1].argmax()[None]
     return torch.stack(found)
 
@@ -54,11 +54,11 @@ def test_trunk_and_head_are_those_of_the_oracle(variant: str, pair: Pair, tokens
     sequences = PagedSequences(case.model, 1, len(tokens))
     hidden = sequences.forward([(0, 0, len(tokens))], tokens)
     assert (case.model.logits(hidden) - case.oracle.logits(tokens)).abs().max() < case.tolerance
-    states = case.model.mtp.draft_hidden(hidden)[:-1]
+    states = case.model.draft_head.draft_hidden(hidden)[:-1]
     carries = sequences.draft([(0, 1, len(tokens) - 1)], tokens[1:], states)
     wanted = case.oracle.carries(case.oracle.hidden(tokens)[:-1], tokens[1:])
     assert (carries - wanted).abs().max() < case.tolerance
-    logits = case.model.mtp.logits(carries)
+    logits = case.model.draft_head.logits(carries)
     assert (logits - case.oracle.draft_logits(wanted)).abs().max() < case.tolerance
 
 
@@ -80,12 +80,12 @@ def test_the_next_true_pairs_overwrite_what_drafts_left(pair: Pair, tokens: torc
     """A round of three drafts at slots 70 .. 72, of which none is right; the next round starts from the truth."""
     case = pair("grouped", with_head=True)
     sequences = prefill(case.model, tokens[:70], [70])
-    states = case.model.mtp.draft_hidden(sequences.forward([(0, 70, 5)], tokens[70:]))
+    states = case.model.draft_head.draft_hidden(sequences.forward([(0, 70, 5)], tokens[70:]))
     before = case.oracle.hidden(tokens)[69:70]
     draft_chain(sequences, tokens[70:71], before, 70, 3)
     carry = sequences.draft([(0, 70, 5)], tokens[70:], torch.cat([before, states[:-1]]))[-1:]
     wanted = case.oracle.draft_chain(tokens, 1)
-    assert (case.model.mtp.logits(carry) - wanted).abs().max() < case.tolerance
+    assert (case.model.draft_head.logits(carry) - wanted).abs().max() < case.tolerance
 
 
 def test_filling_the_draft_cache_writes_what_a_draft_writes(pair: Pair, tokens: torch.Tensor) -> None:
@@ -104,7 +104,7 @@ def test_inputs_of_a_draft_are_left_as_they_are(pair: Pair, tokens: torch.Tensor
     sequences = PagedSequences(model, 1, 16)
     states = torch.randn(16, 48, dtype=model.dtype, generator=torch.Generator().manual_seed(0))
     kept = states.clone()
-    model.mtp.draft(sequences.inputs([(0, 0, 16)], tokens[:16]), states, sequences.pool)
+    model.draft_head.draft(sequences.inputs([(0, 0, 16)], tokens[:16]), states, sequences.pool)
     assert torch.equal(states, kept)
 
 
@@ -117,7 +117,7 @@ def test_every_draft_of_the_constructed_model_is_right(depth: int, tmp_path: Pat
     state = sequences.forward([(0, 5, 1)], prompt[-1:])
     token = model.logits(state).argmax(-1)
     assert token.tolist() == [successor[31]]
-    drafts = draft_chain(sequences, token, model.mtp.draft_hidden(state), 6, depth).argmax(-1)
+    drafts = draft_chain(sequences, token, model.draft_head.draft_hidden(state), 6, depth).argmax(-1)
     wanted = []
     for _ in range(depth):
         token = model.logits(sequences.forward([(0, 6 + len(wanted), 1)], token)).argmax(-1)
@@ -136,8 +136,8 @@ def test_noise_sets_the_acceptance_of_the_constructed_model(
     prompt = torch.randint(0, 128, (250,), generator=torch.Generator().manual_seed(0))
     sequences = PagedSequences(model, 1, 250)
     hidden = sequences.forward([(0, 0, 250)], prompt)
-    carries = sequences.draft([(0, 1, 249)], prompt[1:], model.mtp.draft_hidden(hidden)[:-1])
-    is_right = model.mtp.logits(carries).argmax(-1) == model.logits(hidden).argmax(-1)[1:]
+    carries = sequences.draft([(0, 1, 249)], prompt[1:], model.draft_head.draft_hidden(hidden)[:-1])
+    is_right = model.draft_head.logits(carries).argmax(-1) == model.logits(hidden).argmax(-1)[1:]
     assert abs(is_right.double().mean().item() - wanted) < 0.06
 
 
@@ -146,11 +146,11 @@ def test_a_mimo_without_its_head_is_a_plain_decoder(
     ships_head: bool, tmp_path: Path, tokens: torch.Tensor
 ) -> None:
     config = mimo_config()
-    whole = load(write_folder(tmp_path / "whole", config, random_tensors(config, with_mtp=True)))
-    tensors = random_tensors(config, with_mtp=ships_head)
-    model = load(write_folder(tmp_path / "bare", config, tensors), with_mtp=not ships_head)
-    assert (model.mtp is not None, len(model.state())) == (False, 3)
-    assert (whole.has_mtp, len(whole.state())) == (True, 4)
+    whole = load(write_folder(tmp_path / "whole", config, random_tensors(config, with_draft_head=True)))
+    tensors = random_tensors(config, with_draft_head=ships_head)
+    model = load(write_folder(tmp_path / "bare", config, tensors), with_draft_head=not ships_head)
+    assert (model.draft_head is not None, len(model.state())) == (False, 3)
+    assert (whole.has_draft_head, len(whole.state())) == (True, 4)
     logits = [m.logits(PagedSequences(m, 1, 75).forward([(0, 0, 75)], tokens)) for m in (whole, model)]
     assert torch.equal(*logits)
 
@@ -159,15 +159,15 @@ def test_a_mimo_without_its_head_is_a_plain_decoder(
 def test_float8_holds_all_that_the_heads_norm_may_give(size: float, tmp_path: Path) -> None:
     """A vector of one number, which is as large as the norm lets it be, and others."""
     model = load(random_mimo(tmp_path / "model"), dtype="float64")  # of float32 the lm_head would be packed
-    assert model.mtp is not None
+    assert model.draft_head is not None
     hidden = model.spec.hidden_size
-    weight = model.mtp.layers[0].final_norm.weight.copy_(torch.linspace(0.1, 1, hidden) * size)
+    weight = model.draft_head.layers[0].final_norm.weight.copy_(torch.linspace(0.1, 1, hidden) * size)
     rows = torch.randn(9, hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows[0], rows[0, -1] = 0, 1
     carry = rms_norm(rows, weight, 1e-6)
-    full = model.mtp.logits(carry)
-    model.mtp.choose_formats("fp8", "full")
-    errors = (model.mtp.logits(carry) - full).norm(dim=1) / full.norm(dim=1)
+    full = model.draft_head.logits(carry)
+    model.draft_head.choose_formats("fp8", "full")
+    errors = (model.draft_head.logits(carry) - full).norm(dim=1) / full.norm(dim=1)
     assert bool((errors < 0.06).all()), errors
     assert errors[1:].mean() > 0.005
 
@@ -180,17 +180,17 @@ def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> 
     carries, drafts = [], []
     tokens = torch.randint(0, 128, (40,), generator=torch.Generator().manual_seed(0))
     for model in models:
-        assert model.mtp is not None
-        model.mtp.layers[0].hidden_norm.weight.mul_(size)
-        model.mtp.layers[0].token_norm.weight.mul_(size)
+        assert model.draft_head is not None
+        model.draft_head.layers[0].hidden_norm.weight.mul_(size)
+        model.draft_head.layers[0].token_norm.weight.mul_(size)
         num_linears = len(model.linears())
         if model is models[1]:
-            rounded = model.mtp.norms_by_linear()
-            model.mtp.choose_formats("full", "fp8")
+            rounded = model.draft_head.norms_by_linear()
+            model.draft_head.choose_formats("full", "fp8")
             assert [linear.input_step is not None for linear in rounded] == [True] * 3
             assert len(model.linears()) == num_linears
         sequences = PagedSequences(model, 1, 64)
-        hidden = model.mtp.draft_hidden(sequences.forward([(0, 0, 40)], tokens))
+        hidden = model.draft_head.draft_hidden(sequences.forward([(0, 0, 40)], tokens))
         carry = sequences.draft([(0, 1, 39)], tokens[1:], hidden[:-1])
         carries.append(carry)
         drafts.append(draft_chain(sequences, tokens[:1], hidden[-1:], 40, 1))
@@ -204,12 +204,12 @@ def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> 
 @pytest.mark.parametrize("sizes", [(0.02, 1, 40, 5), (40, 0.02, 0.5, 300)], ids=str)
 def test_each_product_takes_all_that_its_norm_may_give(sizes: tuple[float, ...], tmp_path: Path) -> None:
     model = load(random_mimo(tmp_path / "model"), dtype="float64")  # of float32 the weights would be packed
-    assert model.mtp is not None
-    head, block = model.mtp.layers[0], model.mtp.layers[0].block
+    assert model.draft_head is not None
+    head, block = model.draft_head.layers[0], model.draft_head.layers[0].block
     norms = (head.hidden_norm, head.token_norm, block.input_norm, block.feed_forward_norm)
     for norm, size in zip(norms, sizes, strict=True):
         norm.weight.copy_(torch.linspace(-1, 0.5, len(norm.weight)) * size)
-    model.mtp.choose_formats("full", "fp8")
+    model.draft_head.choose_formats("full", "fp8")
     bounds = {head.input: max(sizes[:2]), block.mixer.input: sizes[2], block.feed_forward.input: sizes[3]}
     for linear, bound in bounds.items():
         assert linear.input_step is not None

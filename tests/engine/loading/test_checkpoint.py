@@ -40,7 +40,7 @@ def by_name(model: CausalLM) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("num_shards", [1, 3], ids=["one-file", "shards"])
 def test_every_parameter_gets_the_stored_values(num_shards: int, tmp_path: Path) -> None:
     config = mimo_config()
-    tensors = random_tensors(config, with_mtp=True)
+    tensors = random_tensors(config, with_draft_head=True)
     model = load(write_folder(tmp_path, config, tensors, num_shards=num_shards), dtype="float64")
     loaded = by_name(model)
     assert loaded.keys() == tensors.keys()
@@ -77,7 +77,7 @@ def test_the_dtype_is_the_one_asked_for(
     stored: torch.dtype, asked: str, wanted: torch.dtype, tmp_path: Path
 ) -> None:
     config = qwen2_config()
-    tensors = {n: t.to(stored) for n, t in random_tensors(config, with_mtp=False).items()}
+    tensors = {n: t.to(stored) for n, t in random_tensors(config, with_draft_head=False).items()}
     model = load(write_folder(tmp_path, config, tensors), dtype=asked)
     assert model.dtype == wanted
     assert torch.equal(model.final_norm.weight, tensors[NORM].to(wanted))
@@ -85,11 +85,11 @@ def test_the_dtype_is_the_one_asked_for(
 
 def test_auto_is_the_dtype_of_most_tensors_off_the_cpu(tmp_path: Path) -> None:
     config = qwen2_config()
-    tensors = {n: t.to(torch.bfloat16) for n, t in random_tensors(config, with_mtp=False).items()}
+    tensors = {n: t.to(torch.bfloat16) for n, t in random_tensors(config, with_draft_head=False).items()}
     tensors[NORM] = tensors[NORM].float()
     folder = write_folder(tmp_path, config, tensors)
     model = load_model(
-        folder, device=torch.device("meta"), dtype="auto", with_mtp=False, progress=lambda _: None
+        folder, device=torch.device("meta"), dtype="auto", with_draft_head=False, progress=lambda _: None
     )
     assert model.dtype == torch.bfloat16
 
@@ -97,7 +97,11 @@ def test_auto_is_the_dtype_of_most_tensors_off_the_cpu(tmp_path: Path) -> None:
 def test_progress_rises_to_one(tmp_path: Path) -> None:
     seen: list[float] = []
     load_model(
-        random_mimo(tmp_path), device=torch.device("cpu"), dtype="auto", with_mtp=True, progress=seen.append
+        random_mimo(tmp_path),
+        device=torch.device("cpu"),
+        dtype="auto",
+        with_draft_head=True,
+        progress=seen.append,
     )
     assert seen == sorted(seen)
     assert (seen[0] > 0, seen[-1], len(seen)) == (True, 1.0, 3 + 12 * 4 + 4)
@@ -105,7 +109,7 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
 
 def test_a_tied_head_is_counted_once_and_may_be_stored_twice(tmp_path: Path) -> None:
     config = qwen2_config(tie_word_embeddings=True)
-    tensors = random_tensors(config, with_mtp=False)
+    tensors = random_tensors(config, with_draft_head=False)
     stored_twice = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
     model = load(write_folder(tmp_path, config, stored_twice))
     num_parameters = sum(t.numel() for t in tensors.values())
@@ -116,7 +120,7 @@ def test_a_head_that_differs_from_the_embedding_is_used_whatever_config_json_say
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = qwen2_config(tie_word_embeddings=True)
-    tensors = random_tensors(config, with_mtp=False)
+    tensors = random_tensors(config, with_draft_head=False)
     head = tensors["model.embed_tokens.weight"] + 1
     model = load(write_folder(tmp_path, config, tensors | {"lm_head.weight": head}), dtype="float64")
     assert warnings_of(caplog, "tie_word_embeddings") == 1
@@ -138,7 +142,7 @@ def test_a_tied_head_that_is_stored_alike_stays_tied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = qwen2_config(tie_word_embeddings=True)
-    tensors = random_tensors(config, with_mtp=False)
+    tensors = random_tensors(config, with_draft_head=False)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     model = load(write_folder(tmp_path, config, tensors), dtype="float64")
     assert "lm_head" not in model.tensors()
@@ -147,7 +151,7 @@ def test_a_tied_head_that_is_stored_alike_stays_tied(
 
 def test_a_head_of_another_shape_is_not_passed_over(tmp_path: Path) -> None:
     config = qwen2_config(tie_word_embeddings=True)
-    tensors = random_tensors(config, with_mtp=False) | {"lm_head.weight": torch.ones(150, 48)}
+    tensors = random_tensors(config, with_draft_head=False) | {"lm_head.weight": torch.ones(150, 48)}
     with pytest.raises(ModelError, match=r"lm_head\.weight is \[150, 48\], not \[151, 48\]"):
         load(write_folder(tmp_path, config, tensors))
 
@@ -156,8 +160,8 @@ def test_a_head_that_is_announced_and_missing_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = mimo_config()
-    folder = write_folder(tmp_path, config, random_tensors(config, with_mtp=False))
-    assert not load(folder, with_mtp=False).has_mtp
+    folder = write_folder(tmp_path, config, random_tensors(config, with_draft_head=False))
+    assert not load(folder, with_draft_head=False).has_draft_head
     assert warnings_of(caplog, "num_nextn_predict_layers") == 1
 
 
@@ -165,7 +169,7 @@ def test_of_a_tensor_in_two_shards_the_later_file_counts_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = qwen2_config()
-    tensors = random_tensors(config, with_mtp=False)
+    tensors = random_tensors(config, with_draft_head=False)
     folder = write_folder(tmp_path, config, tensors, num_shards=2)
     shards = sorted(folder.glob("*.safetensors"))
     for value, shard in enumerate(shards):
@@ -183,7 +187,7 @@ def test_the_rotary_table_is_made_for_what_is_served(tmp_path: Path) -> None:
         folder,
         device=torch.device("cpu"),
         dtype="auto",
-        with_mtp=False,
+        with_draft_head=False,
         progress=lambda _: None,
         max_model_len=100,
     )
@@ -194,7 +198,7 @@ def test_the_rotary_table_is_made_for_what_is_served(tmp_path: Path) -> None:
 
 def test_stored_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
     config = qwen2_config()
-    tensors = random_tensors(config, with_mtp=False)
+    tensors = random_tensors(config, with_draft_head=False)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     assert len(load(write_folder(tmp_path, config, tensors)).state()) == 3
 
@@ -288,7 +292,7 @@ def test_a_fault_of_the_folder_is_named(
 
 
 def test_an_mtp_head_in_a_qwen2_folder_is_unexpected(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, qwen2_config(), random_tensors(mimo_config(), with_mtp=True))
+    folder = write_folder(tmp_path, qwen2_config(), random_tensors(mimo_config(), with_draft_head=True))
     with pytest.raises(ModelError, match=r"model\.mtp_layers\.0\."):
         load(folder)
 
@@ -303,4 +307,4 @@ def test_a_model_too_large_for_memory_is_refused_with_the_sum(
         load(folder)
     parts = [f"{4 * num_parameters / 1024:.1f} KiB", f"{num_parameters:,} parameters of 4 bytes", "on cpu"]
     assert [part for part in (str(folder), *parts) if part not in str(caught.value)] == []
-    assert load(folder, dtype="bfloat16").has_mtp
+    assert load(folder, dtype="bfloat16").has_draft_head

@@ -37,7 +37,7 @@ def test_all_numbers_are_read(tmp_path: Path) -> None:
         norm=NormSpec(1e-5),
         max_position_embeddings=256,
         tied=False,
-        mtp=MtpSpec(1, layer, first="hidden", reads="pre_norm", carries="post_norm"),
+        draft_head=MtpSpec(1, layer, first="hidden", reads="pre_norm", carries="post_norm"),
     )
 
 
@@ -47,7 +47,7 @@ def test_what_is_not_said_follows_from_what_is(tmp_path: Path) -> None:
         del config[key]
     parsed = read(tmp_path, config)
     attention = parsed.attention
-    assert (attention.head_dim, attention.num_kv_heads, parsed.mtp) == (12, 4, None)
+    assert (attention.head_dim, attention.num_kv_heads, parsed.draft_head) == (12, 4, None)
     assert parsed.tied is False
 
 

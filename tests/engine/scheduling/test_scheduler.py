@@ -109,7 +109,7 @@ def test_a_block_is_published_with_all_slots_wherever_a_catch_up_ends(num_prompt
     for _ in range(80):
         plans.append(device.step()[0])
         published = [b for b in request.block_ids if device.blocks.is_published(b)]
-        assert all(device.runner.is_complete(b, with_mtp=True) for b in published)
+        assert all(device.runner.is_complete(b, with_draft_head=True) for b in published)
     assert sum(plan.catches_up for plan in plans) == 1
     assert len(published) == (num_prompt + 63) // 16, "a catch-up leaves out the newest pair"
     device.scheduler.set_depth(3)
@@ -337,10 +337,10 @@ def test_a_row_that_may_or_may_not_end_takes_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "has_mtp", "expected"), [(3, True, 3), (0, True, 0), (3, False, 0)], ids=str
+    ("depth", "has_draft_head", "expected"), [(3, True, 3), (0, True, 0), (3, False, 0)], ids=str
 )
-def test_without_a_head_rounds_have_depth_zero(depth: int, has_mtp: bool, expected: int) -> None:
-    device = ScheduledDevice(depth=depth, has_mtp=has_mtp)
+def test_without_a_head_rounds_have_depth_zero(depth: int, has_draft_head: bool, expected: int) -> None:
+    device = ScheduledDevice(depth=depth, has_draft_head=has_draft_head)
     request = device.add(20)
     assert {plan.depth for plan in device.drain()} == {expected}
     assert request.output_token_ids == oracle(request)

@@ -30,7 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         depth=st.integers(0, 4),
-        has_mtp=st.sampled_from([True, True, True, False]),
+        has_draft_head=st.sampled_from([True, True, True, False]),
         num_blocks=st.sampled_from([7, 8, 9, 10, 12, 16, 32]),  # one request of full length needs 7
         max_running=st.sampled_from([5, 3, 2, 8, 1]),
         prefill_chunk=st.sampled_from([16, 23, 48, 512]),
@@ -44,7 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(
         self,
         depth: int,
-        has_mtp: bool,
+        has_draft_head: bool,
         num_blocks: int,
         max_running: int,
         prefill_chunk: int,
@@ -72,7 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
-            has_drafter=has_mtp,
+            has_drafter=has_draft_head,
             model_identity="model",
             kv_dtype="float32",
             prefill=PrefillPolicy(
@@ -84,14 +84,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.blocks = self.scheduler.state.blocks
         self.num_blocks = num_blocks
-        self.uses_mtp = has_mtp and depth > 0
+        self.uses_mtp = has_draft_head and depth > 0
         self.random = random.Random(repr((depth, num_blocks, acceptance)))
         self.share = ACCEPTANCE[acceptance]
         self.runner = FakeRunner(
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            has_mtp=has_mtp,
-            max_depth=depth if has_mtp else 0,
+            has_draft_head=has_draft_head,
+            max_depth=depth if has_draft_head else 0,
             accept=self._accept,
             is_published=self.blocks.is_published,
         )
@@ -213,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def published_blocks_are_complete_and_stay_as_they_are(self) -> None:
         now: dict[int, tuple[object, ...]] = {}
         for block_id in filter(self.blocks.is_published, range(self.num_blocks)):
-            assert self.runner.is_complete(block_id, with_mtp=self.uses_mtp), f"block {block_id}"
+            assert self.runner.is_complete(block_id, with_draft_head=self.uses_mtp), f"block {block_id}"
             now[block_id] = (self.blocks._keys[block_id], self.runner.snapshot(block_id))
             if block_id in self.published and self.published[block_id][0] == now[block_id][0]:
                 assert self.published[block_id] == now[block_id], f"block {block_id} has changed"

@@ -227,9 +227,11 @@ def test_gauges_say_what_holds_now() -> None:
 @pytest.mark.parametrize(
     ("length", "num_hits"), [(1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (48, 2), (64, 3), (65, 3)], ids=str
 )
-@pytest.mark.parametrize("has_mtp", [True, False], ids=["mtp", "no-mtp"])
-def test_a_hit_covers_full_blocks_but_never_the_last_token(length: int, num_hits: int, has_mtp: bool) -> None:
-    device = ScheduledDevice(depth=2, has_mtp=has_mtp, max_model_len=128)
+@pytest.mark.parametrize("has_draft_head", [True, False], ids=["mtp", "no-mtp"])
+def test_a_hit_covers_full_blocks_but_never_the_last_token(
+    length: int, num_hits: int, has_draft_head: bool
+) -> None:
+    device = ScheduledDevice(depth=2, has_draft_head=has_draft_head, max_model_len=128)
     prompt = [3 * i % 89 for i in range(80)]
     first = device.add(prompt[:63], max_tokens=1)
     device.step()
@@ -237,7 +239,7 @@ def test_a_hit_covers_full_blocks_but_never_the_last_token(length: int, num_hits
     plan, _ = device.step()
     chunk = plan.prefill[0]
     assert (chunk.start, second.num_cached) == (16 * num_hits, 16 * num_hits)
-    assert (chunk.hidden_block_id is not None) == (has_mtp and num_hits > 0)
+    assert (chunk.hidden_block_id is not None) == (has_draft_head and num_hits > 0)
     device.drain()
     assert [r.output_token_ids for r in (first, second)] == [oracle(first), oracle(second)]
 

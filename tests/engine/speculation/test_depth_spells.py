@@ -97,9 +97,9 @@ def published(engine: LocalEngine) -> dict[bytes, list[torch.Tensor]]:
     """The MTP layers' entries, and what the drafter keeps, of every published block, by the block's key."""
     pool, blocks = engine.engine.runner.pool, engine.engine.scheduler.state.blocks
     spec = engine.engine.runner.model.spec
-    assert spec.mtp is not None
+    assert spec.draft_head is not None
     first = len(spec.layers)
-    layers = [pool.layer(index) for index in range(first, first + spec.mtp.num_layers)]
+    layers = [pool.layer(index) for index in range(first, first + spec.draft_head.num_layers)]
     kept = [tensor for state in (*layers, pool.drafter) for tensor in state.values()]
     return {
         blocks._keys[i]: [tensor[i].clone() for tensor in kept]

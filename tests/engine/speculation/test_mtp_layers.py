@@ -43,7 +43,7 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
 
 @cache
 def oracle_of(num_layers: int) -> Oracle:
-    return Oracle(dtype=torch.float64, num_mtp_layers=num_layers)
+    return Oracle(dtype=torch.float64, num_draft_layers=num_layers)
 
 
 def config_of(path: Path, **changes: object) -> EngineConfig:

@@ -88,7 +88,7 @@ def test_every_family_drafts_without_a_head(
     else:
         save(tiny_model(architecture), architecture, tmp_path)
     engine = LocalEngine(config_of(tmp_path))
-    assert (engine.engine.info.drafter, engine.engine.info.has_mtp) == ("ngram", False)
+    assert (engine.engine.info.drafter, engine.engine.info.has_draft_head) == ("ngram", False)
     prompts = prompts_of(8, 60)
     texts = texts_of(engine, prompts, 40)
     plain = LocalEngine(config_of(tmp_path, drafter="none"))

@@ -94,12 +94,14 @@ def test_the_remedy_that_is_named_works_and_one_token_more_does_not(
         blocks(available=100 * MIB, max_model_len=max_model_len + 1, **flags)
 
 
-@pytest.mark.parametrize(("has_mtp", "wanted"), [(False, 6144), (True, 8192 + 96)], ids=["plain", "mtp"])
+@pytest.mark.parametrize(
+    ("has_draft_head", "wanted"), [(False, 6144), (True, 8192 + 96)], ids=["plain", "mtp"]
+)
 def test_a_block_holds_keys_values_and_a_state_for_the_head(
-    has_mtp: bool, wanted: int, tmp_path: Path
+    has_draft_head: bool, wanted: int, tmp_path: Path
 ) -> None:
     """2 x 3 or, with the head's, 4 layers x 16 tokens x 2 heads x 16 x 2 bytes; 48 x 2 bytes."""
-    model = load(random_mimo(tmp_path), dtype="bfloat16", with_mtp=has_mtp)
+    model = load(random_mimo(tmp_path), dtype="bfloat16", with_draft_head=has_draft_head)
     pool = StatePool(model.state(), mtp_state(model), num_blocks=5, block_size=16, device=torch.device("cpu"))
     assert pool.block_bytes() == block_bytes((*model.state(), mtp_state(model)), 16) == wanted
     assert sum(tensor.nbytes for tensor in pool.by_block()) == 5 * wanted

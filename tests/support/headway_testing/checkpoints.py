@@ -47,7 +47,7 @@ def qwen2_config(**changes: object) -> dict[str, object]:
     return mimo_config(architectures=["Qwen2ForCausalLM"], model_type="qwen2", **mtp | changes)
 
 
-def tensor_shapes(config: dict[str, object], *, with_mtp: bool) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: dict[str, object], *, with_draft_head: bool) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a checkpoint, as Hugging Face's Qwen2 and MiMo-7B have them."""
     sizes = {name: value for name, value in config.items() if isinstance(value, int)}
     vocab, hidden = sizes["vocab_size"], sizes["hidden_size"]
@@ -59,7 +59,7 @@ def tensor_shapes(config: dict[str, object], *, with_mtp: bool) -> dict[str, tup
         shapes |= _block_shapes(f"model.layers.{index}.", sizes)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
-    for index in range(sizes["num_nextn_predict_layers"] if with_mtp else 0):
+    for index in range(sizes["num_nextn_predict_layers"] if with_draft_head else 0):
         prefix = f"model.mtp_layers.{index}."
         shapes |= _block_shapes(prefix, sizes)
         shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("token", "hidden", "final")}
@@ -84,11 +84,13 @@ def _block_shapes(prefix: str, sizes: dict[str, int]) -> dict[str, tuple[int, ..
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
-def random_tensors(config: dict[str, object], *, with_mtp: bool, seed: int = 0) -> dict[str, torch.Tensor]:
+def random_tensors(
+    config: dict[str, object], *, with_draft_head: bool, seed: int = 0
+) -> dict[str, torch.Tensor]:
     """Weights large enough for every part to matter; norm weights and biases far from one and zero."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, shape in tensor_shapes(config, with_mtp=with_mtp).items():
+    for name, shape in tensor_shapes(config, with_draft_head=with_draft_head).items():
         noise = torch.randn(shape, generator=generator)
         if "norm" in name:
             tensors[name] = 1 + 0.4 * noise
@@ -122,12 +124,12 @@ def write_folder(
 def random_mimo(path: Path, *, seed: int = 0, **changes: object) -> Path:
     """A tiny random MiMo folder with its MTP head; drafts are nearly never right."""
     config = mimo_config(**changes)
-    return write_folder(path, config, random_tensors(config, with_mtp=True, seed=seed))
+    return write_folder(path, config, random_tensors(config, with_draft_head=True, seed=seed))
 
 
 def random_qwen2(path: Path, *, seed: int = 0, **changes: object) -> Path:
     config = qwen2_config(**changes)
-    return write_folder(path, config, random_tensors(config, with_mtp=False, seed=seed))
+    return write_folder(path, config, random_tensors(config, with_draft_head=False, seed=seed))
 
 
 def constructed_mimo(path: Path, *, noise: float = 0.0, seed: int = 0, **changes: object) -> Path:
@@ -139,7 +141,7 @@ def constructed_mimo(path: Path, *, noise: float = 0.0, seed: int = 0, **changes
     0.08, 0.6 with 0.1, 0.3 with 0.15, 0.15 with 0.2 (first draft, greedy, random text).
     """
     config = mimo_config(**{"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 128} | changes)
-    tensors = random_tensors(config, with_mtp=True, seed=seed)
+    tensors = random_tensors(config, with_draft_head=True, seed=seed)
     for name, tensor in tensors.items():
         if "norm" in name:
             tensors[name] = torch.ones_like(tensor)

@@ -108,7 +108,11 @@ def logits_after(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
 @cache
 def _model_in_float64(model_path: str) -> CausalLM:
     return load_model(
-        model_path, device=torch.device("cpu"), dtype="float64", with_mtp=False, progress=lambda _: None
+        model_path,
+        device=torch.device("cpu"),
+        dtype="float64",
+        with_draft_head=False,
+        progress=lambda _: None,
     )
 
 

@@ -23,7 +23,7 @@ from headway.server.engine_client import EngineStatus, Receiver, State
 INFO = EngineInfo(
     architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=1_000, weights_bytes=4_000,
     kv_cache_bytes=8_000, num_blocks=64, block_size=16, max_model_len=256, max_running=8, vocab_size=600,
-    depth=3, has_mtp=True, drafter="mtp",
+    depth=3, has_draft_head=True, drafter="mtp",
 )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def info(config: Configure) -> EngineInfo:
     return EngineInfo(
         architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=10, weights_bytes=40,
         kv_cache_bytes=80, num_blocks=64, block_size=config.config.block_size, max_model_len=2048,
-        max_running=config.config.num_rows, vocab_size=600, depth=config.config.depth, has_mtp=True, drafter="mtp",
+        max_running=config.config.num_rows, vocab_size=600, depth=config.config.depth, has_draft_head=True, drafter="mtp",
     )  # fmt: skip
 
 

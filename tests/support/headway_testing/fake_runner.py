@@ -114,7 +114,7 @@ class FakeRunner:
         *,
         num_blocks: int,
         block_size: int,
-        has_mtp: bool,
+        has_draft_head: bool,
         max_depth: int = 0,
         accept: Callable[[int], int] = lambda num_valid: num_valid,
         is_published: Callable[[int], bool] = lambda block_id: False,
@@ -125,7 +125,7 @@ class FakeRunner:
         self.may_hold_rounds = False
         self._left_out = [False, False]  # by the last step: rows that could decode, prompts
         self._size = block_size
-        self._has_mtp, self._max_depth = has_mtp, max_depth
+        self._has_mtp, self._max_depth = has_draft_head, max_depth
         self._accept = accept
         self._is_published = is_published
         self._keeps_row_state = keeps_row_state
@@ -161,18 +161,18 @@ class FakeRunner:
     def snapshot(self, block_id: int) -> tuple[object, ...]:
         """All that the block holds, to be compared later."""
         block = self._blocks[block_id]
-        return (tuple(block.kv), tuple(block.mtp), block.hidden)
+        return (tuple(block.kv), tuple(block.draft_head), block.hidden)
 
-    def is_complete(self, block_id: int, *, with_mtp: bool) -> bool:
+    def is_complete(self, block_id: int, *, with_draft_head: bool) -> bool:
         """Whether the block can serve as part of a prefix: every token, every true pair, the last state."""
         block = self._blocks[block_id]
         before: int | None = None
-        for kv, pair in zip(block.kv, block.mtp, strict=True):
+        for kv, pair in zip(block.kv, block.draft_head, strict=True):
             if kv is None or (before is not None and next_state(before, kv[0]) != kv[1]):
                 return False
             starts_request = before is None and next_state(0, kv[0]) == kv[1]
             is_true_pair = pair is not None and pair[1] == kv[0] and next_state(*pair) == kv[1]
-            if with_mtp and not starts_request and not is_true_pair:
+            if with_draft_head and not starts_request and not is_true_pair:
                 return False
             before = kv[1]
         return block.hidden == before
@@ -373,7 +373,7 @@ class FakeRunner:
             token_id = row.last_token if position == row.length else self._slot(row, position)[0]
             assert token_id is not None
             block_id, offset = self._place(row, position)
-            is_true = position == 0 or self._blocks[block_id].mtp[offset] == (state, token_id)
+            is_true = position == 0 or self._blocks[block_id].draft_head[offset] == (state, token_id)
             require(is_true, f"request {row.request_id} reads a wrong MTP pair in slot {position}")
             state = next_state(state, token_id)
 
@@ -385,7 +385,7 @@ class FakeRunner:
 
     def _write_pair(self, row: _Row, position: int, state: int, token_id: int) -> None:
         block, offset = self._writable(row, position)
-        block.mtp[offset] = (state, token_id)
+        block.draft_head[offset] = (state, token_id)
 
     def _writable(self, row: _Row, position: int) -> tuple[_Block, int]:
         block_id, offset = self._place(row, position)

@@ -94,7 +94,7 @@ def info(configure: Configure) -> EngineInfo:
     return EngineInfo(
         architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=10, weights_bytes=40,
         kv_cache_bytes=80, num_blocks=64, block_size=16, max_model_len=1 << 20, max_running=1024, vocab_size=4096,
-        depth=configure.config.depth, has_mtp=True, drafter="mtp",
+        depth=configure.config.depth, has_draft_head=True, drafter="mtp",
     )  # fmt: skip
 
 

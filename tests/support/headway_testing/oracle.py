@@ -38,7 +38,7 @@ class Oracle:
     """A tiny Qwen2 with MTP layers. Weights are large, norm weights and biases random: nothing is hidden."""
 
     def __init__(
-        self, *, dtype: torch.dtype, seed: int = 0, num_mtp_layers: int = 1, **changes: object
+        self, *, dtype: torch.dtype, seed: int = 0, num_draft_layers: int = 1, **changes: object
     ) -> None:
         self.config = Qwen2Config(
             **{
@@ -56,7 +56,7 @@ class Oracle:
             }
         )
         self.model = Qwen2ForCausalLM(self.config).eval()
-        self.mtp_layers = [HeadOracle(self.config).eval() for _ in range(num_mtp_layers)]
+        self.mtp_layers = [HeadOracle(self.config).eval() for _ in range(num_draft_layers)]
         generator = torch.Generator().manual_seed(seed)
         for module in (self.model, *self.mtp_layers):
             randomise(module, generator)

@@ -15,10 +15,14 @@ from headway.engine.state.pool import StatePool
 from headway.kernels import QueryBatch
 
 
-def load(path: Path, *, dtype: str = "auto", with_mtp: bool = True) -> CausalLM:
+def load(path: Path, *, dtype: str = "auto", with_draft_head: bool = True) -> CausalLM:
     """On the CPU, without a progress bar."""
     return load_model(
-        path, device=torch.device("cpu"), dtype=dtype, with_mtp=with_mtp, progress=lambda _: None
+        path,
+        device=torch.device("cpu"),
+        dtype=dtype,
+        with_draft_head=with_draft_head,
+        progress=lambda _: None,
     )
 
 
@@ -53,10 +57,10 @@ class PagedSequences:
         self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
         """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens, hidden]."""
-        return self.model.mtp.draft(self.inputs(spans, tokens), hidden, self.pool)
+        return self.model.draft_head.draft(self.inputs(spans, tokens), hidden, self.pool)
 
     def fill(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor) -> None:
-        self.model.mtp.fill_cache(self.inputs(spans, tokens), hidden, self.pool)
+        self.model.draft_head.fill_cache(self.inputs(spans, tokens), hidden, self.pool)
 
     def inputs(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> ForwardInputs:
         positions = torch.cat([torch.arange(first, first + count) for _, first, count in spans])

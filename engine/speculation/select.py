@@ -1,0 +1,71 @@
+"""Which drafter a configuration names, what it keeps, and its making."""
+
+from __future__ import annotations
+
+import logging
+
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.protocol.config import DrafterName, EngineConfig
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.scheduling.plan import MAX_PENDING
+from headway.engine.speculation.drafter import Drafter, NoDrafter
+from headway.engine.speculation.mtp import MtpDrafter, mtp_state
+from headway.engine.speculation.ngram import NgramDrafter, ngram_state
+from headway.engine.state.pool import StatePool
+from headway.engine.state.row_tensors import RowTensors
+from headway.engine.state.specs import StateSpec
+
+logger = logging.getLogger(__name__)
+
+
+def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
+    """Returns what makes drafts, which is not auto: "none" at depth 0. has_head: whether the model has an MTP head.
+
+    Raises ConfigError where the head that is asked for does not exist.
+    """
+    if config.drafter == "mtp" and not has_head:
+        raise ConfigError(
+            f"--drafter is mtp, but {config.model_path} has no MTP head; use ngram, which drafts for every model, or auto"
+        )
+    if config.depth == 0:
+        return "none"
+    if config.drafter == "auto":
+        return "mtp" if has_head else "none"
+    return config.drafter
+
+
+def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
+    """Logs that auto finds nothing that drafts, where depth asks for drafts."""
+    if config.depth > 0 and config.drafter == "auto" and not has_head:
+        logger.warning(
+            "--depth is %d, but %s has no MTP head: it is served without speculation (--drafter ngram drafts for every model, "
+            "none silences this line)",
+            config.depth, config.model_path,
+        )  # fmt: skip
+
+
+def reads_draft_head(config: EngineConfig) -> bool:
+    """Returns whether the drafter is the model's draft head. The configuration names its drafter."""
+    return config.drafter == "mtp"
+
+
+def drafter_state(config: EngineConfig, model: CausalLM) -> tuple[StateSpec, ...]:
+    """Declares what the drafter keeps by block and by row. The configuration names its drafter."""
+    return ngram_state() if config.drafter == "ngram" else mtp_state(model)
+
+
+def max_pending(config: EngineConfig) -> int:
+    """Returns the most pairs of a row that its drafter has not seen. The configuration names its drafter."""
+    return max(config.depth + 1, MAX_PENDING if reads_draft_head(config) else 0)
+
+
+def num_carries(model: CausalLM) -> int:
+    """Returns the number of hidden states that a row carries from one MTP layer to the next."""
+    return 0 if model.draft_head is None else model.draft_head.num_layers - 1
+
+
+def new_drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:
+    """Returns the drafter that the configuration names, bound to these."""
+    if reads_draft_head(config):
+        return MtpDrafter(model, pool, rows, max_depth=config.depth)
+    return NgramDrafter(pool) if config.drafter == "ngram" else NoDrafter()
