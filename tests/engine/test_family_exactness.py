@@ -9,10 +9,9 @@ import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
-from headway_testing.families import save, tiny_model
+from headway_testing.families import CLASSES, save, tiny_model
 from headway_testing.local import LocalEngine
 
-from headway.engine.models.registry import FAMILY_OF
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 
@@ -24,7 +23,7 @@ def config_of(folder: Path, **changes: object) -> EngineConfig:
     return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("architecture", FAMILY_OF)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_nothing_but_the_request_decides_the_text(architecture: str, tmp_path: Path) -> None:
     if architecture == "MiMoForCausalLM":
         random_mimo(tmp_path)

@@ -114,7 +114,13 @@ def test_every_option_has_a_field_and_help(option: Option) -> None:
 def test_the_pages_name_only_flags_that_exist(page: str) -> None:
     flags = set(re.findall(r"`--([a-z-]+)`", Path(__file__).parents[2].joinpath(page).read_text()))
     assert len(flags) > 10
-    assert flags <= {option.flag for option in ALL_OPTIONS}
+    assert flags <= {name for option in ALL_OPTIONS for name in (option.flag, *option.aliases)}
+
+
+def test_every_flag_of_the_server_is_explained() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/running.md").read_text()
+    served = [option for group in cli.SERVE_GROUPS.values() for option in group]
+    assert [o.flag for o in served for name in (o.flag, *o.aliases) if f"`--{name}`" not in page] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -86,7 +86,7 @@ def attributes_of(theirs: PreTrainedConfig, names: set[str]) -> dict[str, object
     }
 
 
-@pytest.mark.parametrize("architecture", FAMILY_OF)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_what_is_accepted_of_random_configs_means_the_same_to_transformers(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -102,7 +102,7 @@ def test_what_is_accepted_of_random_configs_means_the_same_to_transformers(
     assert num_accepted >= MIN_ACCEPTED
 
 
-@pytest.mark.parametrize("architecture", FAMILY_OF)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_what_is_left_out_has_the_default_of_the_config_class(architecture: str, tmp_path: Path) -> None:
     both = resolved_by_both(tmp_path, {"architectures": [architecture]})
     assert both is not None
@@ -110,7 +110,7 @@ def test_what_is_left_out_has_the_default_of_the_config_class(architecture: str,
     assert values == attributes_of(both[1], values.keys())
 
 
-@pytest.mark.parametrize("architecture", FAMILY_OF)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_every_key_of_the_config_class_is_known(architecture: str) -> None:
     """A release that adds one fails here."""
     shared = {field.name for field in fields(PreTrainedConfig)}
@@ -120,7 +120,7 @@ def test_every_key_of_the_config_class_is_known(architecture: str) -> None:
     assert theirs - ours == set()
 
 
-@pytest.mark.parametrize("architecture", FAMILY_OF)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_every_key_that_transformers_reads_is_known(architecture: str, tmp_path: Path) -> None:
     """Its shared code looks at keys that the config class does not have, such as is_causal."""
     seen: set[str] = set()
@@ -151,7 +151,7 @@ def test_every_key_that_transformers_reads_is_known(architecture: str, tmp_path:
         *(pytest.param(seed, marks=pytest.mark.long) for seed in range(NUM_MODELS, NUM_MODELS_LONG)),
     ],
 )
-@pytest.mark.parametrize("architecture", FAMILY_OF)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_an_accepted_config_gives_the_logits_of_transformers(
     architecture: str, seed: int, tmp_path: Path
 ) -> None:

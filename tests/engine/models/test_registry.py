@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from headway_testing.checkpoints import mimo_config, qwen2_config
+from headway_testing.families import CLASSES
 
 from headway.engine import ModelError, ModelSpec, read_model_spec
 from headway.engine.models.registry import FAMILY_OF
@@ -23,6 +24,12 @@ from headway.engine.models.spec import (
 def read(folder: Path, content: object) -> ModelSpec:
     (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return read_model_spec(folder)
+
+
+@pytest.mark.parametrize("architecture", FAMILY_OF)
+def test_a_family_runs_in_the_suites_of_all_or_has_tests_of_its_own(architecture: str) -> None:
+    own = Path(__file__).parent / "families" / f"test_{FAMILY_OF[architecture].model_type}.py"
+    assert architecture in CLASSES or own.exists()
 
 
 def test_all_numbers_are_read(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_cycle, random_mimo
-from headway_testing.families import save, tiny_model
+from headway_testing.families import CLASSES, save, tiny_model
 from headway_testing.local import LocalEngine
 from headway_testing.ngrams import expected_drafts
 
-from headway.engine.models.registry import FAMILY_OF
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.ngram import MAX_NGRAM, NgramDrafter
@@ -79,7 +78,7 @@ def prompts_of(num_prompts: int, longest: int) -> list[list[int]]:
     return [tokens[i][: 1 + (7 * i) % longest] for i in range(num_prompts)]
 
 
-@pytest.mark.parametrize("architecture", FAMILY_OF)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_every_family_drafts_without_a_head(
     architecture: str, tmp_path: Path, texts_of: Callable[..., dict[int, list[int]]]
 ) -> None:
