@@ -101,6 +101,7 @@ class Scheduler:
             clock,
             depth,
             max_depth=depth,
+            mixed_depth=depth,
             has_late_slots=depth > 0 and config.drafter != "ngram",
         )
         self.supply = BlockSupply(self.state, num_blocks)
@@ -133,11 +134,17 @@ class Scheduler:
         stats.num_kv_blocks_cached = blocks.num_cached
         return copy.deepcopy(stats)
 
-    def set_depth(self, depth: int) -> None:
+    def set_depth(self, depth: int, *, has_mixed: bool = False) -> None:
         """Sets the drafts of a round from the next step on, at most those of the configuration. Requests may be running: what
-        rounds without drafts leave to the drafter is caught up with before a round drafts again."""
+        rounds without drafts leave to the drafter is caught up with before a round drafts again.
+
+        has_mixed: mixed passes were captured for rounds of this depth, too. Without it prompts share no pass with shallower rounds than
+        before, whose mixed passes would be launched kernel by kernel and captured while requests run.
+        """
         assert 0 <= depth <= self.state.max_depth, f"depth is {depth}"
         self.state.depth = depth
+        if has_mixed:
+            self.state.mixed_depth = depth
 
     def hold_rounds(self) -> None:
         """Plans prompts alone until `release_rounds`: a measurement of rounds wants all rows to begin together."""
@@ -236,7 +243,7 @@ class Scheduler:
         first = min(
             (r for r in state.running if r.status is Status.PREFILLING), key=state.waiting.turn, default=None
         )
-        is_deep = any(state.depth_cap(r) == state.depth for r in decoding)
+        is_deep = any(state.depth_cap(r) == state.mixed_depth for r in decoding)
         is_plain = not any(
             r.sampling.adjusts_logits or r.sampling.num_logprobs is not None for r in state.running
         )

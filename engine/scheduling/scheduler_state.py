@@ -27,8 +27,8 @@ class SchedulerState:
     """Requests, rows, blocks and counters. Mutable: the scheduler and its parts are the only writers.
 
     requests: every request that has not ended, by id. running: those with a row, by priority, then arrival.
-    depth: the most drafts of a round; max_depth: the most that it may be set to. has_late_slots: the drafter sees the tokens of a
-    round in a later one. holds_rounds: while true no round is planned. fault_events and
+    depth: the most drafts of a round; max_depth: the most that it may be set to; mixed_depth: that of the rounds for which
+    mixed passes were captured. has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
     broken_block_ids wait until the scheduler hands them out.
     """
 
@@ -41,6 +41,7 @@ class SchedulerState:
     clock: Callable[[], float]
     depth: int
     max_depth: int
+    mixed_depth: int
     has_late_slots: bool
     holds_rounds: bool = False
     requests: dict[int, Request] = field(default_factory=dict)

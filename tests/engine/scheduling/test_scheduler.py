@@ -817,6 +817,18 @@ def test_other_prompts_get_a_pass_of_their_own(changes: dict[str, object]) -> No
     assert plan.decode_request_ids == ()
 
 
+def test_prompts_share_no_pass_with_a_round_for_whose_depth_none_was_captured() -> None:
+    """A server captures mixed passes of its own depth alone: an operator may lower the depth of rounds below it."""
+    device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, mixed_above_tokens=2))
+    let_rows_decode(device, 3)
+    kinds = []
+    for depth, has_mixed in ((3, False), (1, False), (0, False), (3, False), (1, True)):
+        device.scheduler.set_depth(depth, has_mixed=has_mixed)
+        device.add(20, max_tokens=1)
+        kinds.append(device.step_until_prompts()[0].is_mixed)
+    assert kinds == [True, False, False, True, True]
+
+
 def test_no_more_prompts_are_admitted_than_share_the_pass_of_a_large_round() -> None:
     device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, mixed_above_tokens=4))
     let_rows_decode(device, 2)
