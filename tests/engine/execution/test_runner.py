@@ -376,6 +376,23 @@ def test_a_step_in_two_halves_gives_the_same_text(tmp_path: Path, depth: int) ->
     assert any(key.keeps_logits for key in split.launched)
 
 
+def test_steps_in_two_halves_leave_catching_up_whole(tmp_path: Path) -> None:
+    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
+    engines = [LocalEngine(EngineConfig(model_path=path, depth=3)) for _ in range(2)]
+    runner = engines[1].engine.runner
+    split = SplitSteps(runner, StepGrid(row_counts(len(runner.table)), (16, 32), (16, 32)))
+    outputs = []
+    for engine in engines:
+        engine.submit([(7 * i) % 90 for i in range(20)], max_tokens=60)
+        for depth in (0, 3):
+            engine.engine.scheduler.set_depth(depth)
+            for _ in range(8):
+                engine.step()
+        outputs.append([(output.token_ids, output.num_accepted) for output in engine.run().values()])
+    assert outputs[0] == outputs[1]
+    assert any(key.catches_up for key in split.launched)
+
+
 def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

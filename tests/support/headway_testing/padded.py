@@ -45,6 +45,9 @@ class SplitSteps:
         runner.graphs = self  # type: ignore[assignment]
 
     def run(self, key: StepKey) -> tuple[StepOutcome, bool]:
+        if key.catches_up:  # no forward pass of the target, so that it has no halves
+            self.launched.append(key)
+            return self._launcher.launch(key), False
         # After prompts alone there may be nothing left for the second graph.
         if self._memory is None or not key.num_rows or key not in self.launched:
             self.launched.append(key)
