@@ -93,10 +93,10 @@ class _Row:
 
 @dataclass(slots=True)
 class _Block:
-    """kv: (token, state after it) by offset; mtp: (state before it, token); hidden: the last token's state."""
+    """kv: (token, state after it) by offset; pairs: (state before it, token); hidden: the last token's state."""
 
     kv: list[tuple[int, int] | None]
-    mtp: list[tuple[int, int] | None]
+    pairs: list[tuple[int, int] | None]
     hidden: int | None = None
 
 
@@ -161,13 +161,13 @@ class FakeRunner:
     def snapshot(self, block_id: int) -> tuple[object, ...]:
         """All that the block holds, to be compared later."""
         block = self._blocks[block_id]
-        return (tuple(block.kv), tuple(block.draft_head), block.hidden)
+        return (tuple(block.kv), tuple(block.pairs), block.hidden)
 
     def is_complete(self, block_id: int, *, with_draft_head: bool) -> bool:
         """Whether the block can serve as part of a prefix: every token, every true pair, the last state."""
         block = self._blocks[block_id]
         before: int | None = None
-        for kv, pair in zip(block.kv, block.draft_head, strict=True):
+        for kv, pair in zip(block.kv, block.pairs, strict=True):
             if kv is None or (before is not None and next_state(before, kv[0]) != kv[1]):
                 return False
             starts_request = before is None and next_state(0, kv[0]) == kv[1]
@@ -373,7 +373,7 @@ class FakeRunner:
             token_id = row.last_token if position == row.length else self._slot(row, position)[0]
             assert token_id is not None
             block_id, offset = self._place(row, position)
-            is_true = position == 0 or self._blocks[block_id].draft_head[offset] == (state, token_id)
+            is_true = position == 0 or self._blocks[block_id].pairs[offset] == (state, token_id)
             require(is_true, f"request {row.request_id} reads a wrong MTP pair in slot {position}")
             state = next_state(state, token_id)
 
@@ -385,7 +385,7 @@ class FakeRunner:
 
     def _write_pair(self, row: _Row, position: int, state: int, token_id: int) -> None:
         block, offset = self._writable(row, position)
-        block.draft_head[offset] = (state, token_id)
+        block.pairs[offset] = (state, token_id)
 
     def _writable(self, row: _Row, position: int) -> tuple[_Block, int]:
         block_id, offset = self._place(row, position)
