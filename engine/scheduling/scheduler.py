@@ -79,8 +79,7 @@ class Scheduler:
         self._num_taken_in = 0
         depth = config.depth if has_drafter else 0
         checkpoints = None if num_checkpoints is None else Checkpoints(num_checkpoints)
-        on_unpublish = None if checkpoints is None else checkpoints.drop
-        blocks = BlockAllocator(num_blocks, on_unpublish=on_unpublish)
+        blocks = BlockAllocator(num_blocks, on_unpublish=None if checkpoints is None else checkpoints.drop)
         prefixes = PrefixCache(
             blocks,
             block_size=config.block_size,
