@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from headway.server.errors import ApiError
 
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's codes of the two formats
-# zlib copies what follows a member, a large number of small members in a large part would cost the square of its size.
+# zlib copies what follows a member, so that a large number of small members in a large part would cost the square of its size.
 _SLICE_BYTES = 1024
 ACCEPTED = {"Accept-Encoding": "gzip, deflate, identity"}
 

@@ -45,7 +45,7 @@ class PrefixCache:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self._allocator = allocator
-        self._checkpoints = checkpoints
+        self._checkpoints = checkpoints if is_enabled else None
         self._block_size = block_size
         self._origin = (model_identity, kv_dtype, str(block_size))
         self._is_enabled = is_enabled
@@ -80,14 +80,14 @@ class PrefixCache:
     def next_border(self, request: Request) -> int | None:
         """Returns the number of tokens at which the request's next chunk has to end at the latest, so that a checkpoint can be
         made there; None: anywhere."""
-        if self._checkpoints is None or not self._is_enabled:
+        if self._checkpoints is None:
             return None
         borders = self._chain(request).borders
         return next((border for border in borders if border > request.num_computed), None)
 
     def take_checkpoint(self, request: Request) -> int | None:
         """Returns a checkpoint for the state after the computed tokens, if they end at a border; None: none is made."""
-        if self._checkpoints is None or not self._is_enabled:
+        if self._checkpoints is None:
             return None
         if request.num_computed not in self._chain(request).borders:
             return None

@@ -6,6 +6,7 @@ it from a state of zeros, which knows nothing of rows, rounds or checkpoints.
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -119,14 +120,10 @@ def run_schedule(path: Path, seed: int) -> tuple[LocalEngine, list[Plan]]:
     return engine, plans
 
 
+@functools.cache
 def engine_block_bytes(path: Path) -> int:
     """Of a model of two layers and an MTP layer, whose sizes the folder says: measured once."""
-    if path not in _BLOCK_BYTES:
-        _BLOCK_BYTES[path] = engine_of(path).engine.runner.pool.block_bytes()
-    return _BLOCK_BYTES[path]
-
-
-_BLOCK_BYTES: dict[Path, int] = {}
+    return engine_of(path).engine.runner.pool.block_bytes()
 
 
 def run_schedules(path: Path, seeds: range) -> None:
