@@ -47,17 +47,16 @@ class StepLauncher:
         return run_step(self.context, rows, key.depth, prompts, keeps_logits=key.keeps_logits)
 
     def operands(self, key: StepKey) -> tuple[RowTensors | None, PromptTokens | None]:
-        """Returns the rows of the key's round and its prompt tokens; the latter are computed from the packed chunks by kernels."""
-        prompts = None
+        """Returns the rows of the key's round, with their logits processors only while a row uses any, and its prompt tokens, which
+        kernels compute from the packed chunks."""
+        rows = prompts = None
+        if key.num_rows:
+            rows = self._table.first(key.num_rows, is_adjusted=key.is_adjusted)
         if key.num_prompt_tokens:
             packed = self._packed[: HEADER + key.num_prompt_tokens]
             size = self.context.pool.block_size
             prompts = padded_chunks(packed, self._table.numbers, size, is_window=key.is_window)
-        return self.rows_of(key), prompts
-
-    def rows_of(self, key: StepKey) -> RowTensors | None:
-        """Returns the rows of the key's round, with their logits processors only while a row uses any."""
-        return self._table.first(key.num_rows, is_adjusted=key.is_adjusted) if key.num_rows else None
+        return rows, prompts
 
     def launch_chunks(self, chunks: Sequence[PrefillChunk]) -> torch.Tensor:
         """Launches a pass of these chunks alone. Returns [tokens, hidden]: the hidden states in the order of the chunks."""

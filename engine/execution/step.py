@@ -7,7 +7,7 @@ verification by equality of coupled samples (Daliri, Musco, Suresh, arXiv 2408.0
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -43,8 +43,9 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """Tensors that the first half of a round leaves to the second. R: rows, W: depth + 1."""
+    """What the first half of a round leaves to the second. R: rows, W: depth + 1."""
 
+    rows: RowTensors
     packed: torch.Tensor  # [NUM_STAMPS + R * (W + 1)] int64: see RoundOutcome; three times are written
     window: RoundWindow  # the tokens to be verified
     inputs: ForwardInputs  # of these tokens alone
@@ -54,12 +55,19 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardedPrompts:
+    """The prompt tokens of a step, and their hidden states."""
+
+    tokens: PromptTokens
+    hidden: torch.Tensor  # [tokens, hidden]
+
+
+@dataclass(frozen=True, slots=True)
 class HalfStep:
-    """The results of `forward_half`. prompt_hidden: [prompt tokens, hidden]."""
+    """The results of `forward_half`."""
 
     round: Forwarded | None
-    prompts: PromptTokens | None
-    prompt_hidden: torch.Tensor | None
+    prompts: ForwardedPrompts | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +125,7 @@ def run_step(
     keeps_logits: bool = False,
 ) -> StepOutcome:
     """Runs both halves. rows: of the decode round; None: prompts alone."""
-    half = forward_half(context, rows, depth, prompts)
-    return sample_half(context, rows, half, keeps_logits=keeps_logits)
+    return sample_half(context, forward_half(context, rows, depth, prompts), keeps_logits=keeps_logits)
 
 
 def forward_half(
@@ -127,32 +134,33 @@ def forward_half(
     """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts."""
     if rows is None:
         assert prompts is not None, "a step has rows or prompts"
-        return HalfStep(None, prompts, context.model.forward(prompts.inputs, context.pool))
+        hidden = context.model.forward(prompts.inputs, context.pool)
+        return HalfStep(None, ForwardedPrompts(prompts, hidden))
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     window = _open_window(context, rows, depth, packed)
     by_row = RowTokens(rows.state_ids, *window.token_ids.shape)
-    inputs = replace(inputs_of(window, rows.granted_block_ids), rows=by_row)
-    hidden, prompt_hidden = _forward(context, inputs, prompts)
+    inputs = inputs_of(window, rows.granted_block_ids, by_row)
+    hidden, forwarded_prompts = _forward(context, inputs, prompts)
     next_positions = window.next_positions
-    if prompts is not None and prompt_hidden is not None:
-        next_positions = _lend_windows(prompts, prompt_hidden, hidden, next_positions)
+    if forwarded_prompts is not None:
+        next_positions = _lend_windows(forwarded_prompts, hidden, next_positions)
     logits = context.model.logits(hidden).view(*window.token_ids.shape, -1)
     stamp(packed[2:3])
-    return HalfStep(Forwarded(packed, window, inputs, next_positions, hidden, logits), prompts, prompt_hidden)
+    forwarded = Forwarded(rows, packed, window, inputs, next_positions, hidden, logits)
+    return HalfStep(forwarded, forwarded_prompts)
 
 
-def sample_half(
-    context: StepContext, rows: RowTensors | None, half: HalfStep, *, keeps_logits: bool = False
-) -> StepOutcome:
+def sample_half(context: StepContext, half: HalfStep, *, keeps_logits: bool = False) -> StepOutcome:
     """Samples, verifies the drafts, moves the state of the rows on and delivers; last, the drafter sees the prompts."""
-    outcome = None
-    if half.round is not None and rows is not None:
-        outcome = _finish_round(context, rows, half.round, keeps_logits=keeps_logits)
+    outcome = prompt_hidden = None
+    if half.round is not None:
+        outcome = _finish_round(context, half.round, keeps_logits=keeps_logits)
         if context.ring is not None:
             context.ring.deliver(outcome.packed, time_index=END_STAMP)
-    if half.prompts is not None and half.prompt_hidden is not None:
-        context.drafter.observe_prompts(half.prompts, half.prompt_hidden)
-    return StepOutcome(outcome, half.prompt_hidden)
+    if half.prompts is not None:
+        prompt_hidden = half.prompts.hidden
+        context.drafter.observe_prompts(half.prompts.tokens, prompt_hidden)
+    return StepOutcome(outcome, prompt_hidden)
 
 
 def _open_window(context: StepContext, rows: RowTensors, depth: int, packed: torch.Tensor) -> RoundWindow:
@@ -168,19 +176,18 @@ def _open_window(context: StepContext, rows: RowTensors, depth: int, packed: tor
 
 def _forward(
     context: StepContext, inputs: ForwardInputs, prompts: PromptTokens | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the hidden states of the round's tokens and of the prompts' tokens, of one forward pass."""
+) -> tuple[torch.Tensor, ForwardedPrompts | None]:
+    """Returns the hidden states of the round's tokens and the prompts with theirs, of one forward pass."""
     if prompts is None:
         return context.model.forward(inputs, context.pool), None
     states = context.model.forward(concatenate(inputs, prompts.inputs), context.pool)
     num_tokens = len(inputs.token_ids)
     # The prompts' part is a copy: a graph keeps the memory of what it returns, and nothing needs the round's part.
-    return states[:num_tokens], states[num_tokens:].clone()
+    return states[:num_tokens], ForwardedPrompts(prompts, states[num_tokens:].clone())
 
 
 def _lend_windows(
-    prompts: PromptTokens,
-    states: torch.Tensor,  # [prompt tokens, hidden]
+    prompts: ForwardedPrompts,
     hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the round's tokens; changed in place
     next_positions: torch.Tensor,  # [rows] int64
 ) -> torch.Tensor:
@@ -189,17 +196,16 @@ def _lend_windows(
 
     Returns [rows] int64: next_positions, in rows with prompts the position that follows these.
     """
-    last_places = prompts.last_places_by_row(len(next_positions))
+    last_places = prompts.tokens.last_places_by_row(len(next_positions))
     has_prompt, places = last_places >= 0, last_places.clamp(min=0)
     first = hidden.view(len(places), -1, hidden.shape[1])[:, 0]
-    first.copy_(torch.where(has_prompt[:, None], states[places], first))
-    return torch.where(has_prompt, prompts.inputs.positions[places] + 1, next_positions)
+    first.copy_(torch.where(has_prompt[:, None], prompts.hidden[places], first))
+    return torch.where(has_prompt, prompts.tokens.inputs.positions[places] + 1, next_positions)
 
 
-def _finish_round(
-    context: StepContext, rows: RowTensors, forwarded: Forwarded, *, keeps_logits: bool
-) -> RoundOutcome:
-    window, logits, packed = forwarded.window, forwarded.logits, forwarded.packed
+def _finish_round(context: StepContext, forwarded: Forwarded, *, keeps_logits: bool) -> RoundOutcome:
+    rows, window = forwarded.rows, forwarded.window
+    logits, packed = forwarded.logits, forwarded.packed
     depth = window.token_ids.shape[1] - 1
     broken = torch.empty_like(window.token_ids, dtype=torch.bool)
     sampled = pick_tokens(logits, rows, forwarded.next_positions, window.token_ids[:, 1:], broken=broken)

@@ -47,13 +47,14 @@ class ForwardInputs:
 def inputs_of(
     window: RoundWindow | DraftWindow,
     block_table: torch.Tensor,  # [rows, max_blocks] int64
+    by_row: RowTokens | None = None,
 ) -> ForwardInputs:
     """Returns the inputs for one batch of windows, one row each."""
     batch = QueryBatch.of_windows(
         block_table, window.start_positions, window.token_ids.shape[1], end_positions=window.end_positions
     )
     tokens = window.token_ids.flatten(), window.positions.flatten(), window.slot_mapping.flatten()
-    return ForwardInputs(*tokens, (batch,))
+    return ForwardInputs(*tokens, (batch,), by_row)
 
 
 def concatenate(first: ForwardInputs, second: ForwardInputs) -> ForwardInputs:

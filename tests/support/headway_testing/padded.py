@@ -73,5 +73,4 @@ class SplitSteps:
         return forward_half(self._launcher.context, rows, key.depth, prompts)
 
     def _second(self, key: StepKey, half: HalfStep) -> StepOutcome:
-        rows = self._launcher.rows_of(key)
-        return sample_half(self._launcher.context, rows, half, keeps_logits=key.keeps_logits)
+        return sample_half(self._launcher.context, half, keeps_logits=key.keeps_logits)
