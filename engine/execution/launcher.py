@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.padded_prefill import HEADER, packed_chunks, padded_chunks
 from headway.engine.execution.prefill import prefill_inputs
-from headway.engine.execution.row_table import RowTable
 from headway.engine.execution.step import StepContext, StepOutcome, run_step
 from headway.engine.execution.step_key import StepKey
 from headway.engine.scheduling.plan import PrefillChunk
@@ -21,7 +21,7 @@ class StepLauncher:
     """Mutable: the chunks that `pack` was given last are what a key with prompt tokens computes, launched or replayed."""
 
     def __init__(
-        self, context: StepContext, table: RowTable, *, max_prompt_tokens: int, prefill_window: int | None
+        self, context: StepContext, table: DeviceRows, *, max_prompt_tokens: int, prefill_window: int | None
     ) -> None:
         """max_prompt_tokens: the most of a key. prefill_window: prompts are attended in windows of this number of tokens; None: in
         whole chunks."""

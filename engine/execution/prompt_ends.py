@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.prefill import first_places, last_places
 from headway.engine.execution.results import DeviceResults
-from headway.engine.execution.row_table import RowTable
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.scheduling.plan import PrefillChunk
@@ -19,7 +19,7 @@ from headway.kernels import begin_decode
 class PromptEnds:
     """Launches kernel by kernel. Mutable: nothing; it writes to the table and the results that it is given."""
 
-    def __init__(self, model: CausalLM, table: RowTable, *, block_size: int) -> None:
+    def __init__(self, model: CausalLM, table: DeviceRows, *, block_size: int) -> None:
         self._model = model
         self._table = table
         self._block_size = block_size

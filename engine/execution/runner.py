@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.graphs import GraphCache, GraphMemory
 from headway.engine.execution.host_ring import HostRing, RingSlot
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.results import DeviceResults, StepHandle
-from headway.engine.execution.row_table import RowTable
 from headway.engine.execution.step import NUM_STAMPS, StepContext, StepOutcome
 from headway.engine.execution.step_key import MAX_REPLAYED_TOKENS, StepGrid, StepKey
 from headway.engine.execution.warm_up import WARM_UP_TOKENS, WarmUp
@@ -56,7 +56,7 @@ class Runner:
         self.adjustments = adjustments or AdjustmentTable(
             len(slots.limits), model.spec.vocab_size, self.device
         )
-        self.table = RowTable(slots, pool, self.adjustments)
+        self.table = DeviceRows(slots, pool, self.adjustments)
         self._ring = HostRing(NUM_STAMPS + len(slots.limits) * (max_depth + 2), self.device)
         most = min(
             policy.most_tokens, slots.granted_block_ids.shape[1] * pool.block_size, MAX_REPLAYED_TOKENS

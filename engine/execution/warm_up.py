@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.graphs import GraphCache, GraphMemory
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
-from headway.engine.execution.row_table import RowTable
 from headway.engine.execution.step import StepOutcome
 from headway.engine.execution.step_key import StepGrid, StepKey
 from headway.engine.protocol.errors import ConfigError
@@ -41,7 +41,7 @@ class WarmUp:
         self,
         launcher: StepLauncher,
         prompt_ends: PromptEnds,
-        table: RowTable,
+        table: DeviceRows,
         policy: PrefillPolicy,
         *,
         max_depth: int,

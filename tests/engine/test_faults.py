@@ -12,12 +12,12 @@ import pytest
 from headway_testing.checkpoints import constructed_mimo, random_cycle
 from headway_testing.local import LocalEngine, Output
 
-import headway.engine.execution.row_table
+import headway.engine.execution.device_rows
 import headway.engine.loop
 import headway.engine.scheduling.admission
 import headway.engine.scheduling.scheduler
 from headway.engine import INTERNAL_ERROR
-from headway.engine.execution.row_table import RowTable
+from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import Submit
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
@@ -64,8 +64,8 @@ SITES: dict[str, Site] = {
     "its blocks": Site(BlockSupply, "_num_needed", 1),
     "its growth": Site(BlockSupply, "_grow_row", 1),
     "its chunk": Site(headway.engine.scheduling.scheduler, "next_chunk", 0),
-    "its row": Site(RowTable, "_prepare", 1),
-    "its numbers": Site(headway.engine.execution.row_table, "numbers_of", 0),
+    "its row": Site(DeviceRows, "_prepare", 1),
+    "its numbers": Site(headway.engine.execution.device_rows, "numbers_of", 0),
     "its tables": Site(AdjustmentTable, "set_up", 2),
     "reading its chunk": Site(ResultReader, "_read_chunk", 1),
     "reading its row": Site(ResultReader, "_read_row", 1),

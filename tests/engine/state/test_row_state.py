@@ -19,7 +19,7 @@ from headway_testing.padded import PaddedLaunches
 from headway_testing.running_sum import with_running_sums
 
 from headway.engine import build
-from headway.engine.execution.row_table import RowTable
+from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
@@ -169,15 +169,15 @@ def plant_dirty_start(patch: pytest.MonkeyPatch) -> None:
 
 def plant_late_save(patch: pytest.MonkeyPatch) -> None:
     """The checkpoints are made before the pass."""
-    update, save = RowTable.update, RowTable.save
+    update, save = DeviceRows.update, DeviceRows.save
 
-    def update_and_save(table: RowTable, plan: Plan) -> Any:
+    def update_and_save(table: DeviceRows, plan: Plan) -> Any:
         faults = update(table, plan)
         save(table, plan.saves)
         return faults
 
-    patch.setattr(RowTable, "update", update_and_save)
-    patch.setattr(RowTable, "save", lambda *_: None)
+    patch.setattr(DeviceRows, "update", update_and_save)
+    patch.setattr(DeviceRows, "save", lambda *_: None)
 
 
 def plant_kept_ids(patch: pytest.MonkeyPatch) -> None:

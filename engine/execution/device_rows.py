@@ -17,7 +17,7 @@ from headway.engine.state.transfer import to_device
 logger = logging.getLogger(__name__)
 
 
-class RowTable:
+class DeviceRows:
     """The numbers of the rows, their state in the pool, their logits processors, and which of them return log-probabilities.
 
     Mutable: on the host side it is the only writer of them, by the plans that it is given; steps write the numbers and the
