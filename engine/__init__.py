@@ -1,5 +1,12 @@
 """The only door to the engine: what the API process may know of it. Imports no torch."""
 
+from headway.engine.grammar.compile import (
+    compile_matcher,
+    json_schema_source,
+    lark_source,
+    make_tokenizer,
+    regex_source,
+)
 from headway.engine.models.model_files import (
     MAX_TOKENIZER_BYTES,
     is_folder,
@@ -19,6 +26,7 @@ from headway.engine.protocol.errors import (
     QueueFullError,
     RequestError,
 )
+from headway.engine.protocol.grammar import Grammar, Thinking, TokenTable
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.logs import LogFormat, configure_logging
 from headway.engine.protocol.messages import (
@@ -79,6 +87,7 @@ __all__ = [
     "Failure",
     "FinishReason",
     "FromEngine",
+    "Grammar",
     "HeadwayError",
     "Heartbeat",
     "LogFormat",
@@ -97,13 +106,20 @@ __all__ = [
     "Shutdown",
     "StatsSnapshot",
     "Submit",
+    "Thinking",
     "ToEngine",
     "TokenEvent",
     "TokenLogprobs",
+    "TokenTable",
+    "compile_matcher",
     "configure_logging",
     "is_folder",
     "is_regular_file",
+    "json_schema_source",
+    "lark_source",
+    "make_tokenizer",
     "read_json_object",
     "read_model_spec",
     "read_text",
+    "regex_source",
 ]

@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from headway.engine.protocol.config import DrafterName, DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.protocol.stats import EngineStats
@@ -21,9 +22,10 @@ Phase = Literal["load", "capture", "serve"]
 
 
 class Configure(msgspec.Struct, tag=True, frozen=True):
-    """The first frame of a life."""
+    """The first frame of a life. token_table: None where the tokens have no text, so that no grammar is served."""
 
     config: EngineConfig
+    token_table: TokenTable | None = None
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -33,6 +35,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     priority: lower is served first, equals in the order of their coming.
     group_id: the same for all choices of one HTTP request, which together take turns with other HTTP requests; no other
     group's requests may have it as their id.
+    grammar: what the output may be; None for any text.
     """
 
     request_id: int
@@ -44,6 +47,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0
     group_id: int | None = None
+    grammar: Grammar | None = None
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

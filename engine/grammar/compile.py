@@ -1,0 +1,79 @@
+"""Compiles grammars with llguidance, under limits on their size and on the time that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from headway.engine.protocol.errors import RequestError
+from headway.engine.protocol.grammar import TokenTable
+
+# Of a hostile grammar the lexer is built in less than a second within these limits. They bound each later step, too.
+LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=250_000,
+    max_grammar_size=500_000,
+    precompute_large_lexemes=True,
+    verbose_errors=True,
+)
+
+
+class _Bytes:
+    """The tokenizer that LLTokenizer takes from Python."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, table: TokenTable, vocab_size: int) -> None:
+        missing = vocab_size - len(table.tokens)
+        self.tokens: Sequence[bytes] = [*table.tokens[:vocab_size], *[b""] * missing]
+        self.special_token_ids = table.special_ids
+        self.eos_token_id = table.end_ids[0]
+        self._id_of_byte = {token[0]: i for i, token in enumerate(self.tokens) if len(token) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Spells the text by bytes: masks do not depend on how a text is cut."""
+        data = text.encode() if isinstance(text, str) else text
+        return [self._id_of_byte[byte] for byte in data if byte in self._id_of_byte]
+
+
+def make_tokenizer(table: TokenTable, vocab_size: int) -> LLTokenizer:
+    """Returns what grammars are compiled for: some 0.7 s for a vocabulary of 152,064 tokens. vocab_size: the width of the logits;
+    ids beyond the table are never allowed."""
+    ends = [token_id for token_id in table.end_ids if token_id < vocab_size]
+    tokenizer = cast(TokenizerWrapper, _Bytes(table, vocab_size))  # the library looks at the attributes alone
+    return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
+
+
+def json_schema_source(schema: str) -> str:
+    """Returns the source of a JSON schema, given as JSON. Raises RequestError where it is no JSON object."""
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema))
+    except ValueError as error:
+        raise RequestError(f"the JSON schema cannot be read: {error}", code="invalid_grammar") from error
+
+
+def regex_source(pattern: str) -> str:
+    """Returns the source of a regular expression that the whole text matches."""
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def lark_source(grammar: str) -> str:
+    """Returns the source of a Lark grammar in llguidance's dialect."""
+    return str(LLMatcher.grammar_from_lark(grammar))
+
+
+def compile_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    """Returns a matcher at the beginning of the grammar. source: see `Grammar`. The GIL is released while it is built.
+
+    Raises RequestError with the reason of the library, which names the keyword and the place.
+    """
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise RequestError(f"the grammar cannot be enforced: {matcher.get_error()}", code="invalid_grammar")
+    return matcher
