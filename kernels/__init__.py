@@ -38,6 +38,7 @@ from headway.kernels.linear.qkv_rope_append import qkv_rope_append
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.runtime._device import has_float8_products
 from headway.kernels.runtime._precompile import compile_in_workers
+from headway.kernels.sampling.mask_logits import mask_logits
 from headway.kernels.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.sampling.sample import gumbel_noise, sample
 from headway.kernels.speculation.advance import advance
@@ -112,6 +113,7 @@ __all__ = [
     "least_packed_rows",
     "linear",
     "mamba_state_selective_copy",
+    "mask_logits",
     "max_prompt_rows",
     "most_gated_rows",
     "most_screened_rows",

@@ -16,6 +16,7 @@ from headway.kernels.reference.linear.quantized_linear import quantized_linear
 from headway.kernels.reference.linear.screened_linear import screened_linear
 from headway.kernels.reference.linear.skinny_linear import skinny_linear
 from headway.kernels.reference.recurrent.mamba import mamba_state_selective_copy
+from headway.kernels.reference.sampling.mask_logits import mask_logits
 from headway.kernels.reference.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.reference.sampling.sample import gumbel_noise, sample
 from headway.kernels.reference.speculation.advance import advance
@@ -48,6 +49,7 @@ __all__ = [
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",
+    "mask_logits",
     "open_drafts",
     "paged_attention",
     "prefill_attention",

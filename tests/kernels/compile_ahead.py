@@ -582,6 +582,13 @@ CASES = [
                 {"TOKENS": 1024},
                 divisible=LOGITS,
             ),
+            Case(
+                "mask_logits",
+                "_mask_kernel",
+                pointers("logits", kind) | {"line_ptr": VECTOR, "allowed_ptr": "*i32"},
+                {"TOKENS": 1024},
+                divisible=LOGITS,
+            ),
             Case("sample", "_scan_kernel", SAMPLING | {"logits_ptr": kind}, SEARCH, divisible=LOGITS),
             *(
                 Case(

@@ -31,7 +31,7 @@ GROUPS = {
         "begin_decode",
         "copy_results_to_host",
     ),
-    "sampling": ("sample",),
+    "sampling": ("sample", "mask_logits"),
     "windows": ("paged_attention_pieces",),
     "prompts": ("prefill_attention", "varlen_attention", "process_logits"),
     "linears": (
