@@ -1,0 +1,48 @@
+"""Compiles the grammars of requests beside the engine's loop, each source once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llguidance import LLMatcher, LLTokenizer
+
+from headway.engine.grammar.compile import compile_matcher, make_tokenizer
+from headway.engine.grammar.guide import Guide
+from headway.engine.protocol.errors import RequestError
+from headway.engine.protocol.grammar import Grammar, TokenTable
+
+_MAX_KEPT = 128  # sources
+
+
+class GrammarCompiler:
+    """Mutable: a thread compiles, and keeps what it compiled last. The API process has checked every source before."""
+
+    def __init__(self, table: TokenTable | None, vocab_size: int) -> None:
+        """table: None where no grammar can be served. Returns at once: the tokenizer is made by the thread."""
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._tokenizer: Future[LLTokenizer] | None = None
+        self.end_ids = () if table is None else tuple(i for i in table.end_ids if i < vocab_size)
+        if table is not None:
+            self._tokenizer = self._thread.submit(make_tokenizer, table, vocab_size)
+
+    def compile(self, grammar: Grammar) -> Future[Guide]:
+        """Returns the guide of a new request, whose result raises RequestError where the grammar cannot be enforced."""
+        return self._thread.submit(self._guide, grammar)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _guide(self, grammar: Grammar) -> Guide:
+        if self._tokenizer is None:
+            raise RequestError(
+                "this server's tokenizer gives its tokens no text, so that no grammar can be enforced; leave the grammar out",
+                code="unsupported_parameter",
+            )
+        if grammar.source not in self._kept:
+            self._kept[grammar.source] = compile_matcher(self._tokenizer.result(), grammar.source)
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar.source)
+        return Guide(self._kept[grammar.source].deep_copy(), grammar.thinking)

@@ -1,0 +1,74 @@
+"""The place of a request in its grammar: what it has consumed, and where its reasoning, which no grammar governs, ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher
+
+from headway.engine.protocol.errors import RequestError
+from headway.engine.protocol.grammar import Thinking
+
+DEAD_END = "grammar_dead_end"
+
+
+class Guide:
+    """Mutable: `advance` is called with every token of the output, in its order, by the scheduler alone."""
+
+    def __init__(self, matcher: LLMatcher, thinking: Thinking | None) -> None:
+        """matcher: at the beginning of the grammar; the guide's own."""
+        self.matcher = matcher
+        self._thinking = thinking
+        self._is_free = thinking is not None and thinking.is_open
+        self._is_first = True
+        self._recent: list[int] = []  # the last tokens of the reasoning, as many as close it
+
+    @property
+    def is_free(self) -> bool:
+        """Returns whether the next token is a part of the reasoning."""
+        return self._is_free
+
+    @property
+    def opening_id(self) -> int | None:
+        """Returns the token that may come next in addition to those of the grammar: it opens the reasoning."""
+        is_possible = self._is_first and not self._is_free and self._thinking is not None
+        return self._thinking.start_id if is_possible and self._thinking is not None else None
+
+    def num_free(self, drafts: Sequence[int]) -> int:
+        """Returns how many of the tokens that follow are a part of the reasoning if the drafts are right: 0 to len(drafts) + 1."""
+        if not self._is_free:
+            return 0
+        recent = list(self._recent)
+        for count, token_id in enumerate(drafts, start=1):
+            if self._closes(recent, token_id):
+                return count
+        return len(drafts) + 1
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Takes in tokens of the output. Raises RequestError where the grammar does not go on with one."""
+        for token_id in token_ids:
+            if self.opening_id == token_id:
+                self._is_free = True
+            elif self._is_free:
+                self._is_free = not self._closes(self._recent, token_id)
+            elif not self.matcher.consume_token(token_id):
+                raise self.dead_end()
+            self._is_first = False
+
+    def dead_end(self) -> RequestError:
+        """Returns the error of a request for which no token is left."""
+        reason = self.matcher.get_error().splitlines()
+        detail = f": {reason[0][:300]}" if reason else ""
+        message = (
+            "the text cannot be continued within its grammar: no token of this model is allowed at this place"
+            f"{detail}. Loosen the schema or the grammar"
+        )
+        return RequestError(message, code=DEAD_END)
+
+    def _closes(self, recent: list[int], token_id: int) -> bool:
+        """Adds the token to the last ones of the reasoning, and returns whether they close it."""
+        assert self._thinking is not None, "only a request with reasoning is free"
+        end_ids = self._thinking.end_ids
+        recent.append(token_id)
+        del recent[: max(0, len(recent) - len(end_ids))]
+        return recent == end_ids

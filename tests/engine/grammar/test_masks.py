@@ -1,0 +1,129 @@
+"""Masks of windows against a matcher that consumes token by token."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import pytest
+
+from headway.engine.grammar.compile import compile_matcher, json_schema_source, make_tokenizer, regex_source
+from headway.engine.grammar.guide import Guide
+from headway.engine.grammar.masks import GuidedWindow, MaskBuffer, MaskFiller
+from headway.engine.protocol.errors import RequestError
+from headway.engine.protocol.grammar import Thinking, TokenTable
+
+END, THINK, CLOSE = 256, 257, 258
+VOCAB, WINDOW = 300, 4
+TOKENIZER = make_tokenizer(
+    TokenTable(
+        [*(bytes([i]) for i in range(256)), b"<end>", b"<think>", b"</think>"], [END, THINK, CLOSE], [END]
+    ),
+    VOCAB,
+)
+EVERYTHING = set(range(VOCAB))
+REASONING = Thinking(end_ids=[CLOSE], is_open=True)
+
+
+class Buffer:
+    def __init__(self, num_entries: int) -> None:
+        words = -(-VOCAB // 32)
+        self._memory = (ctypes.c_int32 * (num_entries * WINDOW * words))()
+        self.buffer = MaskBuffer(ctypes.addressof(self._memory), num_entries, WINDOW, words)
+
+    def allowed(self, entry: int, place: int) -> set[int]:
+        data = ctypes.string_at(self.buffer.address_of(entry, place), self.buffer.line_bytes)
+        return {i for i in range(VOCAB) if data[i // 8] >> (i % 8) & 1}
+
+
+def guide(pattern: str, thinking: Thinking | None = None) -> Guide:
+    return Guide(compile_matcher(TOKENIZER, regex_source(pattern)), thinking)
+
+
+def places(one: Guide, drafts: list[int]) -> list[set[int]]:
+    memory = Buffer(2)
+    assert MaskFiller([END]).fill([GuidedWindow(one, drafts, 1)], memory.buffer) == []
+    return [memory.allowed(1, place) for place in range(len(drafts) + 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_place_allows_what_the_grammar_allows_after_the_drafts(seed: int) -> None:
+    chance = random.Random(seed)
+    schema = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"enum":["x","yz",null]}},"required":["b"],"additionalProperties":false}'
+    one = Guide(compile_matcher(TOKENIZER, json_schema_source(schema)), None)
+    walker = compile_matcher(TOKENIZER, json_schema_source(schema))
+    for _ in range(40):
+        if walker.is_stopped():
+            break
+        drafts, expected = [], []
+        trial = walker.deep_copy()
+        for _ in range(WINDOW):
+            bits = trial.compute_bitmask()
+            ids = {i for i in range(VOCAB) if bits[i // 8] >> (i % 8) & 1}
+            expected.append(ids)
+            drafts.append(chance.choice(sorted(ids)) if chance.random() < 0.8 else chance.randrange(256))
+            if drafts[-1] == END or not trial.consume_token(drafts[-1]):
+                break
+        found = places(one, drafts[: WINDOW - 1])
+        for place, ids in enumerate(expected[: len(found)]):
+            assert found[place] == ids, place
+        token = chance.choice(sorted(expected[0]))
+        one.advance([token])
+        walker.consume_token(token)
+
+
+def test_places_after_a_draft_that_is_not_allowed_allow_everything() -> None:
+    assert places(guide("ab"), [ord("x"), ord("b")]) == [{ord("a")}, EVERYTHING, EVERYTHING]
+
+
+def test_a_complete_text_may_only_end() -> None:
+    assert places(guide("a"), [ord("a")]) == [{ord("a")}, {END}]
+
+
+def test_the_grammar_begins_behind_the_reasoning_even_inside_a_window() -> None:
+    one = guide("ab", REASONING)
+    assert places(one, [1, 2]) == [EVERYTHING - {END}] * 3
+    assert places(one, [1, CLOSE, ord("a")]) == [EVERYTHING - {END}] * 2 + [{ord("a")}, {ord("b")}]
+    one.advance([1, CLOSE])
+    assert places(one, [ord("a")]) == [{ord("a")}, {ord("b")}]
+
+
+def test_a_sequence_of_tokens_closes_the_reasoning_across_windows() -> None:
+    one = guide("ab", Thinking(end_ids=[7, 7, 8], is_open=True))
+    one.advance([7, 7])
+    assert one.num_free([7, 8]) == 2
+    one.advance([7])
+    assert one.num_free([8, ord("a")]) == 1
+    one.advance([8])
+    assert not one.is_free
+
+
+def test_the_model_may_open_its_reasoning_itself_as_its_first_token() -> None:
+    thinking = Thinking(end_ids=[CLOSE], is_open=False, start_id=THINK)
+    one = guide("ab", thinking)
+    assert places(one, []) == [{ord("a"), THINK}]
+    one.advance([THINK, 5, CLOSE])
+    assert places(one, []) == [{ord("a")}]
+    other = guide("ab", thinking)
+    other.advance([ord("a")])
+    assert places(other, []) == [{ord("b")}]
+
+
+def test_a_text_that_no_token_continues_ends_its_request_alone() -> None:
+    tokens = [bytes([i]) if i != ord("b") else b"" for i in range(256)]
+    tokenizer = make_tokenizer(TokenTable([*tokens, b"<end>"], [END], [END]), VOCAB)
+    dead = Guide(compile_matcher(tokenizer, regex_source("ab")), None)
+    dead.advance([ord("a")])
+    memory = Buffer(2)
+    alive = guide("xy")
+    windows = [GuidedWindow(dead, [], 0), GuidedWindow(alive, [], 1)]
+    ((found, error),) = MaskFiller([END]).fill(windows, memory.buffer)
+    assert found is dead
+    assert "no token of this model is allowed" in str(error)
+    assert memory.allowed(0, 0) == EVERYTHING
+    assert memory.allowed(1, 0) == {ord("x")}
+
+
+def test_a_token_outside_of_the_grammar_is_an_error_of_the_request() -> None:
+    with pytest.raises(RequestError, match="cannot be continued within its grammar"):
+        guide("ab").advance([ord("a"), ord("x")])
