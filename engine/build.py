@@ -40,6 +40,7 @@ from headway.engine.speculation.select import (
     warn_without_head,
 )
 from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.engine.state.masks import MaskTable
 from headway.engine.state.memory import (
     available_bytes,
     check_context,
@@ -98,6 +99,7 @@ def assemble(
     )
     # These and the rows are taken before the pool takes most of what is left.
     adjustments = _take_adjustments(config, model)
+    masks = MaskTable(config.num_rows, config.depth + 1, model.spec.vocab_size, device)
     slots = _take_rows(config, model, max_model_len)
     pool = _take_pool(config, model, max_model_len)
     if device.type == "cpu":
@@ -111,6 +113,7 @@ def assemble(
         drafter or new_drafter(config, model, pool, slots),
         max_depth=config.depth,
         adjustments=adjustments,
+        masks=masks,
         synthetic=synthetic,
         prefill_window=prefill_window,
         prefill=prefill,

@@ -8,9 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Protocol
 
+from headway.engine.grammar.compiler import GrammarCompiler
+from headway.engine.grammar.guide import Guide
+from headway.engine.grammar.masks import MaskBuffer
 from headway.engine.protocol.errors import RequestError, describe_fault
 from headway.engine.protocol.messages import (
     Abort,
@@ -24,13 +28,12 @@ from headway.engine.protocol.messages import (
     StatsSnapshot,
     Submit,
     ToEngine,
-    TokenEvent,
 )
-from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.scheduling.launch_timer import LaunchTimer
 from headway.engine.scheduling.plan import Plan, StepResult
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
+from headway.engine.scheduling.updates import refusal_event
 
 IDLE_SECONDS = 0.5
 STATS_SECONDS = 0.1
@@ -49,10 +52,21 @@ class Handle(Protocol):
     def result(self) -> StepResult: ...
 
 
+class Begun(Protocol):
+    """A step with guided rows whose first half is launched. buffer: for the masks. drafts: waits for them; by row of the round.
+    finish: launches the second half; entries: of the buffer, by row that is masked."""
+
+    @property
+    def buffer(self) -> MaskBuffer: ...
+    def drafts(self) -> list[list[int]]: ...
+    def finish(self, entries: Mapping[int, int]) -> Handle: ...
+
+
 class Launcher(Protocol):
-    """An executor of plans: the runner, or a simulation of it."""
+    """An executor of plans: the runner, or a simulation of it. begin: for plans with guided rows; they must be finished."""
 
     def launch(self, plan: Plan) -> Handle: ...
+    def begin(self, plan: Plan) -> Begun: ...
 
 
 class Post(Protocol):
@@ -71,8 +85,12 @@ class EngineLoop:
         runner: Launcher,
         post: Post,
         *,
+        compiler: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """compiler: None: no request may have a grammar."""
+        self._compiler = compiler or GrammarCompiler(None, 0)
+        self._compiling: dict[int, tuple[Submit, Future[Guide]]] = {}
         self._scheduler = scheduler
         self._runner = runner
         self._post = post
@@ -94,11 +112,11 @@ class EngineLoop:
             return False
         plan = None if self._is_paused else self._scheduler.plan()
         if plan is not None:
-            handle = self._runner.launch(plan)
-            if self._in_flight:
-                self._launch_timer.learn_launch(since)
+            if plan.guided_rows:
+                handle = self._launch_in_halves(plan, since)
             else:
-                self._launch_timer.expect(plan, self._clock())
+                handle = self._runner.launch(plan)
+                self._note_launch(plan, since)
             self._in_flight.append((plan, handle))
             self._step += 1
         while self._in_flight and self._should_read(has_launched=plan is not None):
@@ -107,18 +125,44 @@ class EngineLoop:
         self._report()
         return True
 
+    def _launch_in_halves(self, plan: Plan, since: float) -> Handle:
+        """While the first half runs, the step before is read and the masks are filled. The second half is launched in any case."""
+        begun = self._runner.begin(plan)
+        self._note_launch(plan, since)
+        entries: dict[int, int] = {}
+        try:
+            while self._in_flight:
+                self._publish(*self._in_flight.popleft(), following=plan)
+            entries = self._scheduler.fill_masks(plan, begun.drafts(), begun.buffer)
+        finally:
+            handle = begun.finish(entries)
+        return handle
+
+    def _note_launch(self, plan: Plan, since: float) -> None:
+        if self._in_flight:
+            self._launch_timer.learn_launch(since)
+        else:
+            self._launch_timer.expect(plan, self._clock())
+
     def _take_mail(self) -> bool:
         """Handles queued messages, and those that arrive until the next step must be launched. False after a Shutdown."""
-        messages = self._post.receive(0.0 if self._is_busy() else IDLE_SECONDS)
+        messages = self._post.receive(self._mail_seconds())
         while True:
             for message in messages:
                 if isinstance(message, Shutdown):
                     return False
                 self._take(message)
+            self._take_compiled()
             spare = self._launch_timer.seconds_until_due()
             if spare < _LEAST_WAIT_SECONDS or self._in_flight[0][1].is_ready():
                 return True
             messages = self._post.receive(min(spare, _LOOK_SECONDS))
+
+    def _mail_seconds(self) -> float:
+        """Returns how long to wait for the first message."""
+        if self._is_busy():
+            return 0.0
+        return _LOOK_SECONDS if self._compiling else IDLE_SECONDS
 
     def _is_busy(self) -> bool:
         return bool(self._in_flight) or (self._scheduler.has_work and not self._is_paused)
@@ -130,14 +174,12 @@ class EngineLoop:
     def _take(self, message: ToEngine) -> None:
         self._has_news = True
         if isinstance(message, Submit):
-            try:
-                self._scheduler.add(_request(message))
-            except RequestError as error:
-                self._post.send(RoundOutput([_refusal(message.request_id, error)]))
-            except Exception as error:
-                logger.exception("request %d could not be taken in", message.request_id)
-                self._scheduler.count_fault(message.request_id, describe_fault(error))
+            if message.grammar is None:
+                self._add(message, None)
+            else:
+                self._compiling[message.request_id] = message, self._compiler.compile(message.grammar)
         elif isinstance(message, Abort):
+            self._compiling.pop(message.request_id, None)
             try:
                 self._scheduler.abort(message.request_id, message.reason)
             except Exception:
@@ -147,14 +189,32 @@ class EngineLoop:
         elif isinstance(message, SetDepth):
             self._scheduler.set_depth(message.depth)
 
-    def _publish(self, plan: Plan, handle: Handle) -> None:
-        """Sends what the step gave. A step launched after this one begins when it ends."""
+    def _take_compiled(self) -> None:
+        """Takes in the requests whose grammars are compiled; until then they are unknown to the scheduler."""
+        for request_id, (message, guide) in list(self._compiling.items()):
+            if guide.done():
+                del self._compiling[request_id]
+                self._add(message, guide)
+
+    def _add(self, message: Submit, guide: Future[Guide] | None) -> None:
+        try:
+            self._scheduler.add(_request(message, None if guide is None else guide.result()))
+        except RequestError as error:
+            self._post.send(RoundOutput([refusal_event(message.request_id, error)]))
+        except Exception as error:
+            logger.exception("request %d could not be taken in", message.request_id)
+            self._scheduler.count_fault(message.request_id, describe_fault(error))
+
+    def _publish(self, plan: Plan, handle: Handle, *, following: Plan | None = None) -> None:
+        """Sends what the step gave. A step launched after this one begins when it ends: `following`, else that in flight."""
+        if following is None and self._in_flight:
+            following = self._in_flight[0][0]
         was_done = handle.is_ready()
         handle.wait()
         end = self._clock()
         result = handle.result()
         self._launch_timer.learn_step(plan, result)
-        self._launch_timer.expect(None if was_done or not self._in_flight else self._in_flight[0][0], end)
+        self._launch_timer.expect(None if was_done else following, end)
         self._take_in(plan, result)
 
     def _take_in(self, plan: Plan, result: StepResult) -> None:
@@ -186,7 +246,7 @@ class EngineLoop:
         self._post.send(StatsSnapshot(self._scheduler.snapshot()))
 
 
-def _request(message: Submit) -> Request:
+def _request(message: Submit, guide: Guide | None) -> Request:
     return Request(
         request_id=message.request_id,
         prompt_token_ids=message.prompt_token_ids,
@@ -197,15 +257,5 @@ def _request(message: Submit) -> Request:
         cache_salt=message.cache_salt,
         priority=message.priority,
         group_id=message.group_id,
-    )
-
-
-def _refusal(request_id: int, error: RequestError) -> TokenEvent:
-    return TokenEvent(
-        request_id,
-        [],
-        FinishReason.ERROR,
-        error=str(error),
-        error_code=error.code,
-        error_param=error.param,
+        guide=guide,
     )

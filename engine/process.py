@@ -17,9 +17,9 @@ import traceback
 from contextlib import closing
 
 from headway.engine.build import assemble
+from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.loop import EngineLoop
 from headway.engine.probe import check_logits
-from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.logs import configure_logging
 from headway.engine.protocol.messages import Configure, Failure, Heartbeat, Mailbox, Ready
@@ -34,12 +34,13 @@ def main(address: str) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # asks where the threads stand, without a dump of all memory
     with closing(Mailbox(address)) as mailbox:
-        config = _receive_config(mailbox)
-        if config is None:
+        first = _receive_configuration(mailbox)
+        if first is None:
             return 1
+        config = first.config
         configure_logging(config.log_level, config.log_format)
         try:
-            _serve(config, mailbox)
+            _serve(first, mailbox)
         except HeadwayError as error:
             mailbox.send(Failure(type(error).__name__, str(error)))
             return 1
@@ -52,12 +53,13 @@ def main(address: str) -> int:
     return 0
 
 
-def _receive_config(mailbox: Mailbox) -> EngineConfig | None:
+def _receive_configuration(mailbox: Mailbox) -> Configure | None:
     messages = mailbox.receive(CONFIGURE_SECONDS)
-    return messages[0].config if messages and isinstance(messages[0], Configure) else None
+    return messages[0] if messages and isinstance(messages[0], Configure) else None
 
 
-def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
+def _serve(first: Configure, mailbox: Mailbox) -> None:
+    config = first.config
     parent = os.getppid()
     engine = assemble(config, progress=lambda done: mailbox.send(Heartbeat("load", done)))
     engine.runner.capture(
@@ -67,7 +69,8 @@ def _serve(config: EngineConfig, mailbox: Mailbox) -> None:
     # What is there now stays: a full collection that walks over all of it would stop every stream for some 50 ms.
     gc.collect()
     gc.freeze()
-    loop = EngineLoop(engine.scheduler, engine.runner, mailbox)
+    compiler = GrammarCompiler(first.token_table, engine.info.vocab_size)
+    loop = EngineLoop(engine.scheduler, engine.runner, mailbox, compiler=compiler)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(engine.info))
     while loop.step() and os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""A ring of page-locked memory in which rounds leave their results for the host."""
+"""Rings of page-locked memory in which rounds leave their results for the host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headway.kernels import copy_results_to_host
 # One for the round that runs, one for the round that is launched after it, one for the round whose results are read.
 _NUM_SLOTS = 3
 _NOBODY = -1
+_NOT_THERE = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class RingSlot:
         number, *results = self.memory[: 1 + self.size].tolist()
         assert number == self.number, f"round {self.number} was to be here, not {number}"
         return results
+
+    def read_early(self) -> list[int] | None:
+        """Returns the results of a round that may still run; None while some are missing. The slot was taken as one that is read
+        early."""
+        results: list[int] = self.memory[1 : 1 + self.size].tolist()
+        return None if _NOT_THERE in results else results
 
 
 class HostRing:
@@ -50,12 +57,16 @@ class HostRing:
         """Launches the kernel that writes a round's results to its slot, and the end time to packed[time_index]."""
         copy_results_to_host(packed, self._slots, self._count, time_index=time_index)
 
-    def take(self, size: int) -> RingSlot:
-        """Returns the slot of the round that is launched next, of whose results the first `size` numbers are wanted."""
+    def take(self, size: int, *, is_read_early: bool = False) -> RingSlot:
+        """Returns the slot of the round that is launched next, of whose results the first `size` numbers are wanted.
+
+        is_read_early: before the round is done. Its numbers then come one by one, in any order."""
         number = self._num_taken
         self._num_taken += 1
         slot = number % _NUM_SLOTS
         self._number_by_slot[slot].fill_(_NOBODY)
+        if is_read_early:
+            self._memory_by_slot[slot][1 : 1 + size].fill_(_NOT_THERE)
         return RingSlot(number, size, self._memory_by_slot[slot])
 
     def restart(self) -> None:

@@ -9,10 +9,18 @@ import torch
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.padded_prefill import HEADER, packed_chunks, padded_chunks
 from headway.engine.execution.prefill import prefill_inputs
-from headway.engine.execution.step import StepContext, StepOutcome, run_step
+from headway.engine.execution.step import (
+    HalfStep,
+    StepContext,
+    StepOutcome,
+    forward_half,
+    run_step,
+    sample_half,
+)
 from headway.engine.execution.step_key import StepKey
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
+from headway.engine.state.masks import MaskTable
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import copy_to_device
 
@@ -21,12 +29,19 @@ class StepLauncher:
     """Mutable: the chunks that `pack` was given last are what a key with prompt tokens computes, launched or replayed."""
 
     def __init__(
-        self, context: StepContext, table: DeviceRows, *, max_prompt_tokens: int, prefill_window: int | None
+        self,
+        context: StepContext,
+        table: DeviceRows,
+        masks: MaskTable,
+        *,
+        max_prompt_tokens: int,
+        prefill_window: int | None,
     ) -> None:
         """max_prompt_tokens: the most of a key. prefill_window: prompts are attended in windows of this number of tokens; None: in
         whole chunks."""
         self.context = context
         self._table = table
+        self.masks = masks
         self._prefill_window = prefill_window
         size = HEADER + max_prompt_tokens
         self._packed = torch.zeros(
@@ -45,6 +60,16 @@ class StepLauncher:
             self.context.drafter.catch_up(rows)
             return StepOutcome(None, None)
         return run_step(self.context, rows, key.depth, prompts, keeps_logits=key.keeps_logits)
+
+    def begin(self, key: StepKey) -> HalfStep:
+        """Launches the first half of a key with masked rows; the host gets the drafts before the target model has run."""
+        rows, prompts = self.operands(key)
+        return forward_half(self.context, rows, key.depth, prompts, tells_drafts=True)
+
+    def finish(self, key: StepKey, half: HalfStep) -> StepOutcome:
+        """Launches the second half, under the masks that the table got last."""
+        masks = self.masks.first(key.num_rows)
+        return sample_half(self.context, half, keeps_logits=key.keeps_logits, masks=masks)
 
     def operands(self, key: StepKey) -> tuple[RowTensors | None, PromptTokens | None]:
         """Returns the rows of the key's round, with their logits processors only while a row uses any, and its prompt tokens, which

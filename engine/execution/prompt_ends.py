@@ -12,6 +12,7 @@ from headway.engine.execution.results import DeviceResults
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.sampling.sampler import NO_TOKEN, SCORED_AT_ONCE, pick_tokens, score_tokens
 from headway.engine.scheduling.plan import PrefillChunk
+from headway.engine.state.masks import Masks
 from headway.engine.state.transfer import to_device
 from headway.kernels import begin_decode
 
@@ -30,6 +31,7 @@ class PromptEnds:
         hidden: torch.Tensor,  # [tokens or more, hidden], in the order of the chunks
         results: DeviceResults,
         sampled: torch.Tensor | None = None,  # [rows] int64: what a round sampled after the prompts, by row
+        masks: Masks | None = None,  # of all rows; None: no row is masked
     ) -> None:
         """Samples after the chunks that are last, unless a round did, and scores the tokens that are to be scored."""
         last = [chunk for chunk in chunks if chunk.is_last]
@@ -37,7 +39,7 @@ class PromptEnds:
             of_last = hidden[self._to_device(last_places(chunks))]
             if sampled is not None and any(chunk.row >= len(sampled) for chunk in last):
                 sampled = None
-            self.start_rows(last, of_last, results, sampled)
+            self.start_rows(last, of_last, results, sampled, masks)
         if any(chunk.scored_token_ids for chunk in chunks):
             results.prompt_logprobs = [
                 self._score_prompt(chunk, hidden[first:])
@@ -50,13 +52,14 @@ class PromptEnds:
         hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
         results: DeviceResults,
         sampled: torch.Tensor | None,  # [rows] int64, by row; None: sampled here
+        masks: Masks | None,
     ) -> None:
         """Lets rows decode whose prompts are in the cache."""
         table = self._table
         lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
         index, length = self._to_device([[chunk.row for chunk in chunks], lengths])
         if sampled is None:
-            tokens, results.first_tokens = self._sample_first(chunks, index, length, hidden, results)
+            tokens, results.first_tokens = self._sample_first(chunks, index, length, hidden, results, masks)
         else:
             is_scored = any(chunk.row in table.num_logprobs for chunk in chunks)
             assert not is_scored, "first tokens that a round sampled have no log-probabilities"
@@ -65,13 +68,15 @@ class PromptEnds:
         table.adjustments.count(index, tokens)
         begin_decode(table.numbers.state(), index, tokens, length, self._block_size)
 
-    def warm_up(self, num_prompts: int) -> None:
-        """Runs what follows prompts, without and with logits processors; all of row 0, which stays padding."""
+    def warm_up(self, num_prompts: int, masks: Masks) -> None:
+        """Runs what follows prompts, without and with logits processors and masks; all of row 0, which stays padding. masks: of all
+        rows, none of which is masked."""
         numbers, adjustments = self._table.numbers, self._table.adjustments
         index = torch.zeros(num_prompts, dtype=torch.int64, device=self._table.device)
         logits = self._model.logits(numbers.chunk_hidden[:1].expand(num_prompts, -1).contiguous())
         for used in (None, adjustments.at(index)):
-            pick_tokens(logits[:, None], numbers.at(index, used), index, index[:, None][:, :0])
+            no_window = index[:, None][:, :0]
+            pick_tokens(logits[:, None], numbers.at(index, used), index, no_window, masks=masks.at(index))
         row = index[:1]
         begin_decode(numbers.state(), row, row, row + 1, self._block_size)
         numbers.release(row)
@@ -83,6 +88,7 @@ class PromptEnds:
         positions: torch.Tensor,  # [chunks] int64: the first ones after the prompts
         hidden: torch.Tensor,  # [chunks, hidden], of the last prompt tokens
         results: DeviceResults,
+        masks: Masks | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns [chunks] int64: the tokens at these positions, and the same for the host, with NO_TOKEN where the logits had
         none; fills in the log-probabilities that are wanted.
@@ -99,10 +105,13 @@ class PromptEnds:
             no_window = some.new_zeros((len(some), 0))
             broken = torch.empty((len(some), 1), dtype=torch.bool, device=some.device)
             rows = self._table.at(some)
-            sampled = pick_tokens(logits[:, None], rows, positions[part], no_window, broken=broken)[:, 0]
+            places = [i - first for i in wanted if first <= i < part.stop]
+            sampled = pick_tokens(
+                logits[:, None], rows, positions[part], no_window,
+                masks=None if masks is None else masks.at(some), keeps_logits=bool(places), broken=broken,
+            )[:, 0]  # fmt: skip
             tokens.append(sampled)
             told.append(sampled.masked_fill(broken[:, 0], NO_TOKEN))
-            places = [i - first for i in wanted if first <= i < part.stop]
             if places:
                 scored = self._to_device(places)
                 scores.append(score_tokens(logits[scored], sampled[scored]))

@@ -83,9 +83,9 @@ class StepHandle:
         )
 
     def _seconds(self, packed: list[int]) -> StageSeconds:
-        draft, target, bookkeeping = _differences(packed[:NUM_STAMPS] or [0] * NUM_STAMPS)
+        draft, target, mask, bookkeeping = _differences(packed[:NUM_STAMPS] or [0] * NUM_STAMPS)
         (prefill,) = _differences([0, 0] if self._prefill_stamps is None else self._prefill_stamps.tolist())
-        return StageSeconds(draft=draft, target=target, bookkeeping=bookkeeping, prefill=prefill)
+        return StageSeconds(draft=draft, target=target, mask=mask, bookkeeping=bookkeeping, prefill=prefill)
 
 
 def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -5,12 +5,14 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.graphs import GraphCache, GraphMemory
+from headway.engine.execution.halves import BegunStep, Halves
 from headway.engine.execution.host_ring import HostRing, RingSlot
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
@@ -23,6 +25,7 @@ from headway.engine.scheduling.plan import Plan, PrefillChunk
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.engine.state.masks import Masks, MaskTable
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors
@@ -42,6 +45,7 @@ class Runner:
         *,
         max_depth: int,
         adjustments: AdjustmentTable | None = None,
+        masks: MaskTable | None = None,
         synthetic: SyntheticAcceptance | None = None,
         prefill_window: int | None = None,
         prefill: PrefillPolicy | None = None,
@@ -57,13 +61,15 @@ class Runner:
             len(slots.limits), model.spec.vocab_size, self.device
         )
         self.table = DeviceRows(slots, pool, self.adjustments)
+        self.masks = masks or MaskTable(len(slots.limits), max_depth + 1, model.spec.vocab_size, self.device)
         self._ring = HostRing(NUM_STAMPS + len(slots.limits) * (max_depth + 2), self.device)
+        self._draft_ring = HostRing(1 + len(slots.limits) * max(max_depth, 1), self.device)
         most = min(
             policy.most_tokens, slots.granted_block_ids.shape[1] * pool.block_size, MAX_REPLAYED_TOKENS
         )
-        context = StepContext(model, pool, drafter, synthetic, self._ring)
+        context = StepContext(model, pool, drafter, synthetic, self._ring, self._draft_ring)
         self.launcher = StepLauncher(
-            context, self.table, max_prompt_tokens=most, prefill_window=prefill_window
+            context, self.table, self.masks, max_prompt_tokens=most, prefill_window=prefill_window
         )
         self.prompt_ends = PromptEnds(model, self.table, block_size=pool.block_size)
         # On a CPU nothing is padded: grid and graphs are None.
@@ -77,6 +83,7 @@ class Runner:
             self.grid = StepGrid.of(len(slots.limits), padded, policy.mixed)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
         self.graph_memory = memory
+        self._halves = Halves(self.launcher, memory)
 
     @torch.inference_mode()
     def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
@@ -90,7 +97,56 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> StepHandle:
-        """Starts all the work of one step, in the order of the plan's fields."""
+        """Starts all the work of one step without masked rows, in the order of the plan's fields."""
+        results, key = self._start(plan)
+        if key is not None:
+            self._decode(key, plan, results)
+        if plan.prefill and (key is None or not key.num_prompt_tokens):
+            self._prefill(plan.prefill, results)
+        self.table.save(plan.saves)
+        return StepHandle(results)
+
+    @torch.inference_mode()
+    def begin(self, plan: Plan) -> BegunStep:
+        """Starts the first half of a step with masked rows: all up to the logits of its round, or of its prompts if there is no
+        round."""
+        results, key = self._start(plan)
+        buffer, num_rows = self.masks.buffer, len(plan.decode_request_ids)
+        if key is None:
+            hidden = self._begin_prefill(plan.prefill, results)
+            return BegunStep(partial(self._finish_prefill, plan, results, hidden), buffer, None, 0)
+        key = key._replace(is_masked=True)
+        results.round = self._take_ring_slot(num_rows, plan.depth)
+        drafts = None
+        if plan.depth > 0:
+            drafts = self._draft_ring.take(1 + num_rows * plan.depth, is_read_early=True)
+        if key.num_prompt_tokens:
+            self.launcher.pack(plan.prefill, key)
+        self._halves.begin(key)
+        return BegunStep(partial(self._finish_halves, key, plan, results), buffer, drafts, num_rows)
+
+    @torch.inference_mode()
+    def _finish_halves(
+        self, key: StepKey, plan: Plan, results: DeviceResults, entries: Mapping[int, int]
+    ) -> StepHandle:
+        masks = self.masks.upload(entries)
+        outcome, results.is_replayed = self._halves.finish(key)
+        self._take_outcome(key, outcome, plan, results)
+        if plan.prefill and not key.num_prompt_tokens:
+            self._prefill(plan.prefill, results, masks)
+        self.table.save(plan.saves)
+        return StepHandle(results)
+
+    @torch.inference_mode()
+    def _finish_prefill(
+        self, plan: Plan, results: DeviceResults, hidden: torch.Tensor, entries: Mapping[int, int]
+    ) -> StepHandle:
+        self._end_prefill(plan.prefill, hidden, results, self.masks.upload(entries))
+        self.table.save(plan.saves)
+        return StepHandle(results)
+
+    def _start(self, plan: Plan) -> tuple[DeviceResults, StepKey | None]:
+        """Changes the rows, and lets the drafter catch up. Returns the key of the round, if there is one."""
         if plan.wiped_block_ids:
             self.pool.wipe(to_device(plan.wiped_block_ids, self.device))
         results = DeviceResults(self.device, plan.depth, self.table.update(plan))
@@ -98,16 +154,13 @@ class Runner:
         if plan.catches_up:
             late = StepKey(num_rows, catches_up=True)
             self._run(late if self.grid is None else self.grid.catch_up(num_rows))
+        if not num_rows:
+            return results, None
+        wanted = self._round_key(num_rows, plan.depth)
         mixed = None
-        if num_rows:
-            wanted = self._round_key(num_rows, plan.depth)
-            if plan.is_mixed and self.grid is not None:
-                mixed = self.grid.mixed(wanted, plan.prefill)
-            self._decode(mixed or wanted, plan, results)
-        if plan.prefill and mixed is None:
-            self._prefill(plan.prefill, results)
-        self.table.save(plan.saves)
-        return StepHandle(results)
+        if plan.is_mixed and self.grid is not None:
+            mixed = self.grid.mixed(wanted, plan.prefill)
+        return results, mixed or wanted
 
     def _round_key(self, num_rows: int, depth: int) -> StepKey:
         wanted = StepKey(
@@ -120,11 +173,15 @@ class Runner:
 
     def _decode(self, key: StepKey, plan: Plan, results: DeviceResults) -> None:
         """Runs the round, with the prompts in its pass if the key has any; their rows are padding to it."""
-        num_rows = len(plan.decode_request_ids)
-        results.round = self._take_ring_slot(num_rows, plan.depth)
+        results.round = self._take_ring_slot(len(plan.decode_request_ids), plan.depth)
         if key.num_prompt_tokens:
             self.launcher.pack(plan.prefill, key)
         outcome, results.is_replayed = self._run(key)
+        self._take_outcome(key, outcome, plan, results)
+
+    def _take_outcome(self, key: StepKey, outcome: StepOutcome, plan: Plan, results: DeviceResults) -> None:
+        """Scores the tokens of the round, and lets the rows decode whose prompts shared its pass."""
+        num_rows = len(plan.decode_request_ids)
         assert outcome.round is not None, "the step has a round"
         if outcome.round.logits is not None:
             scored = {row: num_top for row, num_top in self.table.num_logprobs.items() if row < num_rows}
@@ -132,17 +189,36 @@ class Runner:
         if key.num_prompt_tokens:
             assert outcome.prompt_hidden is not None, "the step has prompts"
             sampled = outcome.round.emitted[:, 1]
-            self.prompt_ends.finish(plan.prefill, outcome.prompt_hidden, results, sampled=sampled)
+            masks = self.masks.all if key.is_masked else None
+            self.prompt_ends.finish(
+                plan.prefill, outcome.prompt_hidden, results, sampled=sampled, masks=masks
+            )
 
     def _take_ring_slot(self, num_rows: int, depth: int) -> RingSlot:
         """Called once for each round, before it is launched."""
         return self._ring.take(NUM_STAMPS + num_rows * (depth + 2))
 
-    def _prefill(self, chunks: Sequence[PrefillChunk], results: DeviceResults) -> None:
+    def _prefill(
+        self, chunks: Sequence[PrefillChunk], results: DeviceResults, masks: Masks | None = None
+    ) -> None:
         """Computes the chunks by a pass of their own."""
+        self._end_prefill(chunks, self._begin_prefill(chunks, results), results, masks)
+
+    def _begin_prefill(self, chunks: Sequence[PrefillChunk], results: DeviceResults) -> torch.Tensor:
+        """Returns what `_compute` returns."""
         results.prefill_stamps = torch.empty(2, dtype=torch.int64, device=self.device)
         stamp(results.prefill_stamps[:1])
-        self.prompt_ends.finish(chunks, self._compute(chunks), results)
+        return self._compute(chunks)
+
+    def _end_prefill(
+        self,
+        chunks: Sequence[PrefillChunk],
+        hidden: torch.Tensor,
+        results: DeviceResults,
+        masks: Masks | None,
+    ) -> None:
+        assert results.prefill_stamps is not None, "the pass was begun"
+        self.prompt_ends.finish(chunks, hidden, results, masks=masks)
         stamp(results.prefill_stamps[1:])
 
     def _compute(self, chunks: Sequence[PrefillChunk]) -> torch.Tensor:

@@ -17,6 +17,7 @@ from headway.engine.layers.inputs import ForwardInputs, RowTokens, concatenate, 
 from headway.engine.sampling.sampler import pick_tokens, score_tokens
 from headway.engine.speculation.drafter import Drafter, PromptTokens
 from headway.engine.speculation.synthetic import SyntheticAcceptance
+from headway.engine.state.masks import Masks
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import (
@@ -27,18 +28,20 @@ from headway.kernels import (
     verify_and_rewind,
 )
 
-NUM_STAMPS, END_STAMP = 4, 3
+NUM_STAMPS, SAMPLING_STAMP, END_STAMP = 5, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Objects that all steps share. ring: takes what a round leaves for the host; None: nothing reads it there."""
+    """Objects that all steps share. ring: takes what a round leaves for the host; None: nothing reads it there. draft_ring: takes
+    the drafts of rounds in two halves, after a time."""
 
     model: CausalLM
     pool: StatePool
     drafter: Drafter
     synthetic: SyntheticAcceptance | None = None
     ring: HostRing | None = None
+    draft_ring: HostRing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ class Forwarded:
     """What the first half of a round leaves to the second. R: rows, W: depth + 1."""
 
     rows: RowTensors
-    packed: torch.Tensor  # [NUM_STAMPS + R * (W + 1)] int64: see RoundOutcome; three times are written
+    packed: (
+        torch.Tensor
+    )  # [NUM_STAMPS + R * (W + 1)] int64: see RoundOutcome; all times but the last are written
     window: RoundWindow  # the tokens to be verified
     inputs: ForwardInputs  # of these tokens alone
     next_positions: torch.Tensor  # [R] int64: of the first token that is sampled in each row
@@ -74,7 +79,7 @@ class HalfStep:
 class RoundOutcome:
     """The results of a round, those for the host in one tensor.
 
-    packed: times in nanoseconds (begin, drafts done, target done, end), then for each row the number of sampled tokens that
+    packed: times in nanoseconds (begin, drafts done, target done, sampling begins, end), then for each row the number of sampled tokens that
     stay (0: padding) and all depth + 1 of them, -1 (NO_TOKEN) where the logits had none. In a row whose prompt shared the pass the
     first one follows the prompt. The end time is written by the kernel that delivers the rest to the host.
     """
@@ -129,15 +134,23 @@ def run_step(
 
 
 def forward_half(
-    context: StepContext, rows: RowTensors | None, depth: int, prompts: PromptTokens | None
+    context: StepContext,
+    rows: RowTensors | None,
+    depth: int,
+    prompts: PromptTokens | None,
+    *,
+    tells_drafts: bool = False,
 ) -> HalfStep:
-    """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts."""
+    """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts. tells_drafts: the host gets
+    the drafts by the draft ring before the target model runs."""
     if rows is None:
         assert prompts is not None, "a step has rows or prompts"
         hidden = context.model.forward(prompts.inputs, context.pool)
         return HalfStep(None, ForwardedPrompts(prompts, hidden))
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     window = _open_window(context, rows, depth, packed)
+    if tells_drafts and depth > 0:
+        _tell_drafts(context, window)
     by_row = RowTokens(rows.state_ids, *window.token_ids.shape)
     inputs = inputs_of(window, rows.granted_block_ids, by_row)
     hidden, forwarded_prompts = _forward(context, inputs, prompts)
@@ -145,16 +158,22 @@ def forward_half(
     if forwarded_prompts is not None:
         next_positions = _lend_windows(forwarded_prompts, hidden, next_positions)
     logits = context.model.logits(hidden).view(*window.token_ids.shape, -1)
-    stamp(packed[2:3])
+    stamp(packed[2:4])
     forwarded = Forwarded(rows, packed, window, inputs, next_positions, hidden, logits)
     return HalfStep(forwarded, forwarded_prompts)
 
 
-def sample_half(context: StepContext, half: HalfStep, *, keeps_logits: bool = False) -> StepOutcome:
-    """Samples, verifies the drafts, moves the state of the rows on and delivers; last, the drafter sees the prompts."""
+def sample_half(
+    context: StepContext, half: HalfStep, *, keeps_logits: bool = False, masks: Masks | None = None
+) -> StepOutcome:
+    """Samples, verifies the drafts, moves the state of the rows on and delivers; last, the drafter sees the prompts.
+
+    masks: of the rows of the round; None: no row has any."""
     outcome = prompt_hidden = None
     if half.round is not None:
-        outcome = _finish_round(context, half.round, keeps_logits=keeps_logits)
+        if masks is not None:
+            stamp(half.round.packed[SAMPLING_STAMP : SAMPLING_STAMP + 1])
+        outcome = _finish_round(context, half.round, masks, keeps_logits=keeps_logits)
         if context.ring is not None:
             context.ring.deliver(outcome.packed, time_index=END_STAMP)
     if half.prompts is not None:
@@ -172,6 +191,14 @@ def _open_window(context: StepContext, rows: RowTensors, depth: int, packed: tor
         drafts = context.drafter.propose(rows, depth)
         stamp(packed[1:2])
     return prepare_verify_inputs(rows.state(), drafts, context.pool.block_size)
+
+
+def _tell_drafts(context: StepContext, window: RoundWindow) -> None:
+    assert context.draft_ring is not None, "a ring takes the drafts"
+    drafts = window.token_ids[:, 1:]
+    told = drafts.new_empty(1 + drafts.numel())
+    told[1:].view(drafts.shape).copy_(drafts)
+    context.draft_ring.deliver(told, time_index=0)
 
 
 def _forward(
@@ -203,12 +230,22 @@ def _lend_windows(
     return torch.where(has_prompt, prompts.tokens.inputs.positions[places] + 1, next_positions)
 
 
-def _finish_round(context: StepContext, forwarded: Forwarded, *, keeps_logits: bool) -> RoundOutcome:
+def _finish_round(
+    context: StepContext, forwarded: Forwarded, masks: Masks | None, *, keeps_logits: bool
+) -> RoundOutcome:
     rows, window = forwarded.rows, forwarded.window
     logits, packed = forwarded.logits, forwarded.packed
     depth = window.token_ids.shape[1] - 1
     broken = torch.empty_like(window.token_ids, dtype=torch.bool)
-    sampled = pick_tokens(logits, rows, forwarded.next_positions, window.token_ids[:, 1:], broken=broken)
+    sampled = pick_tokens(
+        logits,
+        rows,
+        forwarded.next_positions,
+        window.token_ids[:, 1:],
+        masks=masks,
+        keeps_logits=keeps_logits,
+        broken=broken,
+    )
     if context.synthetic is not None and depth > 0:
         context.synthetic.force(sampled, window, rows)
     size = context.pool.block_size

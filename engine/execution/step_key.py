@@ -27,7 +27,7 @@ class StepKey(NamedTuple):
 
     num_rows, depth: of the decode round with its padding rows; no rows: no round. num_prompt_tokens: with padding; 0: no prompts.
     is_window: the prompt tokens are one short chunk. is_adjusted: logits processors are applied to the round.
-    keeps_logits: the outcome has the round's logits, for log-probabilities. catches_up: no forward pass of the target: the
+    is_masked: grammars restrict some rows; the step runs in two halves. keeps_logits: the outcome has the round's logits, for log-probabilities. catches_up: no forward pass of the target: the
     drafter sees what rounds without drafts have left pending of the rows.
     """
 
@@ -37,6 +37,7 @@ class StepKey(NamedTuple):
     is_window: bool = False
     is_adjusted: bool = False
     keeps_logits: bool = False
+    is_masked: bool = False
     catches_up: bool = False
 
 

@@ -100,7 +100,7 @@ class WarmUp:
             hidden = self._table.numbers.chunk_hidden[:1].expand(num_scored, -1).contiguous()
             tokens = torch.zeros(num_scored, dtype=torch.int64, device=self._table.device)
             score_tokens(model.logits(hidden), tokens)
-        self._prompt_ends.warm_up(1)
+        self._prompt_ends.warm_up(1, self._launcher.masks.all)
 
     def _run_prompts_of(self, lengths: Sequence[int]) -> None:
         """Raises ConfigError where the memory does not suffice."""
@@ -142,7 +142,7 @@ class WarmUp:
                 graphs.capture(smallest)
                 if precompiler.has_missing:
                     self._capture_all(keys, graphs, lambda done: progress(0.0))
-                    memory.rehearse(lambda: self._prompt_ends.warm_up(1))
+                    memory.rehearse(lambda: self._prompt_ends.warm_up(1, self._launcher.masks.all))
         except Exception:
             logger.warning(
                 "the rehearsal failed: further kernels are compiled one after the other", exc_info=True
@@ -179,4 +179,4 @@ class WarmUp:
         assert outcome is not None, "the step has a round"
         outcome.score(torch.arange(num_rows, device=self._table.device))
         del outcome
-        self._prompt_ends.warm_up(min(num_rows, SCORED_AT_ONCE))
+        self._prompt_ends.warm_up(min(num_rows, SCORED_AT_ONCE), self._launcher.masks.all)

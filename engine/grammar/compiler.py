@@ -23,7 +23,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._tokenizer: Future[LLTokenizer] | None = None
-        self.end_ids = () if table is None else tuple(i for i in table.end_ids if i < vocab_size)
+        self._end_ids = () if table is None else tuple(i for i in table.end_ids if i < vocab_size)
         if table is not None:
             self._tokenizer = self._thread.submit(make_tokenizer, table, vocab_size)
 
@@ -45,4 +45,4 @@ class GrammarCompiler:
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar.source)
-        return Guide(self._kept[grammar.source].deep_copy(), grammar.thinking)
+        return Guide(self._kept[grammar.source].deep_copy(), grammar.thinking, end_ids=self._end_ids)

@@ -15,9 +15,13 @@ DEAD_END = "grammar_dead_end"
 class Guide:
     """Mutable: `advance` is called with every token of the output, in its order, by the scheduler alone."""
 
-    def __init__(self, matcher: LLMatcher, thinking: Thinking | None) -> None:
-        """matcher: at the beginning of the grammar; the guide's own."""
+    def __init__(
+        self, matcher: LLMatcher, thinking: Thinking | None = None, *, end_ids: Sequence[int] = ()
+    ) -> None:
+        """matcher: at the beginning of the grammar; the guide's own. end_ids: the tokens that end a text, which the reasoning before
+        a grammar must not do."""
         self.matcher = matcher
+        self.end_ids = tuple(end_ids)
         self._thinking = thinking
         self._is_free = thinking is not None and thinking.is_open
         self._is_first = True

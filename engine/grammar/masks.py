@@ -48,9 +48,7 @@ class GuidedWindow:
 class MaskFiller:
     """Mutable: nothing of its own; it owns the threads of the library."""
 
-    def __init__(self, end_ids: Sequence[int]) -> None:
-        """end_ids: the tokens that end a text, which the reasoning before a grammar must not do."""
-        self._end_ids = tuple(end_ids)
+    def __init__(self) -> None:
         self._executor = LLExecutor(num_threads=max(1, min((os.cpu_count() or 1) // 2, _MAX_THREADS)))
 
     def fill(self, windows: Sequence[GuidedWindow], buffer: MaskBuffer) -> list[tuple[Guide, RequestError]]:
@@ -79,7 +77,7 @@ class MaskFiller:
         draft which is not allowed."""
         ctypes.memset(buffer.address_of(window.entry), _ALL, buffer.window * buffer.line_bytes)
         for place in range(window.guide.num_free(window.drafts)):
-            for token_id in self._end_ids:
+            for token_id in window.guide.end_ids:
                 _set(buffer.address_of(window.entry, place), token_id, is_allowed=False)
 
     def _finish(self, window: GuidedWindow, buffer: MaskBuffer) -> tuple[Guide, RequestError] | None:

@@ -15,18 +15,19 @@ import msgspec
 class StageSeconds:
     """The time that the device worked on the parts of a step, by its own clock.
 
-    bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
+    mask: no work, but the wait for masks of grammars that were not filled in time. bookkeeping: sampling, verification, rewind and what follows. prefill: the first tokens' sampling included.
     Prompts of a mixed step count under target; what starts their rows counts nowhere.
     """
 
     draft: float = 0.0
     target: float = 0.0
+    mask: float = 0.0
     bookkeeping: float = 0.0
     prefill: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.draft + self.target + self.bookkeeping + self.prefill
+        return self.draft + self.target + self.mask + self.bookkeeping + self.prefill
 
 
 STAGES = tuple(field.name for field in fields(StageSeconds))
@@ -44,7 +45,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     that still hold a prefix; they are not among the used ones.
     Per-position lists are indexed by draft position - 1 and have max depth entries.
     A draft counts for position i only if it was valid there (within the row's limit and depth cap).
-    num_nan_logits: requests that ended because their logits were NaN or infinite.
+    num_masked_rows: rows of steps whose next tokens a grammar restricted. num_nan_logits: requests that ended because their logits were NaN or infinite.
     stage_seconds: how long the device worked, by its own clock; keys are STAGES.
     kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
     num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens: how many
@@ -77,6 +78,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_graph_replays: int = 0
     num_preemptions: int = 0
     num_nan_logits: int = 0
+    num_masked_rows: int = 0
     finished_by_reason: dict[str, int] = {}
 
     def count_row_round(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:

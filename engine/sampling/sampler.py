@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from headway.engine.scheduling.limits import MAX_LOGPROBS
+from headway.engine.state.masks import Masks
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import process_logits, sample
+from headway.kernels import mask_logits, process_logits, sample
 
 NO_TOKEN = -1  # for the host, in place of a token that was picked from logits with NaN or +inf
 SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities then stays small
@@ -18,16 +19,24 @@ def pick_tokens(
     positions: torch.Tensor,  # [rows] int64: of the token picked at window place 0
     window_tokens: torch.Tensor,  # [rows, n] int64: after those in the rows' counts; place 0 sees n - window + 1
     *,
+    masks: Masks | None = None,
+    keeps_logits: bool = False,
     out: torch.Tensor | None = None,
     broken: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[rows, window] int64: the tokens at positions + 0, 1, .. of each row.
 
-    A function of logits, parameters, seed, position and the tokens before it only. broken: [rows, window] bool, written:
-    whether any logit is NaN or +inf, so that no probabilities exist.
+    A function of logits, parameters, masks, seed, position and the tokens before it only. masks: of the same rows, applied last;
+    without keeps_logits they are written into the logits. broken: [rows, window] bool, written: whether any logit is NaN or
+    +inf, so that no probabilities exist.
     """
+    raw = logits
     if rows.adjustments is not None:
         logits = process_logits(logits, window_tokens, positions, rows.adjustments)
+    if masks is not None:
+        if keeps_logits and logits is raw:
+            logits = raw.clone()
+        mask_logits(logits, masks.entries, masks.allowed)
     parameters = rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
     return sample(logits, positions, *parameters, out=out, broken=broken)
 

@@ -99,6 +99,8 @@ class Plan:
     Its length is the number of active rows R; rows of this step's chunks are never in it.
     depth: that of the deepest row of the round. catches_up: the drafter first sees what rounds without drafts have left
     pending of the rows of the round. saves: made after the pass, for models whose layers keep row state.
+    guided_rows: rows of the round and of last chunks whose next tokens a grammar restricts; a step that has any runs in two
+    halves, and its masks are filled between them.
     """
 
     step: int
@@ -112,6 +114,7 @@ class Plan:
     wiped_block_ids: tuple[int, ...] = ()
     catches_up: bool = False
     saves: tuple[CheckpointSave, ...] = ()
+    guided_rows: tuple[int, ...] = ()
 
     @property
     def is_mixed(self) -> bool:

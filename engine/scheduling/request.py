@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 
@@ -30,7 +31,7 @@ class Request:
     num_prompt_cached: num_cached of the first admission.
     num_tokens_in_flight: the most tokens that rounds in flight may add.
     num_pending: the most tokens that wait for the drafter once all that was planned has run. num_draft_filled: the first tokens
-    of which the drafter has kept all that it keeps.
+    of which the drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do.
     """
 
     request_id: int
@@ -42,6 +43,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     group_id: int | None = None
+    guide: Guide | None = None
     arrival: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING

@@ -120,6 +120,8 @@ class ResultReader:
             raise LogitsError(_BROKEN_LOGITS.format(f"token {request.num_tokens + 1:,} of its context"))
         request.output_token_ids += kept
         self._state.stats.num_generation_tokens += len(kept)
+        if request.guide is not None:
+            request.guide.advance(kept)
         return len(kept)
 
     def _report(self, request: Request, update: RequestUpdate, events: list[TokenEvent]) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from headway.engine.grammar.masks import MaskBuffer, MaskFiller
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
@@ -23,6 +24,7 @@ from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.blocks import BlockAllocator
 from headway.engine.scheduling.checkpoints import Checkpoints
 from headway.engine.scheduling.limits import Limits
+from headway.engine.scheduling.masking import Masking
 from headway.engine.scheduling.plan import (
     MAX_PENDING,
     CheckpointSave,
@@ -111,6 +113,7 @@ class Scheduler:
             counts_prefix_queries=config.prefix_caching,
         )
         self._reader = ResultReader(self.state)
+        self._masking = Masking(self.state, MaskFiller(), vocab_size=vocab_size)
 
     @property
     def has_work(self) -> bool:
@@ -193,6 +196,10 @@ class Scheduler:
         """Takes in what a step gave, steps in the order of their plans; see `ResultReader`. Faults: see `drain_faults`."""
         return self._reader.read(plan, result)
 
+    def fill_masks(self, plan: Plan, drafts: Sequence[Sequence[int]], buffer: MaskBuffer) -> dict[int, int]:
+        """Fills the masks of a step with guided rows, once all steps before it were taken in; see `Masking.fill`."""
+        return self._masking.fill(plan, drafts, buffer)
+
     def plan(self) -> Plan | None:
         """Returns the next step, or None when there is nothing to compute before a step in flight is read."""
         state = self.state
@@ -230,7 +237,12 @@ class Scheduler:
             catches_up=catches_up,
             wiped_block_ids=tuple(broken),
             saves=saves,
+            guided_rows=self._guided_rows(decoding, chunks),
         )
+
+    def _guided_rows(self, decoding: list[Request], chunks: list[PrefillChunk]) -> tuple[int, ...]:
+        last = [self.state.requests[chunk.request_id] for chunk in chunks if chunk.is_last]
+        return tuple(row_of(request) for request in (*decoding, *last) if request.guide is not None)
 
     def _budget(self) -> int:
         """Returns the most prompt tokens of this step."""

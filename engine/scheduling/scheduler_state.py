@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
-from headway.engine.protocol.errors import LogitsError, describe_fault
+from headway.engine.protocol.errors import LogitsError, RequestError, describe_fault
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.protocol.stats import EngineStats
@@ -16,7 +16,7 @@ from headway.engine.scheduling.prefix import PrefixCache
 from headway.engine.scheduling.queue import Queue
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.rows import RowTable
-from headway.engine.scheduling.updates import fault_event
+from headway.engine.scheduling.updates import fault_event, refusal_event
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
@@ -88,6 +88,10 @@ class SchedulerState:
             self.end_by_fault(request, str(error))
             # Shared blocks either fail the requests that share them, too, or are sound.
             self.broken_block_ids += [i for i in block_ids if not self.blocks.is_used(i)]
+        except RequestError as error:
+            logger.info("request %d ends: %s", request.request_id, error)
+            self.finish(request, FinishReason.ERROR)
+            self.fault_events.append(refusal_event(request.request_id, error))
         except Exception as error:
             logger.exception("request %d ends because of a fault", request.request_id)
             self.end_by_fault(request, describe_fault(error))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headway.engine.protocol.errors import INTERNAL_ERROR
+from headway.engine.protocol.errors import INTERNAL_ERROR, RequestError
 from headway.engine.protocol.logprobs import TokenLogprobs, join
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
@@ -81,6 +81,18 @@ def round_tokens(plan: Plan, result: StepResult) -> Iterator[tuple[int, SampledT
 def fault_event(request_id: int, what: str) -> TokenEvent:
     """Returns the event that ends a request because of an internal error."""
     return TokenEvent(request_id, [], FinishReason.ERROR, error=what, error_code=INTERNAL_ERROR)
+
+
+def refusal_event(request_id: int, error: RequestError) -> TokenEvent:
+    """Returns the event that ends a request which cannot be served, or served any further."""
+    return TokenEvent(
+        request_id,
+        [],
+        FinishReason.ERROR,
+        error=str(error),
+        error_code=error.code,
+        error_param=error.param,
+    )
 
 
 def _until_end(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:

@@ -84,11 +84,12 @@ def test_a_runner_out_of_step_ends_its_engine_rather_than_change_a_text(tmp_path
 
 
 def test_each_stage_takes_what_lies_between_two_times() -> None:
-    times, lines = [5_000_000_000, 6_000_000_000, 8_000_000_000, 11_000_000_000], [2, 40, 41, 1, 50, 51]
+    times = [5_000_000_000, 6_000_000_000, 8_000_000_000, 12_000_000_000, 15_000_000_000]
+    lines = [2, 40, 41, 1, 50, 51]
     place = RingSlot(7, len(times + lines), torch.tensor([7, *times, *lines, -1]))
     results = DeviceResults(torch.device("cpu"), depth=1, round=place)
     result = StepHandle(results).result()
-    assert result.seconds == StageSeconds(draft=1.0, target=2.0, bookkeeping=3.0, prefill=0.0)
+    assert result.seconds == StageSeconds(draft=1.0, target=2.0, mask=4.0, bookkeeping=3.0, prefill=0.0)
     assert result.emitted == ((40, 41), (50,))
     results.prefill_stamps = torch.tensor([1_000_000_000, 5_000_000_000])
     assert StepHandle(results).result().seconds.prefill == 4.0

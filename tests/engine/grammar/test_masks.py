@@ -37,12 +37,12 @@ class Buffer:
 
 
 def guide(pattern: str, thinking: Thinking | None = None) -> Guide:
-    return Guide(compile_matcher(TOKENIZER, regex_source(pattern)), thinking)
+    return Guide(compile_matcher(TOKENIZER, regex_source(pattern)), thinking, end_ids=[END])
 
 
 def places(one: Guide, drafts: list[int]) -> list[set[int]]:
     memory = Buffer(2)
-    assert MaskFiller([END]).fill([GuidedWindow(one, drafts, 1)], memory.buffer) == []
+    assert MaskFiller().fill([GuidedWindow(one, drafts, 1)], memory.buffer) == []
     return [memory.allowed(1, place) for place in range(len(drafts) + 1)]
 
 
@@ -50,7 +50,7 @@ def places(one: Guide, drafts: list[int]) -> list[set[int]]:
 def test_each_place_allows_what_the_grammar_allows_after_the_drafts(seed: int) -> None:
     chance = random.Random(seed)
     schema = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"enum":["x","yz",null]}},"required":["b"],"additionalProperties":false}'
-    one = Guide(compile_matcher(TOKENIZER, json_schema_source(schema)), None)
+    one = Guide(compile_matcher(TOKENIZER, json_schema_source(schema)))
     walker = compile_matcher(TOKENIZER, json_schema_source(schema))
     for _ in range(40):
         if walker.is_stopped():
@@ -112,12 +112,12 @@ def test_the_model_may_open_its_reasoning_itself_as_its_first_token() -> None:
 def test_a_text_that_no_token_continues_ends_its_request_alone() -> None:
     tokens = [bytes([i]) if i != ord("b") else b"" for i in range(256)]
     tokenizer = make_tokenizer(TokenTable([*tokens, b"<end>"], [END], [END]), VOCAB)
-    dead = Guide(compile_matcher(tokenizer, regex_source("ab")), None)
+    dead = Guide(compile_matcher(tokenizer, regex_source("ab")))
     dead.advance([ord("a")])
     memory = Buffer(2)
     alive = guide("xy")
     windows = [GuidedWindow(dead, [], 0), GuidedWindow(alive, [], 1)]
-    ((found, error),) = MaskFiller([END]).fill(windows, memory.buffer)
+    ((found, error),) = MaskFiller().fill(windows, memory.buffer)
     assert found is dead
     assert "no token of this model is allowed" in str(error)
     assert memory.allowed(0, 0) == EVERYTHING

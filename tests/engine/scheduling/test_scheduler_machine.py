@@ -8,6 +8,7 @@ from typing import Literal
 
 import hypothesis.strategies as st
 import pytest
+from headway_testing.fake_masks import END_ID, PATTERNS, new_guide
 from headway_testing.fake_runner import VOCAB_SIZE, FakeHandle, FakeRunner, oracle_output
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -97,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.in_flight: deque[tuple[Plan, FakeHandle]] = deque()
         self.requests: dict[int, Request] = {}
+        self.patterns: list[str | None] = []  # by request
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason | None] = {}
         self.totals = Counter[str]()
@@ -120,6 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "other"]),
         priority=st.sampled_from([0, 0, 0, -1, 1, 1]),
         group_id=st.sampled_from([None, None, -1, -1, -2]),
+        pattern=st.sampled_from([None, None, None, *PATTERNS]),
     )
     def add(
         self,
@@ -132,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         priority: int,
         group_id: int | None,
+        pattern: str | None,
     ) -> None:
         request_id = len(self.requests)
         shared = [(family + 7 * i) % VOCAB_SIZE for i in range(min(num_shared, length))]
@@ -141,12 +145,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt_token_ids=shared + own,
             sampling=SamplingParams(seed=request_id % 3),
             max_tokens=min(max_tokens, MAX_MODEL_LEN - length),
-            stop_token_ids=frozenset(range(5)) if stops else frozenset(),
+            stop_token_ids=frozenset([END_ID] if pattern else range(5) if stops else []),
             max_draft_tokens=cap,
             cache_salt=salt,
             priority=priority,
             group_id=group_id,
+            guide=None if pattern is None else new_guide(pattern),
         )
+        self.patterns.append(pattern)
         self.scheduler.add(request)
         self.requests[request_id] = request
         self.outputs[request_id] = []
@@ -175,13 +181,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             plan = self.scheduler.plan()
             if plan is not None:
-                self.in_flight.append((plan, self.runner.launch(plan)))
                 rows = sorted(r.row for r in self.requests.values() if r.row is not None)
                 assert rows == list(range(self.scheduler.num_running)), "rows are tight in every step"
+                self.in_flight.append((plan, self._run(plan)))
             assert plan is not None or self.in_flight or not self.scheduler.has_work, "nothing moves"
             while len(self.in_flight) > (plan is not None):
                 self._read_oldest()
             self.published_blocks_are_complete_and_stay_as_they_are()
+
+    def _run(self, plan: Plan) -> FakeHandle:
+        """What the loop does: with guided rows it reads the step before between the halves, which may end any request."""
+        if not plan.guided_rows:
+            return self.runner.launch(plan)
+        begun = self.runner.begin(plan)
+        while self.in_flight:
+            self._read_oldest()
+        if self.random.random() < 0.1 and self.scheduler.state.running:
+            request_id = self.random.choice(self.scheduler.state.running).request_id
+            self.scheduler.abort(request_id)
+            self.finished.setdefault(request_id, FinishReason.ABORT)
+        return begun.finish(self.scheduler.fill_masks(plan, begun.drafts(), begun.buffer))
 
     @rule()
     def launch_and_read(self) -> None:
@@ -274,8 +293,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.scheduler.snapshot()
         assert (stats.num_kv_blocks_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
         for request_id, request in self.requests.items():
+            pattern = self.patterns[request_id]
             expected = oracle_output(
-                request.prompt_token_ids, request.max_tokens, request.stop_token_ids, request.sampling.seed
+                request.prompt_token_ids,
+                request.max_tokens,
+                request.stop_token_ids,
+                request.sampling.seed,
+                None if pattern is None else new_guide(pattern),
             )
             output, reason = self.outputs[request_id], self.finished[request_id]
             if reason is FinishReason.ABORT:

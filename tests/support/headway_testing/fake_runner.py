@@ -7,9 +7,11 @@ The text is a function of the tokens alone: `oracle_output` says what any reques
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from headway.engine.grammar.guide import Guide
+from headway.engine.grammar.masks import MaskBuffer
 from headway.engine.scheduling.plan import (
     MAX_PENDING,
     BlockGrant,
@@ -18,8 +20,9 @@ from headway.engine.scheduling.plan import (
     RowSetup,
     StepResult,
 )
+from headway_testing.fake_masks import VOCAB_SIZE, MaskMemory, is_allowed
 
-VOCAB_SIZE = 97
+Masks = Callable[[int, int], bool]  # whether a place of the row's window may have this token
 _MASK = (1 << 64) - 1
 
 
@@ -33,14 +36,29 @@ def next_token(state: int, seed: int) -> int:
     return next_state(state, seed % (1 << 32)) % VOCAB_SIZE
 
 
-def oracle_output(prompt: list[int], max_tokens: int, stop: frozenset[int], seed: int) -> list[int]:
-    """What a request gives if it runs alone, one token at a time."""
+def picked(token_id: int, allows: Callable[[int], bool]) -> int:
+    """The token, or the next one that is allowed."""
+    for _ in range(VOCAB_SIZE):
+        if allows(token_id):
+            return token_id
+        token_id = (token_id + 1) % VOCAB_SIZE
+    raise DeviceError("no token is allowed")
+
+
+def oracle_output(
+    prompt: list[int], max_tokens: int, stop: frozenset[int], seed: int, guide: Guide | None = None
+) -> list[int]:
+    """What a request gives if it runs alone, one token at a time. guide: at its beginning; it is used up."""
     state, output = 0, list[int]()
     for token_id in prompt:
         state = next_state(state, token_id)
     while len(output) < max_tokens and not (output and output[-1] in stop):
-        output.append(next_token(state, seed))
-        state = next_state(state, output[-1])
+        token_id = next_token(state, seed)
+        if guide is not None:
+            token_id = picked(token_id, lambda i: is_allowed(guide, i))
+            guide.advance([token_id])
+        output.append(token_id)
+        state = next_state(state, token_id)
     return output
 
 
@@ -67,6 +85,21 @@ class FakeHandle:
 
     def result(self) -> StepResult:
         return self.value
+
+
+@dataclass(slots=True)
+class FakeBegun:
+    """A step of which the first half is launched."""
+
+    buffer: MaskBuffer
+    proposed: list[list[int]]
+    end: Callable[[Mapping[int, int]], FakeHandle]
+
+    def drafts(self) -> list[list[int]]:
+        return self.proposed
+
+    def finish(self, entries: Mapping[int, int]) -> FakeHandle:
+        return self.end(entries)
 
 
 @dataclass(slots=True)
@@ -134,8 +167,36 @@ class FakeRunner:
         self._blocks = [self._empty_block() for _ in range(num_blocks)]
         self._rows: dict[int, _Row] = {}
         self._owners: dict[int, _Row] = {}  # of blocks: the rows that got them last, empty
+        self._is_begun = False
 
     def launch(self, plan: Plan) -> FakeHandle:
+        require(not plan.guided_rows, f"the masks of rows {plan.guided_rows} are missing")
+        drafts = self._start(plan)
+        return self._end(plan, drafts, lambda row: None)
+
+    def begin(self, plan: Plan) -> FakeBegun:
+        """Drafts of rows that may not have as many are of no meaning."""
+        require(bool(plan.guided_rows), "a step without guided rows has no halves")
+        drafts = self._start(plan)
+        self._is_begun = True
+        memory = MaskMemory(len(self._rows) + 1, self._max_depth + 1)
+
+        def finish(entries: Mapping[int, int]) -> FakeHandle:
+            require(self._is_begun, "the step was finished before")
+            self._is_begun = False
+            require(set(entries) <= set(plan.guided_rows), f"{entries} of {plan.guided_rows}")
+
+            def masks(row: int) -> Masks | None:
+                return (lambda place, i: memory.allows(entries[row], place, i)) if row in entries else None
+
+            return self._end(plan, drafts, masks)
+
+        told = [[*of_row, *[-7] * (plan.depth - len(of_row))] for of_row in drafts]
+        return FakeBegun(memory.buffer, told, finish)
+
+    def _start(self, plan: Plan) -> list[list[int]]:
+        """Changes the rows. Returns the drafts of each row of the round that it may have."""
+        require(not self._is_begun, "the step before was not finished")
         self.plans.append(plan)
         for number in plan.released_rows:
             self._take_away(number)
@@ -151,8 +212,12 @@ class FakeRunner:
         require(all(chunk.token_ids for chunk in plan.prefill), "a chunk without tokens")
         require(bool(plan.prefill) or bool(plan.decode_request_ids), "a step without work")
         self._check_turns(plan)
-        emitted = self._decode(plan)
-        first_tokens = self._prefill_all(plan)
+        rows = [self._rows.get(number) for number in range(len(plan.decode_request_ids))]
+        return [self._propose(row, plan.depth) for row in rows]
+
+    def _end(self, plan: Plan, drafts: list[list[int]], masks: Callable[[int], Masks | None]) -> FakeHandle:
+        emitted = self._decode(plan, drafts, masks)
+        first_tokens = self._prefill_all(plan, masks)
         require(self._keeps_row_state or not plan.saves, "no layer keeps state by row")
         for save in plan.saves:
             self._checkpoints[save.checkpoint] = self._rows[save.row].state
@@ -204,12 +269,13 @@ class FakeRunner:
 
     # --- work ------------------------------------------------------------------------------------------
 
-    def _prefill_all(self, plan: Plan) -> tuple[int, ...]:
+    def _prefill_all(self, plan: Plan, masks: Callable[[int], Masks | None]) -> tuple[int, ...]:
         """The first tokens of the chunks that are last."""
-        tokens = (self._prefill(chunk, fills_drafts=self._max_depth > 0) for chunk in plan.prefill)
+        fills_drafts = self._max_depth > 0
+        tokens = (self._prefill(c, masks(c.row), fills_drafts=fills_drafts) for c in plan.prefill)
         return tuple(token for token in tokens if token is not None)
 
-    def _prefill(self, chunk: PrefillChunk, *, fills_drafts: bool) -> int | None:
+    def _prefill(self, chunk: PrefillChunk, masks: Masks | None, *, fills_drafts: bool) -> int | None:
         """The first token after a last chunk."""
         row = self._rows[chunk.row]
         if row.request_id is None:
@@ -229,8 +295,12 @@ class FakeRunner:
         row.num_pairs = row.length - 1
         if not chunk.is_last:
             return None
-        row.last_token = next_token(row.state, row.setup.sampling.seed)
+        row.last_token = self._pick(row, row.state, masks, 0)
         return row.last_token
+
+    def _pick(self, row: _Row, state: int, masks: Masks | None, place: int) -> int:
+        token_id = next_token(state, row.setup.sampling.seed)
+        return token_id if masks is None else picked(token_id, lambda i: masks(place, i))
 
     def _open(self, row: _Row, chunk: PrefillChunk, *, fills_drafts: bool) -> None:
         """A request's first chunk: what lies before it comes from the prefix cache."""
@@ -259,7 +329,9 @@ class FakeRunner:
             require(not (now and before), f"{kind} were left out of two steps in a row")
         self._left_out = left_out
 
-    def _decode(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
+    def _decode(
+        self, plan: Plan, drafts: list[list[int]], masks: Callable[[int], Masks | None]
+    ) -> tuple[tuple[int, ...], ...]:
         ids = plan.decode_request_ids
         if not ids:
             return ()
@@ -276,9 +348,22 @@ class FakeRunner:
             for row in rows:
                 if row is not None and row.is_live:
                     self._fill_pending(row, row.length - 1)
-        return tuple(self._round(row, plan.depth) for row in rows)
+        numbered = enumerate(zip(rows, drafts, strict=True))
+        return tuple(self._round(row, plan.depth, of_row, masks(i)) for i, (row, of_row) in numbered)
 
-    def _round(self, row: _Row | None, depth: int) -> tuple[int, ...]:
+    def _propose(self, row: _Row | None, depth: int) -> list[int]:
+        """As many right drafts as are to be accepted where nothing is masked, then wrong ones."""
+        if row is None or not row.is_live:
+            return []
+        num_valid = max(0, min(depth, row.setup.depth_cap, row.setup.limit - row.length - 1))
+        num_accepted = self._accept(num_valid)
+        require(0 <= num_accepted <= num_valid, f"{num_accepted} of {num_valid} drafts accepted")
+        drafts = self._true_tokens(row, num_valid)
+        return [
+            token_id if i < num_accepted else (token_id + 1) % VOCAB_SIZE for i, token_id in enumerate(drafts)
+        ]
+
+    def _round(self, row: _Row | None, depth: int, drafts: list[int], masks: Masks | None) -> tuple[int, ...]:
         if row is None or not row.is_live:
             return ()
         start, limit = row.length, row.setup.limit
@@ -288,10 +373,7 @@ class FakeRunner:
         elif self._max_depth > 0:
             num_pending = start - row.num_pairs + 1
             require(num_pending <= MAX_PENDING, f"request {row.request_id} has {num_pending} pending pairs")
-        num_valid = max(0, min(depth, row.setup.depth_cap, limit - start - 1))
-        num_accepted = self._accept(num_valid)
-        require(0 <= num_accepted <= num_valid, f"{num_accepted} of {num_valid} drafts accepted")
-        emitted = self._true_tokens(row, num_accepted + 1)
+        emitted = self._verified(row, drafts, masks)
         self._write_window(row, emitted, min(depth + 1, limit - start))
         for token_id in emitted:
             assert row.last_token is not None
@@ -321,6 +403,17 @@ class FakeRunner:
                 self._write_pair(row, position, state, token_id)
             state = next_state(state, token_id)
         row.num_pairs = max(row.num_pairs, last)
+
+    def _verified(self, row: _Row, drafts: list[int], masks: Masks | None) -> list[int]:
+        """Drafts up to the first that is not the token of its place, then that token."""
+        assert row.last_token is not None
+        state, emitted = next_state(row.state, row.last_token), list[int]()
+        for place in range(len(drafts) + 1):
+            emitted.append(self._pick(row, state, masks, place))
+            state = next_state(state, emitted[-1])
+            if place < len(drafts) and drafts[place] != emitted[-1]:
+                break
+        return emitted
 
     def _true_tokens(self, row: _Row, count: int) -> list[int]:
         assert row.last_token is not None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
 from headway.engine.bench.measure import Post
 from headway.engine.build import Engine, assemble
-from headway.engine.loop import EngineLoop, Handle, Launcher
+from headway.engine.grammar.compiler import GrammarCompiler
+from headway.engine.loop import Begun, EngineLoop, Handle, Launcher
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.logprobs import TokenLogprobs, join
 from headway.engine.protocol.messages import RoundOutput, Submit, TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
@@ -36,6 +38,20 @@ class Late:
         return self._handle.result()
 
 
+class LateBegun:
+    """The first half of such a step."""
+
+    def __init__(self, begun: Begun) -> None:
+        self._begun = begun
+        self.buffer = begun.buffer
+
+    def drafts(self) -> list[list[int]]:
+        return self._begun.drafts()
+
+    def finish(self, entries: Mapping[int, int]) -> Late:
+        return Late(self._begun.finish(entries), is_late=True)
+
+
 class LateRunner:
     """A runner whose every result is read only after the next step was launched, as on a busy GPU."""
 
@@ -44,6 +60,9 @@ class LateRunner:
 
     def launch(self, plan: Plan) -> Late:
         return Late(self._runner.launch(plan), is_late=True)
+
+    def begin(self, plan: Plan) -> LateBegun:
+        return LateBegun(self._runner.begin(plan))
 
 
 @dataclass
@@ -73,12 +92,19 @@ class LocalEngine:
     """Submit, run, collect. Requests are numbered from 0 in the order of submission."""
 
     def __init__(
-        self, config: EngineConfig, *, drafter: Drafter | None = None, reads_late: bool = False
+        self,
+        config: EngineConfig,
+        *,
+        drafter: Drafter | None = None,
+        reads_late: bool = False,
+        token_table: TokenTable | None = None,
     ) -> None:
         self.engine: Engine = assemble(config, progress=lambda _: None, drafter=drafter)
         self.post = Post()
         runner = self.engine.runner
-        self.loop = EngineLoop(self.engine.scheduler, LateRunner(runner) if reads_late else runner, self.post)
+        launcher = LateRunner(runner) if reads_late else runner
+        compiler = GrammarCompiler(token_table, self.engine.info.vocab_size)
+        self.loop = EngineLoop(self.engine.scheduler, launcher, self.post, compiler=compiler)
         self.outputs: dict[int, Output] = {}
         self._ids = count()
 
@@ -92,6 +118,7 @@ class LocalEngine:
         max_draft_tokens: int | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> int:
         request_id = next(self._ids)
         self.outputs[request_id] = Output()
@@ -105,6 +132,7 @@ class LocalEngine:
                 max_draft_tokens=max_draft_tokens,
                 cache_salt=cache_salt,
                 priority=priority,
+                grammar=grammar,
             )
         )
         return request_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.engine.execution.halves import BegunStep
 from headway.engine.execution.runner import Runner
 from headway.engine.loop import Handle
 from headway.engine.scheduling.plan import Plan
@@ -32,6 +33,12 @@ class PoisoningRunner:
         self._taken -= set(plan.released_rows) | {move.source for move in plan.moves}
         self._taken |= {move.target for move in plan.moves} | {setup.row for setup in plan.setups}
         return self._runner.launch(plan)
+
+    def begin(self, plan: Plan) -> BegunStep:
+        self.poison()
+        self._taken -= set(plan.released_rows) | {move.source for move in plan.moves}
+        self._taken |= {move.target for move in plan.moves} | {setup.row for setup in plan.setups}
+        return self._runner.begin(plan)
 
     def poison(self) -> None:
         """As the next launch does; what it is given afterwards it fills again with the same."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import SamplingParams
@@ -70,6 +71,7 @@ class ScheduledDevice:
         salt: str = "",
         priority: int = 0,
         group_id: int | None = None,
+        guide: Guide | None = None,
         **sampling: object,
     ) -> Request:
         """prompt: token ids, or how many of this request's own."""
@@ -86,6 +88,7 @@ class ScheduledDevice:
             cache_salt=salt,
             priority=priority,
             group_id=group_id,
+            guide=guide,
         )
         self.scheduler.add(request)
         self._num_requests += 1
@@ -94,8 +97,16 @@ class ScheduledDevice:
     def launch(self) -> Plan | None:
         plan = self.scheduler.plan()
         if plan is not None:
-            self._in_flight.append((plan, self.runner.launch(plan)))
+            self._in_flight.append((plan, self._run(plan)))
         return plan
+
+    def _run(self, plan: Plan) -> FakeHandle:
+        if not plan.guided_rows:
+            return self.runner.launch(plan)
+        begun = self.runner.begin(plan)
+        while self._in_flight:
+            self.read()
+        return begun.finish(self.scheduler.fill_masks(plan, begun.drafts(), begun.buffer))
 
     def read(self) -> list[TokenEvent]:
         plan, handle = self._in_flight.popleft()

@@ -1,0 +1,67 @@
+"""The masks of a step: which tokens the grammars of its rows allow, on the host and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headway.engine.grammar.masks import MaskBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks of R rows, as `mask_logits` reads them."""
+
+    entries: torch.Tensor  # [R] int64: the row's entry of `allowed`; -1: everything is allowed
+    allowed: torch.Tensor  # [n, window, words] int32
+
+    def at(
+        self,
+        index: torch.Tensor,  # [n] int64
+    ) -> Masks:
+        """Returns those of these rows."""
+        return Masks(self.entries[index], self.allowed)
+
+
+class MaskTable:
+    """Mutable: the host fills the buffer while a step runs, `upload` copies it. On a CPU host and device share the memory.
+
+    One step's masks at a time: the buffer may be filled again once the step that reads them is done.
+    """
+
+    def __init__(self, num_rows: int, window: int, vocab_size: int, device: torch.device) -> None:
+        words = -(-vocab_size // 32)
+        is_gpu = device.type == "cuda"
+        self._allowed = torch.zeros(num_rows, window, words, dtype=torch.int32, pin_memory=is_gpu)
+        self._entries = torch.full((num_rows,), -1, dtype=torch.int64, pin_memory=is_gpu)
+        self._on_device = Masks(self._entries.to(device), self._allowed.to(device))
+        # Copies run beside the forward pass of the step.
+        self._stream = torch.Stream(device=device) if is_gpu else None
+        self.buffer = MaskBuffer(self._allowed.data_ptr(), num_rows, window, words)
+
+    def upload(self, entries: Mapping[int, int]) -> Masks:
+        """Returns the masks of all rows, there for all that is launched from now on. entries: by row, from the first entry of the
+        buffer on."""
+        self._entries.fill_(-1)
+        if entries:
+            rows, numbers = zip(*entries.items(), strict=True)
+            self._entries[list(rows)] = torch.tensor(numbers)
+        if self._stream is not None:
+            with self._stream:
+                self._on_device.entries.copy_(self._entries, non_blocking=True)
+                self._on_device.allowed[: len(entries)].copy_(
+                    self._allowed[: len(entries)], non_blocking=True
+                )
+            torch.accelerator.current_stream().wait_stream(self._stream)
+        return self._on_device
+
+    @property
+    def all(self) -> Masks:
+        """Returns the masks of all rows as `upload` returned them."""
+        return self._on_device
+
+    def first(self, num_rows: int) -> Masks:
+        """Returns the masks of the first rows, in the table's own memory."""
+        return Masks(self._on_device.entries[:num_rows], self._on_device.allowed)
