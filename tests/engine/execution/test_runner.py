@@ -320,7 +320,7 @@ def test_prompts_beside_rounds_give_the_same_text(
     are_picked: list[bool] = []  # of the starts in mixed steps
 
     def noting_starts(*args: Any) -> None:
-        are_picked.append(args[-1] is not None)
+        are_picked.append(args[-2] is not None)
         start_rows(*args)
 
     def noting_mixed(*args: Any, sampled: torch.Tensor | None = None, **kwargs: Any) -> None:
