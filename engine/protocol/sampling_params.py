@@ -7,6 +7,13 @@ import enum
 import msgspec
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """Token number num_tokens of the output, counted from 0, is end_id, unless the output has end_id before it."""
+
+    num_tokens: int
+    end_id: int
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is picked from the logits; the order is top to bottom, each default is off.
 
@@ -14,6 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty, presence_penalty: taken off for each time, or once, that the output has the token.
     bad_words_token_ids: the last id of each is masked where the tokens before it are the others.
     min_tokens: the request's stop_token_ids are masked until the output has min_tokens tokens.
+    thinking_budget: where the model's reasoning is closed, whatever else is masked there; None: nowhere.
     temperature: 0 is greedy.
     seed: 64 bits; with the absolute position and the vocabulary id it keys the noise.
     num_logprobs: the most probable tokens that come with each token's own log-probability, which is that
@@ -27,6 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words_token_ids: list[list[int]] = []
     min_tokens: int = 0
+    thinking_budget: ThinkingBudget | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -42,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
             or bool(self.logit_bias or self.bad_words_token_ids or self.min_tokens)
             or self.allowed_token_ids is not None
+            or self.thinking_budget is not None
         )
 
 

@@ -48,6 +48,10 @@ class Limits:
         self._check_ids("bad_words", (i for words in sampling.bad_words_token_ids for i in words))
         self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
         self._check_something_is_left(sampling, stop)
+        if (budget := sampling.thinking_budget) is not None:
+            field, value = "thinking_budget_tokens", budget.num_tokens
+            _require(0 <= value <= _MAX_TOKENS, field, value, f"0 to {_MAX_TOKENS}")
+            self._check_ids(field, [budget.end_id])
 
     def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
         ids = list(token_ids)

@@ -70,6 +70,10 @@ class AdjustmentTable:
         width = MAX_BAD_WORD_TOKENS - 1
         recent = [*history.prompt_token_ids[-width:], *history.output_token_ids[-width:]][-width:]
         table.recent_tokens[row] = self._ids(_to_the_right(recent, width))
+        budget = sampling.thinking_budget
+        position = -1 if budget is None else len(history.prompt_token_ids) + budget.num_tokens
+        table.forced_positions[row].fill_(position)
+        table.forced_token_ids[row].fill_(0 if budget is None else budget.end_id)
         table.is_used[row].fill_(True)
         self._used.add(row)
 
@@ -135,6 +139,8 @@ def _allocate(num_rows: int, vocab_size: int, device: torch.device) -> LogitsPro
         min_positions=zeros(dtype=torch.int64),
         bad_words=zeros(MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS, dtype=torch.int64) - 1,
         recent_tokens=zeros(MAX_BAD_WORD_TOKENS - 1, dtype=torch.int64) - 1,
+        forced_positions=zeros(dtype=torch.int64) - 1,
+        forced_token_ids=zeros(dtype=torch.int64),
     )
 
 

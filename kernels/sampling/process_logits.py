@@ -22,6 +22,7 @@ _TOKENS, _WARPS = 1024, 4
 _ADJUST_OPTIONS = {"enable_fp_fusion": False}
 _WINDOW = ("window", "num_tokens", "row_stride", "token_stride", "window_token_ptr", "is_used_ptr")
 _ROWS = ("position_ptr", "stop_token_ptr", "min_position_ptr", "bad_word_ptr", "recent_token_ptr")
+_FORCED = ("forced_position_ptr", "forced_token_ptr", "token_count_ptr")
 
 
 @jit_once_for(*_WINDOW, "penalty_ptr")
@@ -79,7 +80,15 @@ def _mask_tokens(out_ptr: tl.tensor, token: tl.tensor, is_masked: tl.tensor) -> 
     tl.store(out_ptr + token, -float("inf"), mask=is_masked & (value < float("inf")))
 
 
-@jit_once_for(*_WINDOW, *_ROWS)
+@jit
+def _force_token(out_ptr: tl.tensor, forced: tl.tensor, vocab_size: tl.tensor, TOKENS: tl.constexpr) -> None:
+    for first in range(0, vocab_size, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        value = tl.load(out_ptr + token, mask=token < vocab_size, other=float("inf"))
+        tl.store(out_ptr + token, tl.where(token == forced, 0.0, -float("inf")), mask=value < float("inf"))
+
+
+@jit_once_for(*_WINDOW, *_ROWS, *_FORCED)
 def _mask_kernel(
     out_ptr: tl.tensor,
     window_token_ptr: tl.tensor,
@@ -89,6 +98,9 @@ def _mask_kernel(
     min_position_ptr: tl.tensor,
     bad_word_ptr: tl.tensor,
     recent_token_ptr: tl.tensor,
+    forced_position_ptr: tl.tensor,
+    forced_token_ptr: tl.tensor,
+    token_count_ptr: tl.tensor,
     window: tl.tensor,
     num_tokens: tl.tensor,
     vocab_size: tl.tensor,
@@ -100,36 +112,47 @@ def _mask_kernel(
     STOPS_BLOCK: tl.constexpr,
     WORDS_BLOCK: tl.constexpr,
     LENGTH_BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
 ) -> None:
     """-inf for what may not stand at one place of a row; NaN and +inf stay, as `sample` looks for them."""
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(is_used_ptr + row):
         out_ptr += (row * window + place) * vocab_size
-        stop = tl.arange(0, STOPS_BLOCK)
-        token = tl.load(stop_token_ptr + row * STOPS + stop, mask=stop < STOPS, other=-1)
-        is_early = tl.load(position_ptr + row) + place < tl.load(min_position_ptr + row)
-        _mask_tokens(out_ptr, token, is_early & (token >= 0) & (token < vocab_size))
-        # A line asks for tokens right before the place and masks its last.
-        ahead = tl.arange(0, LENGTH_BLOCK)
-        is_ahead = ahead < LENGTH - 1
-        text = num_tokens - window + 1 + place + ahead
-        recent_token_ptr += row * (LENGTH - 1)
-        window_token_ptr += row * row_stride
-        is_recent, drafted = text < LENGTH - 1, text - (LENGTH - 1)
-        recent = tl.load(recent_token_ptr + text, mask=is_ahead & is_recent, other=-1)
-        in_window = is_ahead & (drafted >= 0)
-        before = tl.load(window_token_ptr + drafted * token_stride, mask=in_window, other=-1)
-        before = tl.where(is_recent, recent, before)
-        word = tl.arange(0, WORDS_BLOCK)
-        line_ptr = bad_word_ptr + (row * WORDS + word) * LENGTH
-        is_line = word < WORDS
-        asked = tl.load(
-            line_ptr[:, None] + ahead[None, :], mask=is_line[:, None] & is_ahead[None, :], other=-1
-        )
-        is_missed = (asked >= 0) & (asked != before[None, :])
-        last = tl.load(line_ptr + LENGTH - 1, mask=is_line, other=-1)
-        is_met = tl.max(is_missed.to(tl.int32), 1) == 0
-        _mask_tokens(out_ptr, last, is_met & (last >= 0) & (last < vocab_size))
+        position, num_before = tl.load(position_ptr + row) + place, num_tokens - window + 1 + place
+        is_forced = tl.load(forced_position_ptr + row) == position
+        forced = tl.load(forced_token_ptr + row)
+        if is_forced:
+            is_forced = tl.load(token_count_ptr + row * vocab_size + forced) == 0
+            for index in range(num_before):
+                is_forced &= tl.load(window_token_ptr + row * row_stride + index * token_stride) != forced
+        if is_forced:
+            _force_token(out_ptr, forced, vocab_size, TOKENS)
+        else:
+            stop = tl.arange(0, STOPS_BLOCK)
+            token = tl.load(stop_token_ptr + row * STOPS + stop, mask=stop < STOPS, other=-1)
+            is_early = position < tl.load(min_position_ptr + row)
+            _mask_tokens(out_ptr, token, is_early & (token >= 0) & (token < vocab_size))
+            # A line asks for tokens right before the place and masks its last.
+            ahead = tl.arange(0, LENGTH_BLOCK)
+            is_ahead = ahead < LENGTH - 1
+            text = num_before + ahead
+            recent_token_ptr += row * (LENGTH - 1)
+            window_token_ptr += row * row_stride
+            is_recent, drafted = text < LENGTH - 1, text - (LENGTH - 1)
+            recent = tl.load(recent_token_ptr + text, mask=is_ahead & is_recent, other=-1)
+            in_window = is_ahead & (drafted >= 0)
+            before = tl.load(window_token_ptr + drafted * token_stride, mask=in_window, other=-1)
+            before = tl.where(is_recent, recent, before)
+            word = tl.arange(0, WORDS_BLOCK)
+            line_ptr = bad_word_ptr + (row * WORDS + word) * LENGTH
+            is_line = word < WORDS
+            asked = tl.load(
+                line_ptr[:, None] + ahead[None, :], mask=is_line[:, None] & is_ahead[None, :], other=-1
+            )
+            is_missed = (asked >= 0) & (asked != before[None, :])
+            last = tl.load(line_ptr + LENGTH - 1, mask=is_line, other=-1)
+            is_met = tl.max(is_missed.to(tl.int32), 1) == 0
+            _mask_tokens(out_ptr, last, is_met & (last >= 0) & (last < vocab_size))
 
 
 def process_logits(
@@ -138,7 +161,7 @@ def process_logits(
     positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
     processors: LogitsProcessorState,
 ) -> torch.Tensor:
-    """[rows, window, vocab] float32 or float64: penalties, then bias, then masks.
+    """[rows, window, vocab] float32 or float64: penalties, then bias, then masks and forced tokens.
 
     Takes no memory but for its result. A place with NaN or +inf has NaN or +inf in the result. float64 logits, which only tests of exactness have, take the twin everywhere.
     """
@@ -164,9 +187,10 @@ def process_logits(
     (_, stops), (_, words, length) = processors.stop_token_ids.shape, processors.bad_words.shape
     _mask_kernel[(rows, window)](
         out, window_tokens, positions, processors.is_used, processors.stop_token_ids, processors.min_positions,
-        processors.bad_words, processors.recent_tokens, *sizes, STOPS=stops, WORDS=words, LENGTH=length,
+        processors.bad_words, processors.recent_tokens, processors.forced_positions, processors.forced_token_ids,
+        processors.token_counts, *sizes, STOPS=stops, WORDS=words, LENGTH=length,
         STOPS_BLOCK=power_of_two(stops), WORDS_BLOCK=power_of_two(words), LENGTH_BLOCK=power_of_two(length),
-        num_warps=_WARPS,
+        TOKENS=_TOKENS, num_warps=_WARPS,
     )  # fmt: skip
     return out
 

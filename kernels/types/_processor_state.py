@@ -24,6 +24,10 @@ class LogitsProcessorState:
     min_positions: torch.Tensor  # [rows] int64: before this absolute position no stop token is allowed
     bad_words: torch.Tensor  # [rows, words, length] int64
     recent_tokens: torch.Tensor  # [rows, length - 1] int64
+    forced_positions: torch.Tensor  # [rows] int64: absolute; -1: no token is forced
+    forced_token_ids: (
+        torch.Tensor
+    )  # [rows] int64: the only token allowed there, unless the output has it before
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -33,7 +33,7 @@ from headway.engine.execution.results import StepHandle
 from headway.engine.execution.runner import Runner
 from headway.engine.loop import EngineLoop
 from headway.engine.protocol.config import EngineConfig
-from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 from headway.engine.scheduling.plan import Plan
 from headway.kernels import has_float8_products
 from headway.kernels.linear import _hopper_core as _streamed
@@ -268,6 +268,7 @@ def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], dept
     wishes: list[dict[str, object]] = [
         {},
         {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+        {"thinking_budget": ThinkingBudget(4, 77)},
         {"logit_bias": {5: 3.0}, "min_tokens": 4, "bad_words_token_ids": [[7], [8, 9]]},
         {"allowed_token_ids": list(range(100, 400))},
         {"num_logprobs": 2, "num_prompt_logprobs": 1, "top_k": 20, "top_p": 0.9, "min_p": 0.01},

@@ -21,7 +21,7 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import RequestError
-from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.request import Request
 
@@ -57,6 +57,9 @@ FIELDS: dict[str, st.SearchStrategy[dict[str, object]]] = {
     "allowed_token_ids": st.lists(TOKENS, min_size=1, max_size=30).map(lambda v: {"allowed_token_ids": v}),
     "bad_words": st.lists(WALKS, min_size=1, max_size=60).map(lambda v: {"bad_words_token_ids": v}),
     "min_tokens": st.integers(1, 20).map(lambda value: {"min_tokens": value}),
+    "thinking_budget": st.builds(ThinkingBudget, st.integers(0, 12), TOKENS).map(
+        lambda value: {"thinking_budget": value}
+    ),
     "logprobs": st.integers(0, 20).map(lambda value: {"num_logprobs": value}),
     "prompt_logprobs": st.integers(0, 20).map(lambda value: {"num_prompt_logprobs": value}),
 }
@@ -188,7 +191,7 @@ def test_random_pairs_side_by_side(bench: Bench, num_examples: int) -> None:
 
 EVERYTHING: dict[str, object] = {
     "repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": 0.25, "logit_bias": {9: 3.0, 40: -5.0},
-    "bad_words_token_ids": [walk(3, 2), walk(5, 3), [77]], "min_tokens": 3, "num_logprobs": 3,
+    "bad_words_token_ids": [walk(3, 2), walk(5, 3), [77]], "min_tokens": 3, "num_logprobs": 3, "thinking_budget": ThinkingBudget(4, 77),
 }  # fmt: skip
 
 

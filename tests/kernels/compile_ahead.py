@@ -689,9 +689,11 @@ CASES = [
     Case(
         "process_logits",
         "_mask_kernel",
-        pointers("window_token position stop_token min_position bad_word recent_token") | ADJUSTMENTS,
+        pointers("window_token position stop_token min_position bad_word recent_token")
+        | pointers("forced_position forced_token")
+        | ADJUSTMENTS,
         {"STOPS": 64, "WORDS": 256, "LENGTH": 16}
-        | {"STOPS_BLOCK": 64, "WORDS_BLOCK": 256, "LENGTH_BLOCK": 16},
+        | {"STOPS_BLOCK": 64, "WORDS_BLOCK": 256, "LENGTH_BLOCK": 16, "TOKENS": 1024},
         divisible=LOGITS,
     ),
     Case("sample", "_noise_kernel", pointers("seed position") | {"noise_ptr": "*fp32"}, {"GROUPS": 512}),

@@ -19,7 +19,8 @@ def process_logits(
     """[rows, window, vocab] float32 or float64, `logits` left as they are where anything changes.
 
     In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words
-    to -inf. Before the last place all of window_tokens count as output, before the one ahead of it all but
+    to -inf; at a row's forced position, unless its output has the forced token by then, 0 for that token and -inf for all
+    others. Before the last place all of window_tokens count as output, before the one ahead of it all but
     the last, and so on: the target's K + 1 places have K drafts, a drafter's single place those that it made so far. A place
     with NaN or +inf has NaN or +inf in the result: `sample` looks for them there.
     """
@@ -75,6 +76,7 @@ def _adjusted(
     penalised += processors.logit_bias[:, None]
     _mask_stops(penalised, positions, processors)
     _mask_bad_words(penalised, window_tokens, processors)
+    _force(penalised, window_tokens, positions, processors)
     return penalised
 
 
@@ -110,6 +112,23 @@ def _mask_bad_words(
     is_met = ((before[:, :, None] == asked) | (asked < 0)).all(-1)
     last = words[:, None, :, -1].expand(-1, window, -1)
     _mask(values, last, is_met & (last >= 0))
+
+
+def _force(
+    values: torch.Tensor,
+    window_tokens: torch.Tensor,
+    positions: torch.Tensor,
+    processors: LogitsProcessorState,
+) -> None:
+    """NaN and +inf stay, as they do where tokens are masked."""
+    window, forced = values.shape[1], processors.forced_token_ids[:, None]
+    is_in_window = torch.nn.functional.pad((window_tokens == forced).cumsum(1) > 0, (1, 0))[:, -window:]
+    is_in_output = is_in_window | (processors.token_counts.gather(1, forced) > 0)
+    places = torch.arange(window, device=values.device)
+    is_forced = (positions[:, None] + places == processors.forced_positions[:, None]) & ~is_in_output
+    line = torch.full_like(values[:, 0], -torch.inf).scatter_(1, forced, 0)
+    is_set = is_forced[:, :, None] & (values < torch.inf)
+    values.copy_(torch.where(is_set, line[:, None], values))
 
 
 def _mask(values: torch.Tensor, token_ids: torch.Tensor, is_masked: torch.Tensor) -> None:

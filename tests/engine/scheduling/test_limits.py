@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headway.engine.protocol.errors import RequestError
-from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.protocol.sampling_params import SamplingParams, ThinkingBudget
 from headway.engine.scheduling.limits import MAX_BAD_WORDS, Limits
 from headway.engine.scheduling.request import Request
 
@@ -47,6 +47,12 @@ REFUSED: dict[str, tuple[Request, str, str]] = {
     "bad word long": (request(bad_words_token_ids=[[1] * 17]), "bad_words", "17 tokens, it may have 1 to 16"),
     "bad words": (request(bad_words_token_ids=[[1]] * (MAX_BAD_WORDS + 1)), "bad_words", "257 token seq"),
     "min_tokens": (request(min_tokens=-1), "min_tokens", "is -1"),
+    "thinking budget": (request(thinking_budget=ThinkingBudget(-1, 3)), "thinking_budget_tokens", "is -1"),
+    "thinking budget id": (
+        request(thinking_budget=ThinkingBudget(5, 100)),
+        "thinking_budget_tokens",
+        "token id 100",
+    ),
     "logprobs": (request(num_logprobs=21), "logprobs", "is 21, it must be 0 to 20"),
     "prompt logprobs": (request(num_prompt_logprobs=-1), "prompt_logprobs", "is -1"),
     "all allowed are bad": (
@@ -85,6 +91,8 @@ ACCEPTED: dict[str, Request] = {
     ),
     "20 logprobs": request(num_logprobs=20, num_prompt_logprobs=0),
     "stops masked, one other allowed": request(stop=(3,), allowed_token_ids=[3, 4], min_tokens=9),
+    "a thinking budget of nothing": request(thinking_budget=ThinkingBudget(0, 99)),
+    "a thinking budget without an end": request(thinking_budget=ThinkingBudget(1 << 40, 0)),
     "only a stop allowed": request(stop=(3,), allowed_token_ids=[3]),
 }
 

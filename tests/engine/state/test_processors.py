@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.protocol.sampling_params import SamplingParams, ThinkingBudget
 from headway.engine.scheduling.limits import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 from headway.engine.scheduling.plan import TokenHistory
 from headway.engine.state.processors import AdjustmentTable
@@ -48,6 +48,12 @@ def test_stop_tokens_are_masked_from_the_prompt_on() -> None:
     assert row["stop_token_ids"] == [-1] * (MAX_STOP_TOKEN_IDS - 2) + [7, 8]
 
 
+def test_a_thinking_budget_is_counted_from_the_end_of_the_prompt() -> None:
+    row = contents(table_with(thinking_budget=ThinkingBudget(4, 9)), 1)
+    assert (row["forced_positions"], row["forced_token_ids"]) == (3 + 4, 9)
+    assert contents(table_with(min_tokens=4), 1)["forced_positions"] == -1
+
+
 def test_what_is_never_allowed_is_minus_infinity_whatever_its_bias() -> None:
     bias = contents(
         table_with(
@@ -71,6 +77,7 @@ def test_a_row_keeps_nothing_of_who_had_it_before() -> None:
     everything = {
         "logit_bias": {1: 2.0}, "allowed_token_ids": [1, 2], "bad_words_token_ids": [[1, 2]], "min_tokens": 3,
         "repetition_penalty": 2.0, "frequency_penalty": 1.0, "presence_penalty": 1.0,
+        "thinking_budget": ThinkingBudget(4, 9),
     }  # fmt: skip
     used = table_with(**everything)
     used.release(1)

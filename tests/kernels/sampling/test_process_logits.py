@@ -30,10 +30,13 @@ class Row:
     stops: list[int] = field(default_factory=list)
     min_tokens: int = 0
     bad_words: list[list[int]] = field(default_factory=list)
+    forced: tuple[int, int] | None = None  # a number of tokens and what follows them
 
     def expected(self, logits: list[float], num_drafts: int) -> list[float]:
         output = self.output + self.drafts[:num_drafts]
         text = self.prompt + output
+        if self.forced is not None and len(output) == self.forced[0] and self.forced[1] not in output:
+            return [0.0 if token == self.forced[1] else -math.inf for token in range(len(logits))]
         values = []
         for token, logit in enumerate(logits):
             value = logit
@@ -66,6 +69,8 @@ def adjustments(rows: list[Row | None], device: torch.device) -> LogitsProcessor
         min_positions=torch.full((num,), 1 << 40),
         bad_words=torch.full((num, WORDS, LENGTH), 3),
         recent_tokens=torch.full((num, LENGTH - 1), 3),
+        forced_positions=torch.zeros(num, dtype=torch.int64),
+        forced_token_ids=torch.full((num,), VOCAB - 1),
     )
     for index, row in enumerate(rows):
         if row is not None:
@@ -85,6 +90,9 @@ def fill(table: LogitsProcessorState, index: int, row: Row) -> None:
     table.bad_words[index] = torch.tensor(lines)
     recent = [-1] * LENGTH + row.prompt + row.output
     table.recent_tokens[index] = torch.tensor(recent[-(LENGTH - 1) :])
+    num_tokens, token_id = row.forced or (-1 - len(row.prompt), 0)
+    table.forced_positions[index] = len(row.prompt) + num_tokens
+    table.forced_token_ids[index] = token_id
 
 
 def positions(rows: list[Row | None], num_counted: int) -> torch.Tensor:
@@ -131,6 +139,7 @@ def random_row(chance: random.Random, num_drafts: int) -> Row:
         stops=[chance.randrange(5) for _ in range(chance.randint(0, STOPS))],
         min_tokens=chance.randint(0, 10),
         bad_words=[tokens(LENGTH, 1) for _ in range(chance.randint(0, WORDS))],
+        forced=chance.choice([None, (chance.randint(0, 9), chance.randrange(7))]),
     )  # fmt: skip
 
 
@@ -146,6 +155,13 @@ ALONE: dict[str, dict[str, object]] = {
     "one bad token": {"bad_words": [[2]]},
     "bad words across prompt, output and drafts": {"bad_words": [[5, 1, 1, 2], [1, 2, 1], [2, 1, 7], [1, 1]]},
     "a bad word longer than the text": {"bad_words": [[1, 5, 1, 1]]},
+    "a token forced at the first place": {"forced": (2, 12)},
+    "a token forced at a later place": {"forced": (3, 12)},
+    "a token forced that is masked": {"forced": (2, 12), "bias": {12: -math.inf}, "bad_words": [[12]]},
+    "a token forced before the window": {"forced": (1, 12)},
+    "a token forced that the output has": {"forced": (3, 1)},
+    "a token forced that the window has": {"forced": (4, 2)},
+    "a token forced that the prompt has": {"forced": (2, 5)},
     "all": {
         "repetition": 0.7, "frequency": 0.2, "presence": 0.4, "bias": {3: 1.0}, "stops": [0], "min_tokens": 9,
         "bad_words": [[1, 2]],
@@ -214,6 +230,8 @@ def test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin(
         min_positions=ints(8, 12, rows),
         bad_words=ints(-1, 3, rows, words, length),
         recent_tokens=ints(0, 3, rows, length - 1),
+        forced_positions=torch.tensor([9, 9, 10, -1, 9]),
+        forced_token_ids=torch.tensor([2499, 0, 1300, 7, 0]),
     )
     logits = floats(rows, window, vocab).to(dtype)
     tokens = ints(0, 3, drafted, rows).T
@@ -235,6 +253,8 @@ def test_no_rule_hides_a_logit_that_is_nan_or_inf(value: float, device: torch.de
         Row([3], [3], [], bad_words=[[3, 1]]),
         Row([3], [1], [], bias={1: -math.inf}),
         Row([1], [1], [], repetition=1.5, frequency=2.0, presence=2.0),
+        Row([3], [3], [], forced=(1, 4)),
+        Row([3], [3], [], forced=(1, 1)),
         None,
     ]
     logits = torch.randn(len(rows), 1, VOCAB)
