@@ -75,9 +75,10 @@ def texts_of(engine: LocalEngine, asked: Sequence[tuple[Case, SamplingParams]]) 
 
 @pytest.fixture(scope="module")
 def asked(cases: list[Case]) -> list[tuple[Case, SamplingParams]]:
-    """Every case with every budget, and without any."""
+    """Every case with every budget, with one whose end comes by itself, and without any."""
     budgeted = [(case, case.with_budget(n, case.new_id(n))) for n in BUDGETS for case in cases]
-    return budgeted + [(case, case.sampling) for case in cases]
+    ended = [(case, case.with_budget(64, case.plain[20])) for case in cases]
+    return budgeted + ended + [(case, case.sampling) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +93,16 @@ def test_the_end_stands_at_exactly_its_place_and_nothing_changes_before_it(
 ) -> None:
     for (case, sampling), text in zip(asked, expected, strict=True):
         budget = sampling.thinking_budget
-        if budget is None:
+        if budget is None or budget.end_id in case.plain[: budget.num_tokens]:
             assert text == list(case.plain)
             continue
         before = list(case.plain[: budget.num_tokens])
         assert text[: budget.num_tokens + 1] == [*before, budget.end_id]
         assert len(text) == MAX_TOKENS
+        assert text[budget.num_tokens] != case.plain[budget.num_tokens]
 
 
-@pytest.mark.parametrize("depth", DEPTHS[1:])
+@pytest.mark.parametrize("depth", [*(pytest.param(d, marks=pytest.mark.long) for d in (1, 2)), 3])
 def test_a_budget_ends_at_the_same_token_at_every_depth(
     model_path: str,
     asked: list[tuple[Case, SamplingParams]],
