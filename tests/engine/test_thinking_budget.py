@@ -15,7 +15,7 @@ from headway.engine.execution.step_key import StepGrid
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 
-VOCAB, CONTEXT, MAX_TOKENS = 128, 128, 72
+VOCAB, CONTEXT, AFTER, MAX_TOKENS = 128, 128, 8, 72
 BUDGETS = (0, 1, 5, 64)
 DEPTHS = (0, 1, 2, 3)
 BLOCK_BYTES = (2 * 3 * 16 * 2 * 16 + 64) * 8  # keys and values of three layers, and a hidden state
@@ -24,7 +24,7 @@ SAMPLINGS = [SamplingParams(temperature=t, seed=s) for t, s in ((0.0, 0), (0.8, 
 
 @dataclass(frozen=True)
 class Case:
-    """A request, and what it says without a budget."""
+    """A request, and the MAX_TOKENS tokens that it says without a budget."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -62,9 +62,18 @@ def cases(model_path: str) -> list[Case]:
     return cases
 
 
+def length_of(sampling: SamplingParams) -> int:
+    """A few tokens beyond the budget's, of the longest windows one and a part of the next."""
+    budget = sampling.thinking_budget
+    return MAX_TOKENS if budget is None else budget.num_tokens + AFTER
+
+
 def run(engine: LocalEngine, asked: Sequence[tuple[Case, SamplingParams]]) -> list[Output]:
     """All at once."""
-    ids = [engine.submit(case.prompt, max_tokens=MAX_TOKENS, sampling=sampling) for case, sampling in asked]
+    ids = [
+        engine.submit(case.prompt, max_tokens=length_of(sampling), sampling=sampling)
+        for case, sampling in asked
+    ]
     engine.run()
     return [engine.outputs.pop(request_id) for request_id in ids]
 
@@ -93,12 +102,12 @@ def test_the_end_stands_at_exactly_its_place_and_nothing_changes_before_it(
 ) -> None:
     for (case, sampling), text in zip(asked, expected, strict=True):
         budget = sampling.thinking_budget
+        assert len(text) == length_of(sampling)
         if budget is None or budget.end_id in case.plain[: budget.num_tokens]:
             assert text == list(case.plain)
             continue
         before = list(case.plain[: budget.num_tokens])
         assert text[: budget.num_tokens + 1] == [*before, budget.end_id]
-        assert len(text) == MAX_TOKENS
         assert text[budget.num_tokens] != case.plain[budget.num_tokens]
 
 
@@ -167,7 +176,7 @@ def test_an_end_that_came_before_is_not_repeated(model_path: str, cases: list[Ca
         for place in range(max(num_tokens - 6, 0), num_tokens)
     ]
     for (case, _), text in zip(asked, texts_of(engine_of(model_path, depth=depth), asked), strict=True):
-        assert text == list(case.plain)
+        assert text == list(case.plain[: len(text)])
 
 
 def test_an_end_in_the_prompt_does_not_count(model_path: str, cases: list[Case]) -> None:
@@ -198,6 +207,6 @@ def test_an_end_that_stops_the_request_stops_it(model_path: str, cases: list[Cas
     engine, case = engine_of(model_path, depth=3), cases[1]
     end_id = case.new_id(6)
     sampling = msgspec.structs.replace(case.with_budget(6, end_id), min_tokens=20)
-    request_id = engine.submit(case.prompt, max_tokens=MAX_TOKENS, sampling=sampling, stop_token_ids=[end_id])
+    request_id = engine.submit(case.prompt, max_tokens=20, sampling=sampling, stop_token_ids=[end_id])
     output = engine.run()[request_id]
     assert (output.token_ids, output.finish_reason) == ([*case.plain[:6], end_id], FinishReason.STOP)
