@@ -1,0 +1,142 @@
+"""gpt-oss: an answer is a row of messages, each with a header that names its channel and its recipient."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from headway.server.formats.arguments import object_text, schemas_of
+from headway.server.formats.cursor import Cursor, Markers, NoCallError, Wait
+from headway.server.formats.parser import TextSink
+from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
+
+START, MESSAGE = "<|start|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+FUNCTIONS = "functions."
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>([a-z]*)")
+_HEADER = re.compile(
+    r"\s*(assistant)?(\s*to=[\w.-]+)?(<\|channel\|>\w*(\s+to=[\w.-]+)?)*(\s*<\|constrain\|>\w*|\s+\w+)?\s*"
+)
+_MAX_HEADER = 512
+
+
+class HarmonyParser:
+    """Parses the output of one choice. Mutable: fed by the writer of the choice alone.
+
+    The text of the analysis channel is reasoning. A message to one of the functions is a call, if its text is a JSON object; every
+    other text is content. Headers are no text, unless they are ill-formed.
+    """
+
+    def __init__(self, prompt: str, tools: Sequence[dict[str, Any]] | None) -> None:
+        self._has_tools = bool(schemas_of(tools))
+        self._cursor = Cursor()
+        self._pieces: list[Piece] = []
+        self._content = TextSink(lambda text: self._pieces.append(Content(text)), keeps_leading=True)
+        self._reader = self._read(prompt.rpartition(START)[2] if START in prompt else "")
+        self._is_done = False
+
+    def feed(self, text: str) -> list[Piece]:
+        """Returns what is certain after this cut of the output."""
+        self._cursor.feed(text)
+        return self._advance()
+
+    def finish(self) -> list[Piece]:
+        """Returns the rest. A call that is not complete is content. Never raises."""
+        self._cursor.is_ended = True
+        return self._advance()
+
+    def _advance(self) -> list[Piece]:
+        if not self._is_done:
+            self._is_done = next(self._reader, self) is self
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _read(self, prompt_header: str) -> Wait:
+        """prompt_header: what the prompt has after the last beginning of a message."""
+        cursor = self._cursor
+        header, opened, _ = prompt_header.partition(MESSAGE)
+        if opened:
+            yield from self._read_body(header)
+        while cursor.rest or not cursor.is_ended:
+            try:
+                before = yield from cursor.until(MESSAGE, *ENDS, limit=_MAX_HEADER)
+            except NoCallError:
+                yield from self._without_message()
+                continue
+            if (yield from cursor.option(MESSAGE)):
+                if not _HEADER.fullmatch(before):
+                    self._content(before)
+                yield from self._read_body(before)
+            else:
+                yield from cursor.option(*ENDS)
+                yield from cursor.option(START)
+                self._content(before)
+                self._forget()
+        self._content.end()
+
+    def _without_message(self) -> Wait:
+        """A header that is cut off is dropped; text that is no header is content."""
+        if not self._cursor.is_ended:
+            yield from self._read_text(self._content)
+        else:
+            rest = self._cursor.rest
+            self._cursor.position = len(self._cursor.text)
+            if not _HEADER.fullmatch(rest):
+                self._content(rest)
+            self._forget()
+
+    def _read_body(self, header: str) -> Wait:
+        self._forget()
+        recipient = (_RECIPIENT.findall(header) or [""])[-1]
+        channel = (_CHANNEL.findall(header) or [""])[-1]
+        if recipient.startswith(FUNCTIONS) and self._has_tools:
+            yield from self._read_call(recipient.removeprefix(FUNCTIONS))
+        elif channel == "analysis" and not recipient:
+            sink = TextSink(lambda text: self._pieces.append(Reasoning(text)), keeps_leading=False)
+            yield from self._read_text(sink)
+            sink.end()
+        else:
+            yield from self._read_text(self._content)
+
+    def _read_call(self, name: str) -> Wait:
+        cursor = self._cursor
+        try:
+            yield from cursor.space()
+            arguments = object_text((yield from cursor.balanced("{")))
+        except NoCallError:
+            yield from self._read_text(self._content)
+            return
+        self._content.frame()
+        self._pieces.append(ToolCall(name, arguments))
+        yield from cursor.space()
+        if (yield from cursor.option(*ENDS)):
+            yield from cursor.option(START)
+        self._forget()
+
+    def _read_text(self, sink: TextSink) -> Wait:
+        """Passes text on, from the mark to what ends a message: an end that the beginning of another, or nothing, follows."""
+        cursor, markers = self._cursor, Markers(ENDS)
+        sink(cursor.text[cursor.mark : cursor.position])
+        while True:
+            match = markers.find(cursor.text, cursor.position)
+            num_held = 0 if match or cursor.is_ended else markers.num_held(cursor.text, cursor.position)
+            end = match.start() if match else len(cursor.text) - num_held
+            sink(cursor.text[cursor.position : end])
+            cursor.position = end
+            self._forget()
+            if match:
+                cursor.position = len(match.group())
+                if (yield from cursor.option(START)) or not cursor.rest:
+                    self._forget()
+                    return
+                sink(match.group())
+            elif cursor.is_ended:
+                return
+            else:
+                yield
+
+    def _forget(self) -> None:
+        self._cursor.mark = self._cursor.position
+        self._cursor.forget()

@@ -1,0 +1,128 @@
+"""Calls whose arguments are JSON objects. Each instance of a class is the data of one family.
+
+A form reads the calls that begin at an opener of its own, with the cursor behind the opener, and tells each when it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from headway.server.formats.arguments import MAX_NAME, Schemas, Tell, call_of, object_text, plain_name
+from headway.server.formats.cursor import Cursor, NoCallError, Wait, optional
+from headway.server.formats.pieces import ToolCall
+
+
+@dataclass(frozen=True)
+class JsonCalls:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen and, without delimiters, Llama 3.
+
+    starts: what begins a call at the beginning of the answer, without an opener; then the object must name a tool of the request.
+    """
+
+    openers: tuple[str, ...]
+    closer: str | None
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    starts: tuple[str, ...] = ()
+    separator: str | None = None
+
+    def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
+        if opener in self.starts:
+            cursor.position -= len(opener)
+        while True:
+            yield from cursor.space()
+            if not self.closer:
+                yield from self._look_ahead(cursor)
+            text = yield from cursor.balanced("{")
+            call = call_of(text, self.argument_keys, arguments_required=not self.closer)
+            if not self.closer and call.name not in schemas:
+                raise NoCallError
+            if self.closer:
+                yield from optional(cursor, self.closer)
+            tell(call)
+            if self.separator is None or not (yield from optional(cursor, self.separator)):
+                return
+
+    def _look_ahead(self, cursor: Cursor) -> Wait:
+        """Raises NoCallError at once where an object does not begin as a call: it is an answer in JSON, and is streamed."""
+        start = cursor.position
+        yield from cursor.expect("{")
+        yield from cursor.space()
+        yield from cursor.expect('"name"', '"type"', *(f'"{key}"' for key in self.argument_keys))
+        cursor.position = start
+
+
+@dataclass(frozen=True)
+class BracketCalls:
+    """Mistral: `[TOOL_CALLS]name[ARGS]{...}`, one opener a call, and before it `[TOOL_CALLS] [{"name": ..., "arguments": ...}]`."""
+
+    openers: tuple[str, ...] = ("[TOOL_CALLS]",)
+    call_id: str = "[CALL_ID]"
+    arguments: str = "[ARGS]"
+    is_list: bool = False  # which of the two forms a grammar gives
+
+    def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
+        yield from cursor.space()
+        if (yield from cursor.option("[")):
+            yield from self._read_list(cursor, tell)
+            return
+        name = yield from cursor.until(self.arguments, self.call_id, "{", "\n", limit=MAX_NAME)
+        if (yield from cursor.option(self.call_id)):
+            yield from cursor.until(self.arguments, limit=MAX_NAME)
+        yield from cursor.option(self.arguments)
+        yield from cursor.space()
+        text = yield from cursor.balanced("{")
+        tell(ToolCall(plain_name(name), object_text(text)) if name.strip() else call_of(text, ("arguments",)))
+
+    def _read_list(self, cursor: Cursor, tell: Tell) -> Wait:
+        while True:
+            yield from cursor.space()
+            text = yield from cursor.balanced("{")
+            call = call_of(text, ("arguments", "parameters"))
+            is_last = not (yield from optional(cursor, ","))
+            if is_last:
+                yield from optional(cursor, "]")
+            tell(call)
+            if is_last:
+                return
+
+
+@dataclass(frozen=True)
+class SeparatedCalls:
+    """DeepSeek V3 and V3.1: a section of calls, each a name, a separator and JSON; V3 writes a type before and a fence around it."""
+
+    openers: tuple[str, ...] = ("<｜tool▁calls▁begin｜>",)
+    section_end: str = "<｜tool▁calls▁end｜>"
+    begin: str = "<｜tool▁call▁begin｜>"
+    separator: str = "<｜tool▁sep｜>"
+    end: str = "<｜tool▁call▁end｜>"
+    has_fence: bool = False  # which of the two forms a grammar gives
+
+    def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
+        yield from cursor.space()
+        yield from cursor.expect(self.begin)
+        while True:
+            call = yield from self._read_call(cursor)
+            yield from optional(cursor, self.end)
+            following = yield from optional(cursor, self.begin, self.section_end)
+            if following == self.begin:
+                cursor.position -= len(self.begin)
+            tell(call)
+            if following != self.begin:
+                return
+            cursor.position += len(self.begin)
+
+    def _read_call(self, cursor: Cursor) -> Generator[None, None, ToolCall]:
+        name = yield from cursor.until(self.separator, limit=MAX_NAME)
+        yield from cursor.expect(self.separator)
+        yield from cursor.space()
+        if (yield from cursor.option("{")):
+            cursor.position -= 1
+        else:
+            name = yield from cursor.until("\n", "{", limit=MAX_NAME)
+            yield from cursor.space()
+            yield from cursor.option("```json", "```")
+            yield from cursor.space()
+        text = yield from cursor.balanced("{")
+        yield from optional(cursor, "```")
+        return ToolCall(plain_name(name), object_text(text))
