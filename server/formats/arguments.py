@@ -140,7 +140,9 @@ def _refuse(name: str) -> None:
 def dump(arguments: Mapping[str, Any]) -> str:
     """Returns the arguments as JSON text. Raises NoCallError where they are no JSON."""
     try:
-        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()  # raises at half a surrogate pair, which an escape in a literal can give
+        return text
     except (ValueError, TypeError, RecursionError) as error:
         raise NoCallError from error
 

@@ -13,6 +13,7 @@ from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
 
 START, MESSAGE = "<|start|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
+TOKENS = (START, "<|channel|>", "<|constrain|>", MESSAGE, *ENDS)
 FUNCTIONS = "functions."
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>([a-z]*)")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
+from headway.engine import RequestError
 from headway.server.formats.calls import CallForm
+from headway.server.formats.harmony import TOKENS as HARMONY_TOKENS
 from headway.server.formats.harmony import HarmonyParser
 from headway.server.formats.parser import StreamParser
 from headway.server.formats.pieces import Piece
+from headway.server.formats.tool_grammar import harmony_grammar, tool_grammar
 
 
 class OutputParser(Protocol):
@@ -42,6 +45,21 @@ class OutputFormat:
     def thinking_end(self) -> str | None:
         return self.thinking[0][1] if self.thinking else None
 
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        """Texts of special tokens that a parser must see; every other special token may stay hidden."""
+        if self.is_harmony:
+            return HARMONY_TOKENS
+        form = astuple(self.calls) if self.calls else ()
+        texts = [
+            one
+            for field in (*form, *self.thinking)
+            for one in (field if isinstance(field, tuple) else [field])
+        ]
+        return tuple(
+            one.strip() for one in texts if isinstance(one, str) and one.startswith(("<", "[", "｜"))
+        )
+
     def parser(self, prompt: str, tools: Sequence[dict[str, Any]] | None) -> OutputParser:
         """Returns a parser of one output. prompt: its end tells whether reasoning is open. tools: those of the request, in OpenAI's
         form; without any, no text is a call."""
@@ -52,3 +70,26 @@ class OutputFormat:
         return StreamParser(
             self.calls, self.thinking, tools, open_thinking=opened, calls_end_thinking=self.calls_end_thinking
         )
+
+    def tool_grammar(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        required: bool,
+        parallel: bool,
+        special_ids: Mapping[str, int],
+    ) -> str:
+        """Returns a grammar in llguidance's dialect of Lark, for what follows the reasoning; of harmony, for the whole answer.
+
+        required: only calls of these tools, each by the schema of its parameters; else text, which such calls may follow. parallel:
+        one or more; else one. special_ids: the ids of the tokenizer's special tokens, which no text of a grammar matches, by their
+        texts. Raises RequestError where the format has no calls, or cannot enforce a tool's parameters.
+        """
+        if self.is_harmony:
+            return harmony_grammar(tools, required=required, special_ids=special_ids)
+        if self.calls is None:
+            raise RequestError(
+                f"calls of tools cannot be enforced: the model's output format ({self.name}) has none; --tool-format names another",
+                param="tools",
+            )
+        return tool_grammar(self.calls, tools, required=required, parallel=parallel, special_ids=special_ids)

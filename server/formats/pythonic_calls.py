@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 from headway.server.formats.arguments import MAX_NAME, Schemas, Tell, dump
 from headway.server.formats.cursor import Cursor, NoCallError, Wait, optional
@@ -45,17 +47,26 @@ def _python_calls(text: str) -> list[ToolCall]:
         raise NoCallError from error
     if not isinstance(expression, ast.List):
         raise NoCallError
-    return [_python_call(node) for node in expression.elts]
+    return [_python_call(node, text) for node in expression.elts]
 
 
-def _python_call(node: ast.expr) -> ToolCall:
+def _python_call(node: ast.expr, text: str) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
         raise NoCallError
+    arguments = {str(k.arg): _value(k.value, text) for k in node.keywords}
+    return ToolCall(ast.unparse(node.func), dump(arguments))
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    """Returns the value of an argument: as JSON where it is, else as Python with the constants of either."""
     try:
-        arguments = {str(k.arg): ast.literal_eval(_JsonNames().visit(k.value)) for k in node.keywords}
+        return json.loads(ast.get_source_segment(text, node) or "")
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(_JsonNames().visit(node))
     except (ValueError, TypeError, MemoryError, RecursionError) as error:
         raise NoCallError from error
-    return ToolCall(ast.unparse(node.func), dump(arguments))
 
 
 class _JsonNames(ast.NodeTransformer):

@@ -1,0 +1,164 @@
+"""Grammars of parameters that are written as text between tags: strings as they are, and everything else as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.engine import RequestError
+from headway.server.formats.arguments import resolve, types_of
+from headway.server.formats.lark import ANY, Lark
+
+# What may stand beside the properties of a tool; anything else would relate parameters, which are written one by one.
+_AT_THE_TOP = frozenset(
+    ("type", "properties", "required", "additionalProperties", "title", "description", "default", "examples", "$schema", "$defs")
+) | {"definitions", "strict", "$id", "$comment"}  # fmt: skip
+_UNCONSTRAINED = frozenset(
+    ("type", "title", "description", "default", "examples", "$comment", "nullable", "deprecated")
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_DATE = "[0-9]{3}[1-9]-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "email": r"[A-Za-z0-9_+-]{1,64}@[a-z0-9-]{1,63}(\.[a-z]{2,24}){1,3}",
+    "ipv4": r"((25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])",
+    "uri": r"[a-z][a-z0-9+.-]{0,15}://[A-Za-z0-9._~/?&=%-]{1,500}",
+}
+# A text that is read as no literal of JSON or Python, for a parameter that may be a string or something else.
+_NO_LITERAL = rf"([^\s0-9\[{{(+.-]{ANY})?"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a tool. root: the schema that references are in. where: names it in errors."""
+
+    key: str
+    schema: Mapping[str, Any]
+    root: Mapping[str, Any]
+    is_required: bool
+    where: str
+
+    @property
+    def is_string(self) -> bool:
+        return types_of(self.schema, self.root) == {"string"}
+
+    def refuse(self, keyword: str) -> RequestError:
+        return RequestError(
+            f"{self.where}: {keyword!r} cannot be enforced on a string in this model's tool format; leave it out or use another tool_choice",
+            code="invalid_value",
+            param="tools",
+        )
+
+
+def parameters_of(tool: str, schema: Mapping[str, Any], *, forbidden: str) -> list[Parameter]:
+    """Returns the parameters of a tool in the schema's order. forbidden: characters that no name of a parameter may have."""
+    for keyword in schema:
+        if keyword not in _AT_THE_TOP and not keyword.startswith("x-"):
+            raise RequestError(
+                f"the parameters of the tool {tool!r}: {keyword!r} cannot be enforced in this model's tool format; leave it out",
+                code="invalid_value",
+                param="tools",
+            )
+    required = list(schema.get("required") or [])
+    properties = dict(schema.get("properties") or {})
+    properties |= {key: {} for key in required if key not in properties}
+    parameters = []
+    for key, one in properties.items():
+        where = f"the parameter {key!r} of the tool {tool!r}"
+        if not key or set(key) & set(forbidden):
+            raise RequestError(
+                f"{where}: its name cannot be written in this model's tool format", param="tools"
+            )
+        parameters.append(
+            Parameter(key, one if isinstance(one, Mapping) else {}, schema, key in required, where)
+        )
+    return parameters
+
+
+def json_value(lark: Lark, parameter: Parameter) -> str:
+    """Returns an expression for the parameter's value as JSON."""
+    names = [name for name in ("$defs", "definitions") if name in parameter.root]
+    return lark.json({**parameter.schema, **{name: parameter.root[name] for name in names}})
+
+
+def text_value(lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str]) -> str:
+    """Returns an expression for the parameter's value and the tag that closes it, as `value_of` reads values."""
+    if parameter.is_string:
+        return string_text(lark, parameter, closer, excluded)
+    value = f"{json_value(lark, parameter)} {lark.literal(closer)}"
+    if "string" not in types_of(parameter.schema, parameter.root) or not _is_any_string(
+        parameter.schema, parameter.root
+    ):
+        return lark.rule(value)
+    return lark.rule(f"{value} | {lark.text(closer, excluded=excluded, patterns=[_NO_LITERAL])}")
+
+
+def string_text(lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str]) -> str:
+    """Returns an expression for the text of a string and the tag that closes it. Raises RequestError for what cannot be enforced."""
+    branches = _string_branches(parameter, parameter.schema)
+    texts = []
+    for branch in branches:
+        values = branch.get("enum", [branch["const"]] if "const" in branch else None)
+        if values is None:
+            texts.append(lark.text(closer, excluded=excluded, patterns=_patterns(parameter, branch)))
+            continue
+        if any(tag in value for value in values for tag in excluded):
+            raise parameter.refuse("enum")
+        texts += [lark.literal(f"{value}{closer}") for value in values]
+    return lark.rule(" | ".join(texts))
+
+
+def _string_branches(parameter: Parameter, schema: Any, depth: int = 0) -> list[Mapping[str, Any]]:
+    """Returns the schemas of which the text must match one, without references and unions."""
+    if depth > 8:
+        raise parameter.refuse("$ref")
+    if isinstance(reference := schema.get("$ref"), str):
+        return _string_branches(parameter, resolve(reference, parameter.root), depth + 1)
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            if set(schema) - _UNCONSTRAINED - {union}:
+                raise parameter.refuse(union)
+            return [branch for one in schema[union] for branch in _string_branches(parameter, one, depth + 1)]
+    if "allOf" in schema:
+        if len(schema["allOf"]) != 1 or set(schema) - _UNCONSTRAINED - {"allOf"}:
+            raise parameter.refuse("allOf")
+        return _string_branches(parameter, schema["allOf"][0], depth + 1)
+    return [schema]
+
+
+def _patterns(parameter: Parameter, schema: Mapping[str, Any]) -> list[str]:
+    """Returns regular expressions that a text of the schema matches as a whole."""
+    patterns = [ANY]
+    for keyword, value in schema.items():
+        if keyword == "pattern":
+            patterns.append(_whole(value))
+        elif keyword == "format" and value in _FORMATS:
+            patterns.append(_FORMATS[value])
+        elif keyword not in _UNCONSTRAINED and keyword not in ("minLength", "maxLength"):
+            raise parameter.refuse(f"{keyword}: {value}" if keyword == "format" else keyword)
+    if "minLength" in schema or "maxLength" in schema:
+        patterns.append(f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})")
+    return patterns if len(patterns) == 1 else patterns[1:]
+
+
+def _whole(pattern: str) -> str:
+    """Returns a regular expression of whole texts in which the pattern is found; some of them at the least."""
+    start = "" if pattern.startswith("^") else ANY
+    end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else ANY
+    return f"{start}({pattern.removeprefix('^')[: len(pattern) if end else -1]}){end}"
+
+
+def _is_any_string(schema: Any, root: Any) -> bool:
+    """Whether the schema allows every string, among other types."""
+    if not isinstance(schema, Mapping):
+        return False
+    if isinstance(reference := schema.get("$ref"), str):
+        return _is_any_string(resolve(reference, root), root)
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            return any("string" in types_of(one, root) and _is_any_string(one, root) for one in schema[union])
+    return not set(schema) - _UNCONSTRAINED

@@ -1,0 +1,229 @@
+"""Grammars by which a model can only write calls of the tools that are offered, in its format's own form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headway.engine import RequestError
+from headway.server.formats.arguments import schemas_of
+from headway.server.formats.calls import (
+    BracketCalls,
+    CallForm,
+    InvokeCalls,
+    JsonCalls,
+    KeyedCalls,
+    PythonicCalls,
+    SeparatedCalls,
+    TaggedCalls,
+)
+from headway.server.formats.lark import ANY, Lark
+from headway.server.formats.text_values import Parameter, json_value, parameters_of, string_text, text_value
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+Write = Callable[
+    [str, dict[str, Any]], str
+]  # the name of a tool and the schema of its arguments to an expression
+
+
+def tool_grammar(
+    form: CallForm,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    required: bool,
+    parallel: bool,
+    special_ids: Mapping[str, int],
+) -> str:
+    """Returns the source of a grammar in Lark. required: calls only; else text, which calls may follow. parallel: several calls.
+
+    Raises RequestError for parameters that the form cannot enforce; the rest is judged when the grammar is compiled.
+    """
+    lark = Lark(special_ids)
+    opener, separator = _opener(form), _separator(form)
+    body = lark.rule(_body(lark, form, tools, parallel=parallel))
+    more = f" ({lark.literal(separator + opener)} {body})*" if parallel and separator is not None else ""
+    if required:
+        return lark.source(f"/\\n{{1,2}}/? {lark.literal(opener)} {body}{more}")
+    if opener:
+        return lark.source(f"/{ANY}/ | {lark.text(opener)} {body}{more}")
+    start = _start(form)
+    return lark.source(f"{body}{more} | /([^\\s\\{start}]{ANY})?/")
+
+
+def harmony_grammar(
+    tools: Sequence[Mapping[str, Any]], *, required: bool, special_ids: Mapping[str, int]
+) -> str:
+    """Returns the source of a grammar of gpt-oss's messages from the first token on: reasoning, then one call.
+
+    required: else any messages, of which a call is the last, if there is one.
+    """
+    lark = Lark(special_ids)
+    next_message = "<|end|><|start|>assistant"
+    reasoning = f"{lark.literal('<|channel|>analysis<|message|>')} {lark.text(next_message)}"
+    calls = [
+        f"{lark.literal(f'<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>')} {lark.json(object_schema(schema))}"
+        for name, schema in schemas_of(tools).items()
+    ]
+    call = lark.rule(" | ".join(calls))
+    if required:
+        return lark.source(f"({reasoning})? {call}")
+    preamble = f"{lark.literal('<|channel|>commentary<|message|>')} {lark.text(next_message)}"
+    final = f"{lark.literal('<|channel|>final<|message|>')} /{ANY}/"
+    return lark.source(f"({reasoning} | {preamble})* ({call} | {final})")
+
+
+def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of arguments, which are an object whatever it says. A tool without parameters takes an empty one."""
+    return {"type": "object", **schema} if schema else NO_ARGUMENTS
+
+
+def _start(form: CallForm) -> str:
+    """What begins calls that have no opener."""
+    return form.starts[0] if isinstance(form, JsonCalls | PythonicCalls) and form.starts else ""
+
+
+def _opener(form: CallForm) -> str:
+    return "" if _start(form) else form.openers[0]
+
+
+def _separator(form: CallForm) -> str | None:
+    """What stands between two calls that each have an opener; None: one opener holds all."""
+    match form:
+        case BracketCalls(is_list=False):
+            return ""
+        case JsonCalls():
+            return form.separator or "\n"
+        case TaggedCalls():
+            return "\n"
+        case KeyedCalls():
+            return "\n" if form.has_lines else ""
+        case _:
+            return None
+
+
+def _body(lark: Lark, form: CallForm, tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
+    """Returns an expression for what follows the opener: one call, or all calls of a section."""
+    schemas = {name: object_schema(schema) for name, schema in schemas_of(tools).items()}
+
+    def calls(write: Write) -> str:
+        return lark.rule(" | ".join(lark.rule(write(name, schema)) for name, schema in schemas.items()))
+
+    def row(call: str, separator: str) -> str:
+        return f"{call} ({lark.literal(separator)} {call})*" if parallel else call
+
+    def named(key: str) -> Write:
+        return lambda name, schema: " ".join(
+            (lark.literal(f'{{"name": {json.dumps(name)}, "{key}": '), lark.json(schema), lark.literal("}"))
+        )
+
+    match form:
+        case JsonCalls(closer=None):
+            return calls(named(form.argument_keys[0]))
+        case JsonCalls():
+            return f"{lark.literal(chr(10))} {calls(named('arguments'))} {lark.literal(f'{chr(10)}{form.closer}')}"
+        case BracketCalls(is_list=True):
+            return f"{lark.literal(' [')} {row(calls(named('arguments')), ', ')} {lark.literal(']')}"
+        case BracketCalls():
+            return calls(lambda name, schema: f"{lark.literal(name + form.arguments)} {lark.json(schema)}")
+        case SeparatedCalls():
+            end = lark.literal(form.section_end)
+            return f"{row(calls(_separated(lark, form)), chr(10) if form.has_fence else '')} {end}"
+        case TaggedCalls():
+            return calls(_tagged(lark, form))
+        case KeyedCalls():
+            return calls(_keyed(lark, form))
+        case InvokeCalls():
+            end = lark.literal(f"\n{form.section_end}")
+            return f"{calls(_invoked(lark, form))}{'+' if parallel else ''} {end}"
+        case PythonicCalls():
+            return f"{lark.literal('[')} {row(calls(_pythonic(lark)), ', ')} {lark.literal(']')}"
+
+
+def _separated(lark: Lark, form: SeparatedCalls) -> Write:
+    def write(name: str, schema: dict[str, Any]) -> str:
+        before = f"function{form.separator}{name}\n```json\n" if form.has_fence else f"{name}{form.separator}"
+        after = f"\n```{form.end}" if form.has_fence else form.end
+        return f"{lark.literal(form.begin + before)} {lark.json(schema)} {lark.literal(after)}"
+
+    return write
+
+
+def _tagged(lark: Lark, form: TaggedCalls) -> Write:
+    line = "\n" if form.has_lines else ""
+    excluded = (form.parameter_end, form.parameter, form.call_end, form.closer)
+
+    def write(name: str, schema: dict[str, Any]) -> str:
+        parts = [lark.literal(f"\n{form.call}{name}>\n")]
+        for one in parameters_of(name, schema, forbidden=">\n"):
+            value = text_value(lark, one, f"{line}{form.parameter_end}\n", excluded)
+            parts.append(_optional(lark, one, f"{lark.literal(f'{form.parameter}{one.key}>{line}')} {value}"))
+        return " ".join([*parts, lark.literal(f"{form.call_end}\n{form.closer}")])
+
+    return write
+
+
+def _keyed(lark: Lark, form: KeyedCalls) -> Write:
+    line = "\n" if form.has_lines else ""
+
+    def write(name: str, schema: dict[str, Any]) -> str:
+        parts = [lark.literal(f"{name}{line}")]
+        for one in parameters_of(name, schema, forbidden="<\n"):
+            key = lark.literal(f"{form.key[0]}{one.key}{form.key[1]}{line}{form.value[0]}")
+            value = text_value(lark, one, f"{form.value[1]}{line}", [form.value[1]])
+            parts.append(_optional(lark, one, f"{key} {value}"))
+        return " ".join([*parts, lark.literal(form.closer)])
+
+    return write
+
+
+def _invoked(lark: Lark, form: InvokeCalls) -> Write:
+    closer = f"{form.parameter_end}\n"
+
+    def write(name: str, schema: dict[str, Any]) -> str:
+        parts = [lark.literal(f'\n{form.call}{name}">\n')]
+        for one in parameters_of(name, schema, forbidden='"\n'):
+            head = f'{form.parameter}{one.key}" string='
+            if one.is_string:
+                value = string_text(lark, one, closer, [form.parameter_end])
+                parts.append(
+                    _optional(lark, one, f"{lark.literal(f'{head}{chr(34)}true{chr(34)}>')} {value}")
+                )
+            else:
+                value = f"{json_value(lark, one)} {lark.literal(closer)}"
+                parts.append(
+                    _optional(lark, one, f"{lark.literal(f'{head}{chr(34)}false{chr(34)}>')} {value}")
+                )
+        return " ".join([*parts, lark.literal(form.call_end)])
+
+    return write
+
+
+def _optional(lark: Lark, parameter: Parameter, expression: str) -> str:
+    return expression if parameter.is_required else f"{lark.rule(expression)}?"
+
+
+def _pythonic(lark: Lark) -> Write:
+    """Arguments by keyword: those that are required first, because commas stand between them."""
+
+    def write(name: str, schema: dict[str, Any]) -> str:
+        parameters = parameters_of(name, schema, forbidden="")
+        for one in parameters:
+            if not one.key.isidentifier():
+                raise RequestError(
+                    f"{one.where}: its name is none in Python, in which this model writes calls",
+                    param="tools",
+                )
+        written = {p.key: lark.rule(f"{lark.literal(f'{p.key}=')} {json_value(lark, p)}") for p in parameters}
+        required = [written[p.key] for p in parameters if p.is_required]
+        others = [written[p.key] for p in parameters if not p.is_required]
+        comma = lark.literal(", ")
+        rows = [required] if required else [[first] for first in others]
+        texts = []
+        for row in rows:
+            left = others if required else others[others.index(row[0]) + 1 :]
+            texts.append(f" {comma} ".join(row) + "".join(f" ({comma} {one})?" for one in left))
+        arguments = f"({' | '.join(texts)}){'' if required else '?'}" if texts else ""
+        return f"{lark.literal(f'{name}(')} {arguments} {lark.literal(')')}"
+
+    return write
