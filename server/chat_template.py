@@ -17,11 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from headway.engine import read_text
-from headway.server.control_text import ROLE, ChatPrompt
+from headway.engine import ConfigError, read_text
+from headway.server.control_text import ChatPrompt
+from headway.server.conversation import Conversation, difference
 from headway.server.errors import RETRY_AFTER, ApiError
 from headway.server.model_defaults import read_tokenizer_config, token_content
-from headway.server.template_frames import LENGTH, MarkedMessages, Rendered, RenderJob, frame
+from headway.server.template_frames import LENGTH, MarkedConversation, Rendered, RenderJob, frame
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
 # Its libraries start no thread pools: what they reserve would count as memory in use.
@@ -35,30 +36,53 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """The source of a template, and the special tokens that it may name."""
+    """The source of a template, and the special tokens that it may name. tool_source: for conversations with tools,
+    where the model's files have a template of its own for them."""
 
     source: str
     variables: dict[str, str]
+    tool_source: str | None = None
+
+    def source_for(self, conversation: Conversation) -> str:
+        return self.source if self.tool_source is None or not conversation.tools else self.tool_source
 
 
-def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """chat_template.jinja, else tokenizer_config.json; None if the model has none. Raises ModelError."""
+def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate | None:
+    """file: the template to use instead of the model's own. Otherwise chat_template.jinja, else
+    tokenizer_config.json; None if the model has none. Raises ModelError, ConfigError for a file that is none."""
     config = read_tokenizer_config(folder)
-    source = read_text(folder / "chat_template.jinja")
-    if source is None:
-        source = _default(config.get("chat_template"))
+    tool_source = None
+    if file is not None:
+        source: str | None = read_template(file)
+    else:
+        source = read_text(folder / "chat_template.jinja")
+        tool_source = read_text(folder / "additional_chat_templates" / "tool_use.jinja")
+        named = config.get("chat_template")
+        if source is None:
+            source, tool_source = _named(named, "default"), _named(named, "tool_use")
     if source is None:
         return None
     tokens = {name: token_content(token) for name, token in config.items() if name.endswith("_token")}
-    return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})
+    variables = {name: token for name, token in tokens.items() if token is not None}
+    return ChatTemplate(source, variables, tool_source)
 
 
-def _default(template: object) -> str | None:
-    """A string, or a list of named ones of which `default` is for plain chat."""
+def _named(template: object, name: str) -> str | None:
+    """A string, which is the default, or an entry of a list of named ones."""
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict)]
-        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
+        return next(
+            (_named(entry.get("template"), "default") for entry in named if entry.get("name") == name), None
+        )
+    return template if isinstance(template, str) and name == "default" else None
+
+
+def read_template(file: Path) -> str:
+    """The text of --chat-template. Raises ConfigError if there is no such file, ModelError if it cannot be read."""
+    source = read_text(file)
+    if source is None:
+        raise ConfigError(f"--chat-template is {str(file)!r}, it must be a file that holds a Jinja template")
+    return source
 
 
 class ChatRenderer:
@@ -70,23 +94,23 @@ class ChatRenderer:
         self._worker: Process | None = None
         self._turn = asyncio.Lock()
 
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        """Raises ApiError: the template refused the messages, failed, took too long or wrote too much."""
-        return _text(await self._answer(messages, None))
+    async def render(self, conversation: Conversation) -> str:
+        """Raises ApiError: the template refused the conversation, failed, took too long or wrote too much."""
+        return _text(await self._answer(conversation, None))
 
-    async def render_marked(self, messages: list[dict[str, str]], marked: MarkedMessages) -> ChatPrompt:
-        """The text of the messages with marks where clients spelled structural tokens.
+    async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
+        """The text of the conversation with marks where clients spelled structural tokens.
 
         Raises ApiError as `render` does, and where the template inspects such a token, so that its origin is unknown.
         """
-        answer = await self._answer(messages, marked)
+        answer = await self._answer(conversation, marked)
         if answer.inspected is not None:
-            raise _inspected(messages, marked, answer.inspected)
+            raise _inspected(conversation, marked, answer.inspected)
         return ChatPrompt(_text(answer), marked.mark, marked.spelled)
 
-    async def _answer(self, messages: list[dict[str, str]], marked: MarkedMessages | None) -> Rendered:
+    async def _answer(self, conversation: Conversation, marked: MarkedConversation | None) -> Rendered:
         async with self._turn:
-            return await self._ask(messages, marked)
+            return await self._ask(conversation, marked)
 
     async def warm_up(self) -> None:
         """Starts the worker before the first request needs it, and warns of a template that cannot be compiled.
@@ -94,7 +118,7 @@ class ChatRenderer:
         Whatever else fails over no messages may work with some.
         """
         with suppress(ApiError):
-            answer = await self._answer([], None)
+            answer = await self._answer(Conversation([]), None)
             if answer.error is not None and answer.error.startswith("TemplateSyntaxError"):
                 logger.warning(
                     "the model's chat template is not valid (%s); every chat will be refused, completions are served; "
@@ -109,9 +133,10 @@ class ChatRenderer:
                 worker.kill()
             await worker.communicate()  # to the end of its pipes, which are closed with it
 
-    async def _ask(self, messages: list[dict[str, str]], marked: MarkedMessages | None) -> Rendered:
+    async def _ask(self, conversation: Conversation, marked: MarkedConversation | None) -> Rendered:
         """Starts a new worker after an abandoned call, whose late answer would be taken for the next one's."""
-        job = RenderJob(self._template.source, self._template.variables, messages, marked)
+        source = self._template.source_for(conversation)
+        job = RenderJob(source, self._template.variables, conversation, marked)
         is_answered = False
         try:
             worker = await self._ready()
@@ -148,7 +173,7 @@ class ChatRenderer:
             *WORKER_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=os.environ | WORKER_ENVIRONMENT
         )
         async with asyncio.timeout(START_SECONDS):
-            await _exchange(worker, RenderJob("", {}, []))
+            await _exchange(worker, RenderJob("", {}, Conversation([])))
         return worker
 
 
@@ -173,15 +198,23 @@ def _text(answer: Rendered) -> str:
     return answer.text
 
 
-def _inspected(messages: list[dict[str, str]], marked: MarkedMessages, index: int) -> ApiError:
-    replaced = marked.messages[index]
-    field = next(name for name, text in messages[index].items() if name != ROLE and text != replaced[name])
-    pieces = ChatPrompt(replaced[field], marked.mark, marked.spelled).pieces()
-    token = next(text for text, is_spelled in pieces if is_spelled)
-    path = f"messages[{index}].{field}"
+def _inspected(
+    conversation: Conversation, marked: MarkedConversation, place: tuple[str, int | str]
+) -> ApiError:
+    pairs = zip(conversation.entries(), marked.by_tokens.entries(), strict=True)
+    entry, replaced = next(
+        (entry, other) for (part, key, entry), (_, _, other) in pairs if (part, key) == place
+    )
+    part, key = place
+    found = difference(entry, replaced, f"{part}[{key}]" if isinstance(key, int) else f"{part}.{key}")
+    assert found is not None, place
+    path, text = found
+    token = next(
+        text for text, is_spelled in ChatPrompt(text, marked.mark, marked.spelled).pieces() if is_spelled
+    )
     return ApiError(
         f"{path} has {token!r}, a structural token of this model that only its chat template may write, and the "
-        "template treats messages that have it differently; leave it out or write it in another way",
+        f"template treats {part} that have it differently; leave it out or write it in another way",
         param=path,
         code="structural_token",
     )

@@ -1,20 +1,16 @@
 """Keeps clients' chat text literal: structural tokens that they spell out never become those tokens.
 
-Before the template runs a second time, each is replaced by an unguessable mark. The marks tell which
+Before the template runs a second time, each is replaced by an unguessable mark (marker.py). The marks tell which
 tokens of the rendered text were spelled out by a client and which were written by the template.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headway.server.template_frames import MarkedMessages
-
-# The one field of a message that holds no text of the client, but a word of the server's own list.
-ROLE = "role"
 _LETTER = r"[^\W\d_]"
 _BARS = re.compile(r"<[|\uff5c].*[^\W_].*[|\uff5c]>", re.DOTALL)
 _ANGLES = re.compile(rf"<+/?([^<>]*{_LETTER}[^<>]*)>+")
@@ -47,6 +43,11 @@ def is_structural(token: str, *, is_special: bool, template: str) -> bool:
         return True
     is_delimited = text[0] in _DELIMITERS or text[-1] in _DELIMITERS
     return is_delimited and re.search(_LETTER, text) is not None and text in template
+
+
+def json_form(text: str) -> str:
+    """The text as a template writes it within a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def control_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
@@ -132,78 +133,3 @@ def token_parts(texts: Iterable[str]) -> TokenParts:
         joined="\0".join(tokens),
         longest=max(map(len, tokens), default=0),
     )
-
-
-class Marker:
-    """Mutable: collects the texts that it replaces in one chat; `marked` is its only writer.
-
-    The mark has nothing that templates change: no letters, no spaces, nothing that JSON escapes.
-    """
-
-    def __init__(self, pattern: re.Pattern[str] | None, parts: TokenParts | None = None) -> None:
-        self._pattern = pattern
-        self._parts = parts
-        self._mark = f"~{secrets.randbelow(10**18):018}~"
-        self._numbers: dict[str, int] = {}
-        self._joins = False
-
-    def marked(self, messages: Sequence[dict[str, str]]) -> MarkedMessages | None:
-        """The messages with marks in place of structural tokens, and of their parts at the ends of texts.
-
-        None if they have neither.
-        """
-        if self._pattern is None:
-            return None
-        if self._parts is not None:
-            self._joins = any(self._may_join(message, self._parts) for message in messages)
-        by_tokens = [self._message(message, None) for message in messages]
-        by_parts = [self._message(message, self._parts) for message in messages]
-        if not self._numbers:
-            return None
-        return MarkedMessages(
-            messages=by_tokens,
-            with_parts=None if by_parts == by_tokens else by_parts,
-            mark=self._mark,
-            spelled=tuple(self._numbers),
-        )
-
-    def _may_join(self, message: dict[str, str], parts: TokenParts) -> bool:
-        """Returns whether the middle of a token, such as `think`, may get its ends: from other texts, or, as words that
-        templates put between delimiters do, from the template."""
-        texts = [text.strip() for name, text in message.items() if name != ROLE]
-        return len(texts) > 1 or any(parts.ending(text) or parts.beginning(text) for text in texts)
-
-    def _message(self, message: dict[str, str], parts: TokenParts | None) -> dict[str, str]:
-        return {name: text if name == ROLE else self._replaced(text, parts) for name, text in message.items()}
-
-    def _replaced(self, text: str, parts: TokenParts | None) -> str:
-        assert self._pattern is not None
-        if parts is None:
-            return self._pattern.sub(lambda match: self._marked(match[0]), text)
-        replaced = []
-        at = 0
-        for match in self._pattern.finditer(text):
-            between = text[at : match.start()]
-            replaced += [self._first_part(between, parts) if at == 0 else between, self._marked(match[0])]
-            at = match.end()
-        if at:
-            return "".join([*replaced, self._last_part(text[at:], parts)])
-        if self._joins and text.strip() and parts.is_inside(text.strip()):
-            return text.replace(text.strip(), self._marked(text.strip()))
-        return self._last_part(self._first_part(text, parts), parts)
-
-    def _first_part(self, text: str, parts: TokenParts) -> str:
-        """Templates may trim a text: white space around it stays outside of the mark."""
-        trimmed = text.lstrip()
-        part = parts.ending(trimmed)
-        return text[: len(text) - len(trimmed)] + self._marked(part) + trimmed[len(part) :] if part else text
-
-    def _last_part(self, text: str, parts: TokenParts) -> str:
-        trimmed = text.rstrip()
-        part = parts.beginning(trimmed)
-        cut = len(trimmed) - len(part)
-        return text[:cut] + self._marked(part) + text[len(trimmed) :] if part else text
-
-    def _marked(self, text: str) -> str:
-        number = self._numbers.setdefault(text, len(self._numbers))
-        return f"{self._mark}{number}~"

@@ -9,39 +9,41 @@ import struct
 
 import msgspec
 
+from headway.server.conversation import Conversation
+
 LENGTH = struct.Struct("<I")
 
 
-class MarkedMessages(msgspec.Struct, frozen=True):
-    """Messages in which texts are replaced by marks: spelled[i] by `mark` + i + `~`.
+class MarkedConversation(msgspec.Struct, frozen=True):
+    """A conversation in which texts are replaced by marks: spelled[i] by `mark` + i + `~`.
 
-    messages: those in which structural tokens are. with_parts: also parts of them, at the ends of texts; None if
-    there are no such parts.
+    by_tokens: structural tokens are. with_parts: also parts of them, at the ends of texts; None if there are no such
+    parts.
     """
 
-    messages: list[dict[str, str]]
-    with_parts: list[dict[str, str]] | None
+    by_tokens: Conversation
+    with_parts: Conversation | None
     mark: str
     spelled: tuple[str, ...]
 
 
 class RenderJob(msgspec.Struct):
-    """variables: what the template sees in addition to the messages, such as bos_token. marked: to render as well."""
+    """variables: what the template sees in addition to the conversation, such as bos_token. marked: to render as well."""
 
     template: str
     variables: dict[str, str]
-    messages: list[dict[str, str]]
-    marked: MarkedMessages | None = None
+    conversation: Conversation
+    marked: MarkedConversation | None = None
 
 
 class Rendered(msgspec.Struct):
-    """Exactly one field is set. text: of the marked messages if there are any, which without marks is that of the
-    messages. error: the reason why the template failed. inspected: the index of a message whose marks change more
-    than the marked texts, because the template looks at what they replace."""
+    """Exactly one field is set. text: of the marked conversation if there is one, which without marks is that of the
+    conversation. error: the reason why the template failed. inspected: (field, its index or name) of an entry whose
+    marks change more than the marked texts, because the template looks at what they replace."""
 
     text: str | None = None
     error: str | None = None
-    inspected: int | None = None
+    inspected: tuple[str, int | str] | None = None
 
 
 def frame(content: RenderJob | Rendered) -> bytes:

@@ -16,12 +16,15 @@ from typing import Any, BinaryIO
 import msgspec
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from headway.server.control_text import ChatPrompt
-from headway.server.template_frames import LENGTH, MarkedMessages, Rendered, RenderJob, frame
+from headway.server.control_text import ChatPrompt, json_form
+from headway.server.conversation import Conversation
+from headway.server.template_frames import LENGTH, MarkedConversation, Rendered, RenderJob, frame
 
 MEMORY_BYTES = 2**30  # beyond what the libraries take
 MAX_COMPARISONS = 2  # a template that writes the time may differ once for that reason alone
-MAX_SUSPECTS = 16  # messages that are rendered with marks of their own, to name the one at fault
+MAX_SUSPECTS = (
+    16  # messages, tools and others that are rendered with marks of their own, to name the one at fault
+)
 
 
 def main(source: BinaryIO, sink: BinaryIO) -> None:
@@ -36,19 +39,21 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
 def render(job: RenderJob) -> Rendered:
     try:
         if job.marked is None:
-            return Rendered(text=_text(job, job.messages))
+            return Rendered(text=_text(job, job.conversation))
         return _with_origins(job, job.marked)
     except Exception as error:  # noqa: BLE001 - whatever a template's code can raise
-        return Rendered(error=f"{type(error).__name__}: {error}"[:2000])
+        # transformers' complaint about a message that is not to be found shows the whole chat after the reason.
+        reason = str(error).partition("Final message to continue:")[0]
+        return Rendered(error=f"{type(error).__name__}: {reason}"[:2000])
 
 
-def _with_origins(job: RenderJob, marked: MarkedMessages) -> Rendered:
+def _with_origins(job: RenderJob, marked: MarkedConversation) -> Rendered:
     """The marks tell the origin of the text's pieces only where they change nothing else."""
     for _ in range(MAX_COMPARISONS):
-        text = _text(job, job.messages)
+        text = _text(job, job.conversation)
         # Parts of tokens are ordinary text: a template that inspects those is no reason to refuse a message.
-        for messages in filter(None, (marked.with_parts, marked.messages)):
-            marked_text = _marked_text(job, messages)
+        for conversation in filter(None, (marked.with_parts, marked.by_tokens)):
+            marked_text = _marked_text(job, conversation)
             if marked_text is not None and _without_marks(marked_text, marked) == text:
                 return Rendered(text=marked_text)
         # A template that looks for a token, as one that splits an answer at </think>, still finds it after a mark.
@@ -57,59 +62,71 @@ def _with_origins(job: RenderJob, marked: MarkedMessages) -> Rendered:
             marked_text = _in_place_of_tokens(marked_text, marked)
             if _without_marks(marked_text, marked) == text:
                 return Rendered(text=marked_text)
-    pairs = enumerate(zip(job.messages, marked.messages, strict=True))
-    suspects = [i for i, (message, replaced) in pairs if message != replaced]
-    for i in suspects[:MAX_SUSPECTS]:
-        alone = [*job.messages[:i], marked.messages[i], *job.messages[i + 1 :]]
-        marked_text = _marked_text(job, alone)
+    pairs = zip(job.conversation.entries(), marked.by_tokens.entries(), strict=True)
+    suspects = [(part, key) for (part, key, entry), (_, _, replaced) in pairs if entry != replaced]
+    for part, key in suspects[:MAX_SUSPECTS]:
+        marked_text = _marked_text(job, job.conversation.with_entry(part, key, marked.by_tokens))
         if marked_text is None or _without_marks(marked_text, marked) != text:
-            return Rendered(inspected=i)
+            return Rendered(inspected=(part, key))
     if not suspects:
         return Rendered(text=text)
     return Rendered(inspected=suspects[0])
 
 
-def _beside_tokens(marked: MarkedMessages) -> list[dict[str, str]]:
-    """The messages with a mark before each structural token instead of in its place."""
+def _beside_tokens(marked: MarkedConversation) -> Conversation:
+    """The conversation with a mark before each structural token instead of in its place."""
     mark = re.compile(re.escape(marked.mark) + r"(\d+)~")
 
     def kept(match: re.Match[str]) -> str:
         return match[0] + marked.spelled[int(match[1])]
 
-    return [{name: mark.sub(kept, text) for name, text in message.items()} for message in marked.messages]
+    return marked.by_tokens.with_strings(lambda text: mark.sub(kept, text))
 
 
-def _in_place_of_tokens(text: str, marked: MarkedMessages) -> str:
+def _in_place_of_tokens(text: str, marked: MarkedConversation) -> str:
     """A text in which marks stand before tokens with marks in their place; marks whose token the template took are
     dropped."""
     first, *rest = re.split(re.escape(marked.mark) + r"(\d+)~", text)
+    numbers = {spelled: number for number, spelled in enumerate(marked.spelled)}
     pieces = [first]
     for number, piece in zip(rest[::2], rest[1::2], strict=True):
         token = marked.spelled[int(number)]
-        if piece.startswith(token):
-            pieces += [f"{marked.mark}{number}~", piece[len(token) :]]
-        else:
+        written = next((form for form in (token, json_form(token)) if piece.startswith(form)), None)
+        if written is None:
             pieces.append(piece)
+        else:
+            pieces += [f"{marked.mark}{numbers[written]}~", piece[len(written) :]]
     return "".join(pieces)
 
 
-def _marked_text(job: RenderJob, messages: list[dict[str, str]]) -> str | None:
-    """None if the template fails over messages with marks."""
+def _marked_text(job: RenderJob, conversation: Conversation) -> str | None:
+    """None if the template fails over a conversation with marks."""
     try:
-        return _text(job, messages)
+        return _text(job, conversation)
     except Exception:  # noqa: BLE001 - whatever a template's code can raise
         return None
 
 
-def _without_marks(text: str, marked: MarkedMessages) -> str:
+def _without_marks(text: str, marked: MarkedConversation) -> str:
     return ChatPrompt(text, marked.mark, marked.spelled).spelled_out()
 
 
-def _text(job: RenderJob, messages: list[dict[str, str]]) -> str:
-    variables: dict[str, Any] = dict(job.variables)
+def _text(job: RenderJob, conversation: Conversation) -> str:
+    """As transformers' apply_chat_template does it: fields that are null are left out of a message."""
+    variables: dict[str, Any] = conversation.template_variables | job.variables
+    messages = [
+        {name: value for name, value in message.items() if value is not None}
+        for message in conversation.messages
+    ]
     # Its annotation says str; it is a pair of lists, of which the first holds a text for each conversation.
     texts = render_jinja_template(
-        conversations=[messages], chat_template=job.template, add_generation_prompt=True, **variables
+        conversations=[messages],
+        tools=None if conversation.tools is None else [*conversation.tools],
+        documents=conversation.documents,
+        chat_template=job.template,
+        add_generation_prompt=conversation.adds_generation_prompt,
+        continue_final_message=conversation.continues_final_message,
+        **variables,
     )
     return str(texts[0][0])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,9 +12,8 @@ from starlette.responses import Response
 
 from headway.server.access import record_of
 from headway.server.body import read_body
+from headway.server.chat_prompt import Conversation, chat_prompt
 from headway.server.choice import Delta
-from headway.server.control_text import ChatPrompt, Marker
-from headway.server.errors import ApiError
 from headway.server.logprobs import chat_logprobs
 from headway.server.prompt import encode_chat
 from headway.server.protocol.chat import (
@@ -27,7 +24,6 @@ from headway.server.protocol.chat import (
     ChatDelta,
     ChatRequest,
     ChoiceLogprobs,
-    Message,
     check,
     check_messages,
     template_messages,
@@ -47,8 +43,6 @@ from headway.server.services import Services, engine_info, request_id_of, servic
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
 
-THREAD_CHARACTERS = 8192  # longer chats are searched for structural tokens off the event loop
-
 router = APIRouter()
 
 
@@ -61,7 +55,8 @@ async def create_chat_completion(request: Request) -> Response:
     record.model = body.model or services.model_name
     services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
-    chat = await chat_prompt(body.messages, services)
+    check_messages(body.messages)
+    chat = await chat_prompt(Conversation(template_messages(body.messages)), services)
     info = engine_info(services)
     prompt = await encode_chat(
         chat,
@@ -77,26 +72,6 @@ async def create_chat_completion(request: Request) -> Response:
         return event_stream(writer.answer, writer.chunk_choices)
     completion = await unless_disconnected(request.receive, _complete(writer))
     return Response(msgspec.json.encode(completion), media_type="application/json")
-
-
-async def chat_prompt(messages: Sequence[Message], services: Services) -> ChatPrompt:
-    """The messages by the model's template. Raises ApiError for a model that has none."""
-    if services.chat is None:
-        raise ApiError(
-            f"the model '{services.model_name}' has no chat template: it continues text and cannot chat; use "
-            "POST /v1/completions, or serve a model whose files have a chat_template",
-            param="model",
-            code="chat_not_supported",
-        )
-    check_messages(messages)
-    plain = template_messages(messages)
-    tokenizer = services.tokenizer
-    marker = Marker(tokenizer.control_pattern, tokenizer.control_parts)
-    is_long = sum(len(text) for message in plain for text in message.values()) > THREAD_CHARACTERS
-    marked = await asyncio.to_thread(marker.marked, plain) if is_long else marker.marked(plain)
-    if marked is None:
-        return ChatPrompt(await services.chat.render(plain))
-    return await services.chat.render_marked(plain, marked)
 
 
 def _writer(

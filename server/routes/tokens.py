@@ -13,13 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway.server.body import read_body
+from headway.server.chat_prompt import Conversation, chat_prompt
 from headway.server.detokenizer import Vocabulary
 from headway.server.errors import ApiError
 from headway.server.logprobs import token_name
 from headway.server.prompt import check_ids
+from headway.server.protocol.chat import check_messages, template_messages
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest
-from headway.server.routes.chat import chat_prompt
 from headway.server.routes.models import check_model
 from headway.server.services import Services, engine_info, services_of
 
@@ -78,7 +79,8 @@ async def _encoder(
     """(the text, what yields its ids piece by piece and blocks)."""
     tokenizer = services.tokenizer
     if body.messages is not None and body.prompt is None:
-        chat = await chat_prompt(body.messages, services)
+        check_messages(body.messages)
+        chat = await chat_prompt(Conversation(template_messages(body.messages)), services)
         return chat.text, lambda: [tokenizer.encode_chat(chat)]
     if body.prompt is not None and body.messages is None:
         prompt = body.prompt

@@ -12,6 +12,7 @@ from headway_testing import tiny_tokenizers
 from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
+from headway.server.conversation import Conversation
 from headway.server.metrics import Metrics
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
@@ -23,9 +24,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 class PlainChat(FakeChat):
     """What the tests' template makes of messages, without a process."""
 
-    async def render(self, messages: list[dict[str, str]]) -> str:
+    async def render(self, conversation: Conversation) -> str:
         end = tiny_tokenizers.END_OF_TEXT
-        return "".join(f"{m['role']}: {m['content']}{end}\n" for m in messages) + "assistant: "
+        return "".join(f"{m['role']}: {m['content']}{end}\n" for m in conversation.messages) + "assistant: "
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from headway_testing.tiny_tokenizers import CHAT_TEMPLATE
 from headway.engine import ModelError
 from headway.server import chat_template
 from headway.server.chat_template import ChatRenderer, ChatTemplate, load_chat_template
+from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO = Conversation([{"role": "user", "content": "hello"}])
 Make = Callable[..., ChatRenderer]
 
 
@@ -74,7 +75,7 @@ def test_a_template_that_is_not_text_is_an_error_of_the_model(tmp_path: Path) ->
 async def test_messages_become_text_in_order_also_many_at_once(renderer_of: Make) -> None:
     renderer = renderer_of(CHAT_TEMPLATE)
     chats = [
-        [{"role": "system", "content": "be brief"}, {"role": "user", "content": f"日本 {i}"}]
+        Conversation([{"role": "system", "content": "be brief"}, {"role": "user", "content": f"日本 {i}"}])
         for i in range(9)
     ]
     texts = await asyncio.gather(*map(renderer.render, chats))
@@ -95,7 +96,7 @@ async def test_a_template_that_fails_is_refused_with_its_reason_and_the_next_one
     for source, reason in BAD:
         renderer = renderer_of(source)
         with pytest.raises(ApiError, match=reason) as refused:
-            await renderer.render([{"role": "assistant", "content": "hi"}])
+            await renderer.render(Conversation([{"role": "assistant", "content": "hi"}]))
         assert (refused.value.status, refused.value.param) == (400, "messages")
         await renderer.close()
 
@@ -129,7 +130,7 @@ async def test_an_endless_template_is_stopped_and_the_loop_stays_free(renderer_o
     with pytest.raises(ApiError, match=r"takes too long over these messages, the limit is 1 s"):
         await rendering
     assert longest < (time.monotonic() - started) / 2
-    assert await renderer.render([{"role": "user", "content": "other"}]) == "fine"
+    assert await renderer.render(Conversation([{"role": "user", "content": "other"}])) == "fine"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ async def test_a_worker_that_does_not_come_up_is_no_fault_of_the_messages(
 async def test_a_question_given_up_does_not_answer_the_next(renderer_of: Make) -> None:
     renderer = renderer_of(CHAT_TEMPLATE)
     await renderer.render(HELLO)
-    given_up = asyncio.create_task(renderer.render([{"role": "user", "content": "x" * 10**6}]))
+    given_up = asyncio.create_task(renderer.render(Conversation([{"role": "user", "content": "x" * 10**6}])))
     await asyncio.sleep(0.001)
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
-from headway.server.control_text import ChatPrompt, Marker, control_pattern, is_structural
+from headway.server.control_text import ChatPrompt, control_pattern, is_structural
+from headway.server.conversation import Conversation
+from headway.server.marker import Marker
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
@@ -36,8 +38,8 @@ class Chat(FakeChat):
     def __init__(self, change: str = "") -> None:
         self.change = change
 
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        texts = [m["content"] + END_OF_TEXT for m in messages]
+    async def render(self, conversation: Conversation) -> str:
+        texts = [m["content"] + END_OF_TEXT for m in conversation.messages]
         changed = {"upper": str.upper, "strip": str.strip}.get(self.change, str)
         return "".join(changed(text.removesuffix(END_OF_TEXT)) + END_OF_TEXT for text in texts)
 
@@ -81,9 +83,9 @@ def test_pieces_are_the_messages_and_every_control_token_in_them_is_marked(conte
     pattern = control_pattern(CONTROLS)
     assert pattern is not None
     messages = [{"role": "user", "content": "".join(content)} for content in contents]
-    marked = Marker(pattern).marked(messages)
+    marked = Marker(pattern).marked(Conversation(messages))
     protected, mark, spelled = (
-        (marked.messages, marked.mark, marked.spelled) if marked else (messages, "", ())
+        (marked.by_tokens.messages, marked.mark, marked.spelled) if marked else (messages, "", ())
     )
     rendered = "".join(message["content"] + "<s>" for message in protected)
     pieces = list(ChatPrompt(rendered, mark, spelled).pieces())
@@ -100,7 +102,7 @@ def test_a_mark_that_the_template_has_cut_stays_text() -> None:
 
 def test_a_model_without_control_tokens_needs_no_marks() -> None:
     messages = [{"role": "user", "content": "<s>"}]
-    assert Marker(control_pattern([])).marked(messages) is None
+    assert Marker(control_pattern([])).marked(Conversation(messages)) is None
 
 
 @pytest.mark.parametrize(

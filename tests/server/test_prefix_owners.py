@@ -10,6 +10,7 @@ from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.app import create_app
+from headway.server.conversation import Conversation
 from headway.server.keys import Keys
 from headway.server.services import Services
 
@@ -17,7 +18,7 @@ URL = "/v1/completions"
 
 
 class OneWordChat(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
+    async def render(self, conversation: Conversation) -> str:
         return "word"
 
 

@@ -19,10 +19,12 @@ from tokenizers import Tokenizer as HFTokenizer
 from headway.server import template_worker
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, ChatTemplate
-from headway.server.control_text import ChatPrompt, Marker
+from headway.server.control_text import ChatPrompt
+from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
+from headway.server.marker import Marker
 from headway.server.services import Services
-from headway.server.template_frames import MarkedMessages, Rendered, RenderJob
+from headway.server.template_frames import MarkedConversation, Rendered, RenderJob
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
@@ -150,18 +152,19 @@ class Here(ChatRenderer):
         self.source = source
         self.jobs: list[RenderJob] = []
 
-    async def _ask(self, messages: Messages, marked: MarkedMessages | None) -> Rendered:
-        self.jobs.append(RenderJob(self.source, {}, messages, marked))
+    async def _ask(self, conversation: Conversation, marked: MarkedConversation | None) -> Rendered:
+        self.jobs.append(RenderJob(self.source, {}, conversation, marked))
         return template_worker.render(self.jobs[-1])
 
 
 async def prompt_of(messages: Messages, source: str, tokenizer: Tokenizer) -> ChatPrompt:
     """As the routes do it."""
     chat = Here(source)
-    marked = Marker(tokenizer.control_pattern, tokenizer.control_parts).marked(messages)
+    conversation = Conversation(messages)
+    marked = Marker(tokenizer.control_pattern, tokenizer.control_parts).marked(conversation)
     if marked is None:
-        return ChatPrompt(await chat.render(messages))
-    return await chat.render_marked(messages, marked)
+        return ChatPrompt(await chat.render(conversation))
+    return await chat.render_marked(conversation, marked)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +219,7 @@ ROLES = ("user", "assistant", "user")
 
 
 def text_of(source: str, messages: Messages) -> str:
-    text = template_worker.render(RenderJob(source, {}, messages)).text
+    text = template_worker.render(RenderJob(source, {}, Conversation(messages))).text
     assert text is not None
     return text
 

@@ -5,30 +5,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from headway.server.control_text import ChatPrompt
-from headway.server.template_frames import MarkedMessages
+from headway.server.conversation import Conversation
+from headway.server.template_frames import MarkedConversation
 
 
 class FakeChat(ABC):
     """Its texts keep the contents as they are."""
 
     @abstractmethod
-    async def render(self, messages: list[dict[str, str]]) -> str: ...
+    async def render(self, conversation: Conversation) -> str: ...
 
-    async def render_marked(self, messages: list[dict[str, str]], marked: MarkedMessages) -> ChatPrompt:
-        replaced = marked.with_parts or marked.messages
+    async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
+        replaced = marked.with_parts or marked.by_tokens
         return ChatPrompt(await self.render(replaced), marked.mark, marked.spelled)
 
 
 class FirstContent(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return messages[0]["content"]
+    async def render(self, conversation: Conversation) -> str:
+        return str(conversation.messages[0]["content"])
 
 
 class JoinedContents(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return "".join(message["content"] for message in messages)
+    async def render(self, conversation: Conversation) -> str:
+        return "".join(message["content"] for message in conversation.messages)
 
 
 class RoleLines(FakeChat):
-    async def render(self, messages: list[dict[str, str]]) -> str:
-        return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+    async def render(self, conversation: Conversation) -> str:
+        return "".join(f"{m['role']}: {m['content']}\n" for m in conversation.messages)
