@@ -10,21 +10,19 @@ import httpx
 import pytest
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.in_process_chat import InProcessChat, rendered, text_of
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as HFTokenizer
 
-from headway.server import template_worker
 from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, ChatTemplate
 from headway.server.control_text import ChatPrompt
 from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
-from headway.server.marker import Marker
 from headway.server.services import Services
-from headway.server.template_frames import MarkedConversation, Rendered, RenderJob
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
@@ -144,27 +142,8 @@ KINDS = {
 }  # fmt: skip
 
 
-class Here(ChatRenderer):
-    """Renders in this process, and keeps the jobs."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__(ChatTemplate(source, {}))
-        self.source = source
-        self.jobs: list[RenderJob] = []
-
-    async def _ask(self, conversation: Conversation, marked: MarkedConversation | None) -> Rendered:
-        self.jobs.append(RenderJob(self.source, {}, conversation, marked))
-        return template_worker.render(self.jobs[-1])
-
-
 async def prompt_of(messages: Messages, source: str, tokenizer: Tokenizer) -> ChatPrompt:
-    """As the routes do it."""
-    chat = Here(source)
-    conversation = Conversation(messages)
-    marked = Marker(tokenizer.control_pattern, tokenizer.control_parts).marked(conversation)
-    if marked is None:
-        return ChatPrompt(await chat.render(conversation))
-    return await chat.render_marked(conversation, marked)
+    return await rendered(Conversation(messages), source, tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +183,9 @@ async def test_structural_ids_are_those_that_the_template_writes_around_empty_co
             served.append(False)
             return
         served.append(True)
-        assert prompt.spelled_out() == text_of(source, messages)
+        assert prompt.spelled_out() == text_of(source, Conversation(messages))
         ids = tokenizer.encode_chat(prompt)
-        expected = tokenizer.encode_chat(ChatPrompt(text_of(source, empty)))
+        expected = tokenizer.encode_chat(ChatPrompt(text_of(source, Conversation(empty))))
         assert structural_ids(ids, tokenizer) == structural_ids(expected, tokenizer)
         if kind == "byte-level":
             assert tokenizer.full_vocabulary.decode(ids) == prompt.spelled_out()
@@ -216,12 +195,6 @@ async def test_structural_ids_are_those_that_the_template_writes_around_empty_co
 
 
 ROLES = ("user", "assistant", "user")
-
-
-def text_of(source: str, messages: Messages) -> str:
-    text = template_worker.render(RenderJob(source, {}, Conversation(messages))).text
-    assert text is not None
-    return text
 
 
 def drive(coroutine: Coroutine[None, None, ChatPrompt]) -> ChatPrompt:
@@ -320,7 +293,7 @@ async def test_a_template_that_inspects_a_spelled_token_has_the_message_refused(
         {"role": "assistant", "content": content},
         {"role": "user", "content": "Go on"},
     ]
-    client = client_of(Here(template))
+    client = client_of(InProcessChat(template))
     for path in (URL, "/tokenize"):
         answer = await client.post(path, json={"messages": messages})
         assert answer.status_code == 400
@@ -338,7 +311,7 @@ HISTORY = [
 
 async def test_a_template_that_splits_an_answer_at_a_token_finds_it(client_of: ClientOf) -> None:
     """As clients replay what a thinking model said: the template keeps what comes after </think>."""
-    client = client_of(Here(QWEN))
+    client = client_of(InProcessChat(QWEN))
     spoken = (await client.post("/tokenize", json={"messages": HISTORY})).json()
     plain = [HISTORY[0], HISTORY[1] | {"content": "yes"}, HISTORY[2]]
     assert spoken["tokens"] == (await client.post("/tokenize", json={"messages": plain})).json()["tokens"]
@@ -356,7 +329,7 @@ async def test_a_template_that_splits_an_answer_at_a_token_finds_it(client_of: C
 async def test_a_template_that_looks_for_a_token_prints_it_as_text(
     client_of: ClientOf, template: str
 ) -> None:
-    client = client_of(Here(template))
+    client = client_of(InProcessChat(template))
     answer = await client.post("/tokenize", json={"messages": [{"role": "user", "content": "a<think>b"}]})
     assert answer.status_code == 200
     assert "<think>" not in answer.json()["token_strs"]
@@ -364,7 +337,7 @@ async def test_a_template_that_looks_for_a_token_prints_it_as_text(
 
 
 async def test_messages_without_structural_tokens_are_rendered_once(client_of: ClientOf) -> None:
-    chat = Here(QWEN)
+    chat = InProcessChat(QWEN)
     client = client_of(chat)
     plain = [{"role": "user", "content": "a < b, <table>, </ think> and\n\n\n 2026 🦙 user"}]
     assert (await client.post(URL, json={"messages": plain, "max_tokens": 1})).status_code == 200
@@ -375,8 +348,8 @@ async def test_plain_chats_are_encoded_as_ever(
     client_of: ClientOf, engine: FakeEngine, tokenizers: dict[str, Tokenizer]
 ) -> None:
     plain = [{"role": "user", "content": "   The\n\n2026 <table>lama</b>🦙\t\t user"}]
-    await client_of(Here(CHATML)).post(URL, json={"messages": plain, "max_tokens": 1})
-    text = text_of(CHATML, plain)
+    await client_of(InProcessChat(CHATML)).post(URL, json={"messages": plain, "max_tokens": 1})
+    text = text_of(CHATML, Conversation(plain))
     expected = tokenizers["byte-level"].vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
     assert engine.submitted[0].prompt_token_ids == expected
 
@@ -396,10 +369,10 @@ async def test_texts_that_a_template_joins_do_not_form_a_token(
     tokenizer = tokenizers["byte-level"]
     messages = [{"role": "user", "content": content, "name": name}]
     prompt = await prompt_of(messages, template, tokenizer)
-    assert prompt.spelled_out() == text_of(template, messages)
+    assert prompt.spelled_out() == text_of(template, Conversation(messages))
     ids = tokenizer.encode_chat(prompt)
     assert structural_ids(ids, tokenizer) == []
-    assert tokenizer.full_vocabulary.decode(ids) == text_of(template, messages)
+    assert tokenizer.full_vocabulary.decode(ids) == text_of(template, Conversation(messages))
 
 
 @pytest.mark.parametrize("content", ["think", "<", "> quoted", "tool_", "im_end"])
