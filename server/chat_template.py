@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from headway.engine import ConfigError, read_text
+from headway.engine import ConfigError, ModelError, read_text
 from headway.server.control_text import ChatPrompt
 from headway.server.conversation import Conversation, difference
 from headway.server.errors import RETRY_AFTER, ApiError
@@ -49,7 +49,7 @@ class ChatTemplate:
 
 def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate | None:
     """file: the template to use instead of the model's own. Otherwise chat_template.jinja, else
-    tokenizer_config.json; None if the model has none. Raises ModelError, ConfigError for a file that is none."""
+    tokenizer_config.json; None if the model has none. Raises ModelError, and ConfigError for `file`."""
     config = read_tokenizer_config(folder)
     tool_source = None
     if file is not None:
@@ -78,10 +78,15 @@ def _named(template: object, name: str) -> str | None:
 
 
 def read_template(file: Path) -> str:
-    """The text of --chat-template. Raises ConfigError if there is no such file, ModelError if it cannot be read."""
-    source = read_text(file)
+    """The text of --chat-template. Raises ConfigError."""
+    try:
+        source, reason = read_text(file), "there is no such file"
+    except ModelError as error:
+        source, reason = None, str(error)
     if source is None:
-        raise ConfigError(f"--chat-template is {str(file)!r}, it must be a file that holds a Jinja template")
+        raise ConfigError(
+            f"--chat-template is {str(file)!r}, it must be a file that holds a Jinja template: {reason}"
+        )
     return source
 
 
@@ -113,18 +118,23 @@ class ChatRenderer:
             return await self._ask(conversation, marked)
 
     async def warm_up(self) -> None:
-        """Starts the worker before the first request needs it, and warns of a template that cannot be compiled.
+        """Starts the worker before the first request needs it, and warns of a template that cannot be compiled."""
+        error = await self.syntax_error()
+        if error is not None:
+            logger.warning(
+                "the model's chat template is not valid (%s); every chat will be refused, completions are served; "
+                "fetch chat_template.jinja or tokenizer_config.json again, or use --chat-template",
+                error,
+            )
 
-        Whatever else fails over no messages may work with some.
-        """
+    async def syntax_error(self) -> str | None:
+        """The reason why the template cannot be compiled. Whatever else fails over no messages may work with some."""
         with suppress(ApiError):
-            answer = await self._answer(Conversation([]), None)
-            if answer.error is not None and answer.error.startswith("TemplateSyntaxError"):
-                logger.warning(
-                    "the model's chat template is not valid (%s); every chat will be refused, completions are served; "
-                    "fetch chat_template.jinja or tokenizer_config.json again",
-                    answer.error,
-                )
+            for conversation in (Conversation([]), Conversation([], tools=[{}])):
+                answer = await self._answer(conversation, None)
+                if answer.error is not None and answer.error.startswith("TemplateSyntaxError"):
+                    return answer.error
+        return None
 
     async def close(self) -> None:
         worker, self._worker = self._worker, None

@@ -35,11 +35,13 @@ class ServiceLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on instead of host and port."""
+    """served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on instead of host and port.
+    chat_template: a file, instead of the template in the model's files."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: list[str] = field(default_factory=list)
+    chat_template: str | None = None
     drain_seconds: float = 30.0
     log_level: str = "info"
     log_format: LogFormat = "human"

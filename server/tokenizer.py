@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, normalizers
 
 from headway.engine import MAX_TOKENIZER_BYTES, ModelError, SamplingParams, is_regular_file
-from headway.server.chat_template import load_chat_template
+from headway.server.chat_template import ChatTemplate, load_chat_template
 from headway.server.control_text import ChatPrompt, TokenParts, control_pattern, is_structural, token_parts
 from headway.server.detokenizer import Vocabulary
 from headway.server.encoding import EncodingPool
@@ -168,9 +168,11 @@ class Tokenizer:
         return self.vocabulary.decode(token_ids)
 
 
-def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
-    """vocab_size: of the model, which ids are held against; None where none is known. Raises ModelError for files that
-    are missing or broken."""
+def load_tokenizer(
+    folder: Path, vocab_size: int | None = None, chat_template: Path | None = None
+) -> Tokenizer:
+    """vocab_size: of the model, which ids are held against; None where none is known. chat_template: a file instead of the
+    folder's own template. Raises ModelError for files that are missing or broken, ConfigError for a missing template."""
     path = folder / "tokenizer.json"
     if not is_regular_file(path, max_bytes=MAX_TOKENIZER_BYTES):
         raise ModelError(
@@ -191,7 +193,7 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
     start, end = defaults.start_token_id, defaults.end_token_id
     prefix, suffix = _around(tokenizer, start, defaults.adds_start_token)
     tokenizer.post_processor = None  # it would shift offsets; `surrounded` does the rest of its work
-    structural = _structural_tokens(tokenizer, folder)
+    structural = _structural_tokens(tokenizer, folder, load_chat_template(folder, chat_template))
     pattern = control_pattern(structural)
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
@@ -242,15 +244,14 @@ def _state(tokenizer: HFTokenizer) -> JsonObject:
     }
 
 
-def _structural_tokens(tokenizer: HFTokenizer, folder: Path) -> list[str]:
+def _structural_tokens(tokenizer: HFTokenizer, folder: Path, template: ChatTemplate | None) -> list[str]:
     """Contents of the structural tokens. Those that tokenizer_config.json names count as special, as in transformers."""
     config = read_tokenizer_config(folder)
     named = [token for name, token in config.items() if name.endswith("_token")]
     more = config.get("additional_special_tokens")
     named += more if isinstance(more, list) else []
     special = {token_content(token) for token in named}
-    template = load_chat_template(folder)
-    source = "" if template is None else template.source
+    source = "" if template is None else template.source + (template.tool_source or "")
     return [
         token.content
         for token in tokenizer.get_added_tokens_decoder().values()

@@ -185,6 +185,7 @@ SERVER = [
     Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
     Option("served-model-name", str, [], "the model's name in the API (default: its folder or ORG/NAME); may be given again: "
            "all are served, answers carry the first", "NAME", is_list=True),
+    Option("chat-template", str, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
     Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
     Option("tls-cert", str, None, "serve https with this certificate (PEM); needs --tls-key", "PATH"),
     Option("tls-key", str, None, "the key of --tls-cert", "PATH"),

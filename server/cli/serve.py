@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -48,8 +49,9 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     allow_many_connections()
     with closing(listen(config)) as listener:
         folder = model_folder(source)
-        tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size)
-        template = load_chat_template(folder)
+        template_file = None if config.chat_template is None else Path(config.chat_template)
+        tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size, template_file)
+        template = load_chat_template(folder, template_file)
         engine = EngineClient(
             msgspec.structs.replace(engine_config, model_path=str(folder)),
             patience=Patience(serve_seconds=config.engine_timeout),
@@ -165,6 +167,8 @@ def _check_tls(config: ServerConfig) -> None:
 async def _run(
     server: DrainingServer, services: Services, config: ServerConfig, listener: socket.socket
 ) -> None:
+    if config.chat_template is not None and services.chat is not None:
+        await _check_template(services.chat, config.chat_template)
     services.engine.start()
     announcing = asyncio.create_task(_announce(server, services, config, url_of(listener, config)))
     observing = asyncio.create_task(services.metrics.history.run())
@@ -180,6 +184,14 @@ async def _run(
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
+
+
+async def _check_template(chat: ChatRenderer, file: str) -> None:
+    """Raises ConfigError for a file that the operator named and that no chat could be rendered by."""
+    error = await chat.syntax_error()
+    if error is not None:
+        await chat.close()
+        raise ConfigError(f"--chat-template is {file!r}, it must be a valid Jinja template: {error}")
 
 
 async def _announce(server: DrainingServer, services: Services, config: ServerConfig, url: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from headway_testing import tiny_tokenizers
-from headway_testing.tiny_tokenizers import CHAT_TEMPLATE
+from headway_testing.tiny_tokenizers import CHAT_TEMPLATE, END_OF_TEXT
 
 from headway.engine import ModelError
 from headway.server import chat_template
@@ -64,6 +64,29 @@ def test_a_jinja_file_comes_first_and_special_tokens_are_variables(tmp_path: Pat
     (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     variables = {"eos_token": "</s>", "pad_token": "<pad>"}
     assert load_chat_template(folder) == ChatTemplate("from the file: ü", variables)
+
+
+def test_a_template_for_conversations_with_tools_is_found_beside_the_default(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    folder = tiny_tokenizers.save_with_template(tmp_path, named)
+    with_tools = Conversation([], tools=[{"type": "function"}])
+    for expected in ("with tools", "of the file", "from the file"):
+        template = load_chat_template(folder)
+        assert template is not None
+        assert (template.source_for(HELLO), template.source_for(with_tools)) == ("plain", expected)
+        (folder / "chat_template.jinja").write_text("plain")
+        (folder / "additional_chat_templates").mkdir(exist_ok=True)
+        text = {"with tools": "of the file", "of the file": "from the file"}.get(expected, "")
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(text)
+
+
+def test_a_file_that_the_operator_names_takes_the_place_of_the_models_templates(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    folder = tiny_tokenizers.save_with_template(tmp_path / "model", named)
+    (tmp_path / "own.jinja").write_text("own")
+    assert load_chat_template(folder, tmp_path / "own.jinja") == ChatTemplate(
+        "own", {"eos_token": END_OF_TEXT}
+    )
 
 
 def test_a_template_that_is_not_text_is_an_error_of_the_model(tmp_path: Path) -> None:

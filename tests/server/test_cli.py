@@ -66,13 +66,13 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
         --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
-        --deterministic --force-include-usage --metrics-names both"""
+        --deterministic --force-include-usage --metrics-names both --chat-template /t"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name=["m", "n"], drain_seconds=1.5, log_level="debug", unix_socket="/s",
         tls_cert="/c", tls_key="/k", api_key=["a", "b"], admin_key="c", cors_origin=["*"], max_body_bytes=2**20,
         max_waiting_tokens=9, request_timeout=60.0, keep_alive=5.0,
-        log_format="json", otlp_endpoint="http://c", force_include_usage=True, metrics_names="both",
+        log_format="json", otlp_endpoint="http://c", force_include_usage=True, metrics_names="both", chat_template="/t",
     )  # fmt: skip
     engine = EngineConfig(
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,
@@ -184,6 +184,30 @@ def test_a_wrong_variable_is_named_and_so_is_its_flag(
         assert cli.main(["serve", f"{flag}={value}"]) == 1
         assert value in capsys.readouterr().err
     assert not served
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "a file that holds a Jinja template: there is no such file"),
+        (b"\xff\xfe", "a file that holds a Jinja template: "),
+        (
+            b"{% for m in messages %}",
+            "a valid Jinja template: TemplateSyntaxError: Unexpected end of template.",
+        ),
+    ],
+    ids=["missing", "no-text", "syntax"],
+)
+def test_a_chat_template_that_cannot_be_used_ends_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, reason: str
+) -> None:
+    file = tmp_path / "chat.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    assert cli.main(["serve", "--port", "0", "--chat-template", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"headway: --chat-template is {str(file)!r}, it must be {reason}")
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
