@@ -34,13 +34,14 @@ class PromptOptions:
     """Options of the encoding of prompts. keep_last: ids at most, of which special tokens at the beginning are not cut away.
 
     num_wanted: tokens to generate, None if the client does not say. adds_special: puts the model's special tokens
-    around a text.
+    around a text. suffix: the text after a gap that the completion fills; None for a completion that goes on.
     """
 
     keep_last: int | None = None
     num_wanted: int | None = None
     adds_special: bool = True
     wants_starts: bool = False
+    suffix: str | None = None
 
     @property
     def num_new_tokens(self) -> int:
@@ -59,7 +60,12 @@ async def encode_prompts(
     if options.keep_last is None:
         for text in texts:
             check_least_length("prompt", tokenizer.least_tokens(text), max_prompt_tokens, info.max_model_len)
-    work = partial(_encode_all, entries, tokenizer, info, options)
+    if options.suffix is not None:
+        least = tokenizer.least_tokens(options.suffix)
+        check_least_length("suffix", least, max_prompt_tokens, info.max_model_len)
+        texts = [*texts, options.suffix]
+    encode = _encode_all if options.suffix is None else _encode_gaps
+    work = partial(encode, entries, tokenizer, info, options)
     prompts = await tokenizer.pool.run(texts, work)
     for encoded in prompts:
         check_ids("prompt", encoded.token_ids, info.vocab_size)
@@ -122,6 +128,33 @@ def _encode_all(
     entries: Sequence[str | list[int]], tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions
 ) -> list[EncodedPrompt]:
     return [_encode(entry, tokenizer, info, options) for entry in entries]
+
+
+def _encode_gaps(
+    entries: Sequence[str | list[int]], tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions
+) -> list[EncodedPrompt]:
+    """Prompts that end where a gap before the suffix begins. Only the text before it is cut."""
+    assert tokenizer.fim is not None, "the suffix is refused for other models"
+    assert options.suffix is not None
+    after = tokenizer.fim.encode_after(options.suffix)
+    begin = [*(tokenizer.prefix if options.adds_special else ()), tokenizer.fim.prefix_id]
+    num_around = len(begin) + len(after)
+    check_room("suffix", num_around, options.num_wanted, info.max_model_len)
+    room = None if options.keep_last is None else options.keep_last - num_around
+    require(
+        room is None or room >= 0,
+        "truncate_prompt_tokens",
+        options.keep_last,
+        f"{num_around} or more: suffix and the tokens around it are not cut",
+    )
+    prompts = []
+    for entry in entries:
+        before = tokenizer.fim.encode_before(entry) if isinstance(entry, str) else entry
+        kept = before if room is None else before[max(0, len(before) - room) :]
+        text = entry if isinstance(entry, str) and len(kept) == len(before) else tokenizer.decode(kept)
+        prompts.append(EncodedPrompt(text, [*begin, *kept, *after]))
+        check_room("prompt", len(prompts[-1].token_ids), options.num_wanted, info.max_model_len)
+    return prompts
 
 
 def _encode(

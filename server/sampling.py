@@ -31,7 +31,7 @@ class RequestOptions:
     default_max_tokens: None for what the context leaves.
     num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
-    bad_words: their ids, from encode_bad_words.
+    bad_words: their ids, from encode_bad_words. end_token_ids: that end the text in addition to the model's own.
     """
 
     num_candidates: int = 1
@@ -42,6 +42,7 @@ class RequestOptions:
     scores_prompt: bool = False
     owner: str = ""
     bad_words: Sequence[list[int]] = ()
+    end_token_ids: tuple[int, ...] = ()
 
 
 def choice_requests(
@@ -62,7 +63,10 @@ def choice_requests(
             code="invalid_value",
         )
     _check_ids(fields, info.vocab_size)
-    stop_token_ids = _stop_token_ids(fields, tokenizer)
+    end_token_ids = (
+        () if fields.ignore_eos else tuple(sorted({*tokenizer.stop_token_ids, *wanted.end_token_ids}))
+    )
+    stop_token_ids = _stop_token_ids(fields, end_token_ids)
     sampling = _sampling(fields, wanted, tokenizer)
     return [
         ChoiceRequest(
@@ -70,7 +74,7 @@ def choice_requests(
             sampling=msgspec.structs.replace(sampling, seed=seed),
             max_tokens=_max_tokens(fields, wanted, len(token_ids), info.max_model_len),
             stop_token_ids=stop_token_ids,
-            end_token_ids=() if fields.ignore_eos else tokenizer.stop_token_ids,
+            end_token_ids=end_token_ids,
             stop=fields.stop_strings,
             max_draft_tokens=fields.speculation.max_draft_tokens if fields.speculation else None,
             cache_salt=wanted.owner + (fields.cache_salt or ""),
@@ -117,8 +121,7 @@ def _check_ids(fields: GenerationFields, vocab_size: int) -> None:
     check_ids("stop_token_ids", fields.stop_token_ids or [], vocab_size)
 
 
-def _stop_token_ids(fields: GenerationFields, tokenizer: Tokenizer) -> tuple[int, ...]:
-    own = () if fields.ignore_eos else tokenizer.stop_token_ids
+def _stop_token_ids(fields: GenerationFields, own: tuple[int, ...]) -> tuple[int, ...]:
     stop = tuple(sorted({*own, *(fields.stop_token_ids or ())}))
     limit = MAX_STOP_TOKEN_IDS - len(own)
     check_count("stop_token_ids", stop[len(own) :], limit, f"ids beside the model's own {len(own)}")

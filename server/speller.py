@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
@@ -20,7 +21,10 @@ class Speller:
     So there are no seams: a chat is encoded as a whole, and what a client spells is text like any other.
     """
 
-    def __init__(self, tokenizer: HFTokenizer, pattern: re.Pattern[str] | None) -> None:
+    def __init__(
+        self, tokenizer: HFTokenizer, pattern: re.Pattern[str] | None, *, begins_text: bool = True
+    ) -> None:
+        """begins_text: False for texts that go on; no space is put before them, whatever the tokenizer does otherwise."""
         # Tokens that are looked for in normalised text can be spelled in ways that no pattern knows.
         self.is_always_needed = _has_normalizer(tokenizer) and any(
             token.normalized and pattern is not None and pattern.fullmatch(token.content) is not None
@@ -28,12 +32,13 @@ class Speller:
         )
         self._original = tokenizer
         self._pattern = pattern
+        self._begins_text = begins_text
         self._copy: RenamedTokenizer | None = None
 
     def encode(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """The ids of pieces of text, each with whether structural tokens in it are only spelled. Blocks."""
         if self._copy is None:
-            self._copy = _renamed(self._original, self._pattern)
+            self._copy = _renamed(self._original, self._pattern, begins_text=self._begins_text)
         return self._copy.encode(pieces)
 
 
@@ -72,16 +77,19 @@ def _has_normalizer(tokenizer: HFTokenizer) -> bool:
     return normalizer is not None and json.loads(normalizer.__getstate__()).get("normalizers") != []
 
 
-def _renamed(original: HFTokenizer, pattern: re.Pattern[str] | None) -> RenamedTokenizer:
+def _renamed(
+    original: HFTokenizer, pattern: re.Pattern[str] | None, *, begins_text: bool
+) -> RenamedTokenizer:
     secret = f"~{secrets.randbelow(10**18):018}~"
     added = sorted(original.get_added_tokens_decoder().items())
     structural = {i: t.content for i, t in added if pattern is not None and pattern.fullmatch(t.content)}
     names = {content: f"{secret}{i}~" for i, content in structural.items()}
     copy = HFTokenizer(original.model)
-    if original.normalizer is not None:
-        copy.normalizer = original.normalizer
-    if original.pre_tokenizer is not None:
-        copy.pre_tokenizer = original.pre_tokenizer
+    model_of = original if begins_text else _without_first_space(original)
+    if model_of.normalizer is not None:
+        copy.normalizer = model_of.normalizer
+    if model_of.pre_tokenizer is not None:
+        copy.pre_tokenizer = model_of.pre_tokenizer
     # New tokens get ids from the vocabulary's size on, which are taken where it has gaps: those are filled first.
     used = original.get_vocab(with_added_tokens=False).values()
     copy.add_tokens([f"{secret}{i}" for i in range(max(used, default=-1) + 1 - len(used))])
@@ -101,3 +109,28 @@ def _renamed(original: HFTokenizer, pattern: re.Pattern[str] | None) -> RenamedT
     ids = {new_id: i for new_id, i in pairs if new_id is not None}
     assert len(ids) == len(added), "each added token has an id of its own in the copy"
     return RenamedTokenizer(copy, pattern, names, ids, structural)
+
+
+def _without_first_space(original: HFTokenizer) -> HFTokenizer:
+    """A tokenizer without vocabulary whose normalizer and pre-tokenizer put nothing before a text."""
+    state = {
+        name: None if part is None else _spaceless(json.loads(part.__getstate__()))
+        for name, part in (("normalizer", original.normalizer), ("pre_tokenizer", original.pre_tokenizer))
+    }
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": "?"}
+    return HFTokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": model} | state))
+
+
+def _spaceless(part: dict[str, Any]) -> dict[str, Any] | None:
+    """The state of a normalizer or pre-tokenizer that adds no space; None if adding one was all it did."""
+    if part["type"] == "Prepend":
+        return None
+    if part["type"] == "Metaspace":
+        return part | {"prepend_scheme": "never"}
+    if part["type"] == "ByteLevel":
+        return part | {"add_prefix_space": False}
+    changed = dict(part)
+    for name in ("normalizers", "pretokenizers"):
+        if name in part:
+            changed[name] = [kept for entry in part[name] if (kept := _spaceless(entry)) is not None]
+    return changed

@@ -17,6 +17,7 @@ from headway.server.chat_template import ChatTemplate, load_chat_template
 from headway.server.control_text import ChatPrompt, TokenParts, control_pattern, is_structural, token_parts
 from headway.server.detokenizer import Vocabulary
 from headway.server.encoding import EncodingPool
+from headway.server.fim import NAMES, Fim, make_fim
 from headway.server.model_defaults import (
     check_vocabulary,
     read_model_defaults,
@@ -47,6 +48,7 @@ class Tokenizer:
     tokens in a text, and control_parts those of them that stand at its ends.
     max_token_bytes: of a prompt's text that one token stands for; None where no such bound is known.
     prefix, suffix: ids that the model's files put around a prompt. cuts: None where a text must be encoded whole.
+    fim: None for a model that fills no gaps.
     """
 
     vocabulary: Vocabulary
@@ -61,6 +63,7 @@ class Tokenizer:
     cuts: TextCuts | None
     stop_token_ids: tuple[int, ...]
     default_sampling: SamplingParams
+    fim: Fim | None = None
     pool: EncodingPool = field(default_factory=EncodingPool)
 
     def encode(self, text: str) -> list[int]:
@@ -195,10 +198,12 @@ def load_tokenizer(
     tokenizer.post_processor = None  # it would shift offsets; `surrounded` does the rest of its work
     structural = _structural_tokens(tokenizer, folder, load_chat_template(folder, chat_template))
     pattern = control_pattern(structural)
+    speller = Speller(tokenizer, pattern)
+    added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     return Tokenizer(
         vocabulary=Vocabulary(tokenizer),
         full_vocabulary=Vocabulary(tokenizer, shows_special=True),
-        speller=Speller(tokenizer, pattern),
+        speller=speller,
         max_token_bytes=_max_token_bytes(tokenizer),
         control_pattern=pattern,
         control_parts=token_parts(structural),
@@ -208,6 +213,7 @@ def load_tokenizer(
         cuts=find_cuts(_state(tokenizer), tokenizer.get_vocab(with_added_tokens=False)),
         stop_token_ids=defaults.stop_token_ids,
         default_sampling=defaults.sampling,
+        fim=make_fim(added, speller, Speller(tokenizer, pattern, begins_text=False)),
     )
 
 
@@ -250,7 +256,7 @@ def _structural_tokens(tokenizer: HFTokenizer, folder: Path, template: ChatTempl
     named = [token for name, token in config.items() if name.endswith("_token")]
     more = config.get("additional_special_tokens")
     named += more if isinstance(more, list) else []
-    special = {token_content(token) for token in named}
+    special = {token_content(token) for token in named} | NAMES
     source = "" if template is None else template.source + (template.tool_source or "")
     return [
         token.content

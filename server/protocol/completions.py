@@ -25,11 +25,13 @@ Prompt = str | list[str | int | list[int]]
 
 
 class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
-    """best_of: the number of generated candidates, of which the n with the highest log-probability a token are answered."""
+    """best_of: the number of generated candidates, of which the n with the highest log-probability a token are answered.
+    suffix: the text after a gap that the completion fills; an empty one is none."""
 
     unserved: ClassVar[Table] = COMPLETIONS
 
     prompt: Prompt
+    suffix: str | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -51,6 +53,12 @@ def check(request: CompletionRequest) -> None:
     require(request.max_tokens != 0 or bool(request.echo), "max_tokens", 0, "1 or more (0 with echo only)")
     n, best_of = request.n or 1, request.best_of
     require(best_of is None or best_of >= n, "best_of", best_of, f"n = {n} or more")
+    if request.suffix and request.echo and request.logprobs is not None:
+        message = (
+            "echo with logprobs is not served beside suffix: the prompt that the model sees has more than the text that is "
+            "echoed; leave one of them out, or write the model's own fill-in-the-middle tokens into the prompt"
+        )
+        raise ApiError(message, param="suffix", code="unsupported_parameter")
     if request.stream and best_of is not None and best_of > n:
         message = f"best_of is {best_of}, in a stream it must be n = {n}: the best are known at the end only"
         raise ApiError(message, param="best_of", code="invalid_value")

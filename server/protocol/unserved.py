@@ -140,8 +140,7 @@ SHARED = (
 )  # fmt: skip
 COMPLETIONS = table((
     *SHARED,
-    Group("OpenAI", "text that follows what is generated", "write the model's own fill-in-the-middle tokens into the prompt", _with("", "suffix")),
-    Group("llama.cpp", "filling a gap", "write the model's own fill-in-the-middle tokens into the prompt",
+    Group("llama.cpp", "filling a gap", "use `prompt` and `suffix`",
           {"input_prefix": ("",), "input_suffix": ("",), "input_extra": ([],)}),
 ))  # fmt: skip
 CHAT = table((

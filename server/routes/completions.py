@@ -14,13 +14,17 @@ from starlette.responses import Response
 from headway.server.access import record_of
 from headway.server.body import read_body
 from headway.server.choice import Delta
+from headway.server.errors import ApiError
+from headway.server.fim import FAMILIES
 from headway.server.logprobs import completion_logprobs, prompt_tokens
 from headway.server.prompt import EncodedPrompt, PromptOptions, encode_prompts
+from headway.server.protocol.checks import check_count
 from headway.server.protocol.completions import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
+    Prompt,
     check,
 )
 from headway.server.protocol.decoding import decode
@@ -33,7 +37,7 @@ from headway.server.response import (
     new_response,
 )
 from headway.server.routes.models import check_model
-from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
+from headway.server.sampling import MAX_CHOICES, RequestOptions, choice_requests, encode_bad_words
 from headway.server.services import Services, engine_info, request_id_of, services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
@@ -67,7 +71,10 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
         num_wanted=body.max_tokens,
         adds_special=body.add_special_tokens is not False,
         wants_starts=bool(body.echo) and body.logprobs is not None,
+        suffix=body.suffix or None,
     )
+    if options.suffix is not None:
+        _check_gaps(body.prompt, services)
     prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
     owner = services.keys.owner(request.headers.get("Authorization", ""))
@@ -82,6 +89,7 @@ def _wanted(
     body: CompletionRequest, services: Services, owner: str, bad_words: list[list[int]]
 ) -> RequestOptions:
     ranks = body.num_candidates > (body.n or 1)
+    fim = services.tokenizer.fim if body.suffix else None
     return RequestOptions(
         num_candidates=body.num_candidates,
         max_tokens=body.max_tokens,
@@ -90,7 +98,22 @@ def _wanted(
         scores_prompt=bool(body.echo) and body.logprobs is not None,
         owner=owner,
         bad_words=bad_words,
+        end_token_ids=() if fim is None else fim.end_ids,
     )
+
+
+def _check_gaps(prompt: Prompt, services: Services) -> None:
+    """Refuses a suffix for a model that fills no gaps, and more prompts than a request may have before each gets it."""
+    if services.tokenizer.fim is None:
+        raise ApiError(
+            f"suffix is not served with the model '{services.model_name}': its tokenizer has none of the "
+            f"fill-in-the-middle tokens that are known here (those of {', '.join(FAMILIES)}); leave it out, or write "
+            "the model's own form into the prompt",
+            param="suffix",
+            code="unsupported_parameter",
+        )
+    if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int):
+        check_count("prompt", prompt, MAX_CHOICES, "prompts beside a suffix")
 
 
 async def _complete(writer: CompletionWriter) -> Completion:
