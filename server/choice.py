@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from headway.engine import FinishReason, SamplingParams, TokenEvent, TokenLogprobs
+from headway.engine import FinishReason, Grammar, SamplingParams, TokenEvent, TokenLogprobs
 from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
 
 Added = tuple[int, int, int]  # tokens, accepted drafts, rejected drafts
@@ -29,6 +29,7 @@ class ChoiceRequest:
     prompt_index: which of the request's prompts it is of.
     shows_output: False for a request that only wants its prompt scored; it generates one token unseen.
     num_candidates: how many choices its prompt gets.
+    grammar: what its text may be; None for any text.
     """
 
     prompt_token_ids: list[int]
@@ -45,6 +46,7 @@ class ChoiceRequest:
     shows_output: bool = True
     prompt_index: int = 0
     num_candidates: int = 1
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Vocabulary:
 
     def _look_up(self, token_id: int) -> bytes:
         token = self.tokenizer.id_to_token(token_id)
-        if token is None or self.is_silent(token_id):
+        if token is None or (token_id in self._contents and not self._shows_special):
             return b""
         if token_id in self._contents or (self.is_byte_level and token_id in self._added):
             return self._added[token_id]  # added tokens are written as they are, not in stand-ins for bytes
@@ -76,9 +76,10 @@ class Vocabulary:
             return bytes([int(token[3:5], 16)])
         if not self.is_byte_level:
             return self.decode([*self._anchor, token_id])[len(self.decode(self._anchor)) :].encode()
-        if all(character in BYTE_OF_CHARACTER for character in token):
-            return bytes(BYTE_OF_CHARACTER[character] for character in token)
-        return token.encode()
+        try:
+            return bytes(map(BYTE_OF_CHARACTER.__getitem__, token))
+        except KeyError:
+            return token.encode()
 
     def silent_text(self, token_id: int) -> str:
         """Returns the text that a silent special token would show; empty for any other token."""

@@ -36,6 +36,7 @@ from headway.engine import (
     Submit,
     ToEngine,
     TokenEvent,
+    TokenTable,
 )
 from headway.server.engine_process import ENGINE_COMMAND, EngineProcess, Patience
 from headway.server.totals import add_counters, counters_only
@@ -94,8 +95,11 @@ class EngineClient:
         command: Sequence[str] = ENGINE_COMMAND,
         patience: Patience | None = None,
         back_off: BackOff | None = None,
+        token_table: TokenTable | None = None,
     ) -> None:
+        """token_table: the vocabulary, for grammars; None where requests have none."""
         self._config = config
+        self._token_table = token_table
         self._command = command
         self._patience = patience or Patience()
         self._back_off = back_off or BackOff()
@@ -242,7 +246,11 @@ class EngineClient:
         process: EngineProcess | None = None
         try:
             process = EngineProcess(
-                self._config, self._receive, command=self._command, patience=self._patience
+                self._config,
+                self._receive,
+                command=self._command,
+                patience=self._patience,
+                token_table=self._token_table,
             )
             await process.start()
             self._process = process

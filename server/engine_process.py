@@ -31,6 +31,7 @@ from headway.engine import (
     Ready,
     Shutdown,
     ToEngine,
+    TokenTable,
 )
 from headway.server.process_signs import is_stopped, processor_ticks
 
@@ -77,8 +78,10 @@ class EngineProcess:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         patience: Patience | None = None,
+        token_table: TokenTable | None = None,
     ) -> None:
         self._config = config
+        self._token_table = token_table
         self._receive = receive
         self._command = command
         self._patience = patience or Patience()
@@ -241,7 +244,7 @@ class EngineProcess:
             if not events & zmq.POLLIN:
                 if events & zmq.POLLOUT and not self._is_configured:
                     self._is_configured = True
-                    self.send(Configure(self._config))
+                    self.send(Configure(self._config, self._token_table))
                 return False
             try:
                 self._take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))

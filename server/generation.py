@@ -243,6 +243,7 @@ def _submit(request_id: int, request: ChoiceRequest, *, group_id: int) -> Submit
         cache_salt=request.cache_salt,
         priority=request.priority,
         group_id=group_id,
+        grammar=request.grammar,
     )
 
 

@@ -51,10 +51,12 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         folder = model_folder(source)
         template_file = None if config.chat_template is None else Path(config.chat_template)
         tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size, template_file)
+        token_table = tokenizer.token_table()
         template = load_chat_template(folder, template_file)
         engine = EngineClient(
             msgspec.structs.replace(engine_config, model_path=str(folder)),
             patience=Patience(serve_seconds=config.engine_timeout),
+            token_table=token_table,
         )
         name, *other_names = config.served_model_name or [model_name(source)]
         services = Services(

@@ -30,12 +30,14 @@ from headway.engine import (
     ModelError,
     SamplingParams,
     Submit,
+    TokenTable,
 )
 from headway.server.engine_client import BackOff, EngineClient
 from headway.server.engine_process import FRAMES_AT_ONCE, Patience
 
 SUPPORT = Path(headway_testing.__file__).parents[1]
 CONFIG = EngineConfig(model_path="/nowhere", depth=2, max_running=5)
+TABLE = TokenTable(tokens=[b"a", b"<end>"], special_ids=[1], end_ids=[1])
 QUICK = BackOff(first_seconds=0.05, longest_seconds=0.2)
 BRIEF = Patience(load_seconds=10, serve_seconds=10, shutdown_seconds=0.3)
 
@@ -49,7 +51,7 @@ def support_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def started(mode: str = "serve", patience: Patience = BRIEF) -> AsyncIterator[EngineClient]:
     command = [sys.executable, "-P", "-m", "headway_testing.fake_process", mode]
-    client = EngineClient(CONFIG, command=command, patience=patience, back_off=QUICK)
+    client = EngineClient(CONFIG, command=command, patience=patience, back_off=QUICK, token_table=TABLE)
     client.start()
     try:
         yield client
@@ -106,6 +108,16 @@ async def test_requests_of_a_group_get_their_tokens_and_the_config_arrives(clien
     requests = [request(client, max_tokens=10, last_id=i) for i in (100, 200)]
     tokens = await collect(submit(client, requests), 2)
     assert tokens == {0: list(range(101, 111)), 1: list(range(201, 211))}
+
+
+async def test_each_life_of_the_engine_gets_the_token_table(client: EngineClient) -> None:
+    assert client.info is not None
+    assert client.info.architecture == "Fake2ForCausalLM"
+    os.kill(pid_of(client), signal.SIGKILL)
+    await until(lambda: client.status().state == "restarting")
+    client.info = None
+    await until(lambda: client.info is not None)
+    assert client.info.architecture == "Fake2ForCausalLM"
 
 
 async def test_stats_and_heartbeats_arrive(client: EngineClient) -> None:

@@ -104,6 +104,36 @@ def test_broken_files_are_a_model_error_that_names_them(
     assert str(folder) in str(caught.value)
 
 
+class TestTokenTable:
+    @pytest.mark.parametrize("text", ["def f(x):\n    return x", "naïve café — “quotes”", "日本 😀"])
+    @pytest.mark.parametrize("kind", ["folder", "llama"])
+    def test_joined_its_bytes_are_the_text(
+        self, text: str, kind: str, request: pytest.FixtureRequest
+    ) -> None:
+        tokenizer = load_tokenizer(request.getfixturevalue(kind))
+        table = tokenizer.token_table()
+        assert table is not None
+        joined = b"".join(table.tokens[i] for i in tokenizer.encode_plain(text)).decode()
+        assert joined.removeprefix(" ") == text  # Llama's pieces begin with the space that its decoder drops
+
+    def test_special_tokens_have_their_names_and_those_that_end_a_text_are_told(self, llama: Path) -> None:
+        table = load_tokenizer(llama).token_table()
+        assert table is not None
+        assert (table.special_ids, table.end_ids) == ([0, 1, 2], [0, 2])
+        assert [table.tokens[i] for i in table.special_ids] == [b"<unk>", b"<s>", b"</s>"]
+
+    def test_an_ordinary_token_that_ends_a_text_counts_as_special(self, folder: Path) -> None:
+        write(folder, "generation_config.json", eos_token_id=[0, 7])
+        table = load_tokenizer(folder).token_table()
+        assert table is not None
+        assert (table.special_ids, table.end_ids) == ([0, 7], [0, 7])
+
+    def test_there_is_none_where_no_token_ends_a_text(self, folder: Path) -> None:
+        write(folder, "config.json")
+        write(folder, "tokenizer_config.json")
+        assert load_tokenizer(folder).token_table() is None
+
+
 class TestLeastTokens:
     @settings(derandomize=True, deadline=None, max_examples=300)
     @given(

@@ -2,7 +2,7 @@
 
 It counts up from the prompt's last id, three tokens a round. A request with max_tokens 666 kills it.
 Modes: serve, model-error, crash-at-start, silent, slow-load, deaf (serves, ignores Shutdown and SIGTERM),
-needs:FOLDER (serves if the folder is there).
+needs:FOLDER (serves if the folder is there). EngineInfo.architecture tells how many tokens the token table has.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ class FakeLoop:
 
 
 def info(config: Configure) -> EngineInfo:
+    num_tokens = len(config.token_table.tokens) if config.token_table else ""
     return EngineInfo(
-        architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=10, weights_bytes=40,
+        architecture=f"Fake{num_tokens}ForCausalLM", device="cpu", dtype="float32", num_parameters=10, weights_bytes=40,
         kv_cache_bytes=80, num_blocks=64, block_size=config.config.block_size, max_model_len=2048,
         max_running=config.config.num_rows, vocab_size=600, depth=config.config.depth, has_draft_head=True, drafter="mtp",
     )  # fmt: skip
