@@ -1,0 +1,109 @@
+"""Whether no value fits two members of a oneOf: then it allows what anyOf does, which a grammar can enforce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from urllib.parse import unquote
+
+from headway.server.json_schema.keywords import TYPES
+
+MAX_MEMBERS = 64
+MAX_STEPS = 8  # references followed and objects entered
+
+_ALL = frozenset(TYPES) - {"integer"}  # integers are numbers
+
+
+class Document:
+    """A schema with all that its references point into."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+
+    def resolved(self, schema: object) -> object:
+        """Returns the schema that a reference leads to; true, which all values fit, for one that leads nowhere."""
+        for _ in range(MAX_STEPS):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                return schema
+            schema = self._at(schema["$ref"])
+        return True
+
+    def _at(self, reference: object) -> object:
+        found = self._root
+        for part in unquote(str(reference)).removeprefix("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name, True) if isinstance(found, dict) else True
+        return found
+
+
+def are_disjoint(members: Sequence[object], document: Document) -> bool:
+    """No value fits two of the schemas, as far as types, constants and required properties prove it."""
+    if len(members) > MAX_MEMBERS:
+        return False
+    return all(_is_disjoint(first, second, document, 0) for first, second in combinations(members, 2))
+
+
+def _is_disjoint(first: object, second: object, document: Document, depth: int) -> bool:
+    a, b = document.resolved(first), document.resolved(second)
+    if a is False or b is False:
+        return True
+    if not isinstance(a, dict) or not isinstance(b, dict) or depth > MAX_STEPS:
+        return False
+    common = _types(a) & _types(b)
+    if not common:
+        return True
+    values, others = _values(a), _values(b)
+    if values is not None and others is not None:
+        return not any(_key(value) in {_key(other) for other in others} for value in values)
+    return common == {"object"} and _properties_differ(a, b, document, depth)
+
+
+def _properties_differ(a: dict[str, object], b: dict[str, object], document: Document, depth: int) -> bool:
+    """Some property that one of the two demands has schemas in both that no value fits."""
+    mine, others = _properties(a), _properties(b)
+    demanded = {name for schema in (a, b) for name in _strings(schema.get("required"))}
+    return any(
+        _is_disjoint(mine[name], others[name], document, depth + 1)
+        for name in demanded & mine.keys() & others.keys()
+    )
+
+
+def _types(schema: dict[str, object]) -> frozenset[str]:
+    values = _values(schema)
+    if values is not None:
+        return frozenset(_type_of(value) for value in values)
+    named = schema.get("type")
+    names = [named] if isinstance(named, str) else _strings(named)
+    return frozenset("number" if name == "integer" else name for name in names) or _ALL
+
+
+def _values(schema: dict[str, object]) -> list[object] | None:
+    """Returns the values that alone can fit; None where there is no list of them."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "number", float: "number", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _key(value: object) -> tuple[str, str]:
+    """Equal for equal values of JSON; 1 and 1.0 are equal, 1 and true are not."""
+    text = (
+        repr(float(value)) if _type_of(value) == "number" and isinstance(value, int | float) else repr(value)
+    )
+    return (_type_of(value), text if _type_of(value) not in ("array", "object") else "")
+
+
+def _properties(schema: dict[str, object]) -> dict[str, object]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _strings(value: object) -> list[str]:
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []

@@ -1,0 +1,310 @@
+"""Checks that a JSON schema can be enforced token by token, and writes it in the words of the library that does.
+
+What the library would take in silence and not enforce, or enforce in another sense, is refused here by keyword and place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
+
+from headway.server.errors import ApiError
+from headway.server.json_schema.disjoint import Document, are_disjoint
+from headway.server.json_schema.keywords import (
+    ANNOTATIONS,
+    COUNTS,
+    DRAFTS,
+    KNOWN,
+    MAX_EXACT,
+    NEUTRAL,
+    NUMBERS,
+    ONE_SCHEMA,
+    PAGE,
+    REFUSED,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    TYPES,
+    count_of,
+    inexact_number,
+    is_number,
+)
+from headway.server.json_schema.patterns import PatternError, rust_pattern
+from headway.server.json_schema.string_formats import FORMATS, format_constraint
+
+Schema = dict[str, object]
+
+MAX_DEPTH = 64
+MAX_SCHEMAS = 5000
+MAX_SHOWN = 64  # characters of a value that an error repeats
+
+# Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot write spaces for ever.
+WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}"}
+# Characters that JSON writes in two ways: by the second, a property would get by as one that the schema does not list.
+_TWO_WAYS = re.compile(r'["\\\x00-\x1f\x7f]')
+
+
+def enforceable(schema: object, param: str) -> Schema:
+    """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has is enforced.
+
+    param: the field that the schema came in. Raises ApiError that names the keyword and its place.
+    """
+    walk = _Walk(schema, param)
+    found = walk.schema(schema, "#", 0)
+    if found is False:
+        raise walk.refusal("", "#", "is false, which no value fits; write a schema that some value fits")
+    walk.check_references()
+    return {**(found if isinstance(found, dict) else {}), "x-guidance": WRITING}
+
+
+class _Walk:
+    """One pass over a schema. Mutable: the places of the schemas that were seen, and what refers to where."""
+
+    def __init__(self, document: object, param: str) -> None:
+        self._document = Document(document)
+        self._param = param
+        self._places: set[str] = set()
+        self._references: list[tuple[str, str]] = []
+        self._is_old = False  # a draft in which `$ref` makes void what stands beside it
+
+    def refusal(self, keyword: str, place: str, why: str) -> ApiError:
+        subject = f"{keyword} at {place}" if keyword else f"the schema at {place}"
+        return ApiError(
+            f"{self._param}: {subject} {why}. See {PAGE}", param=self._param, code="invalid_grammar"
+        )
+
+    def schema(self, schema: object, place: str, depth: int) -> Schema | bool:
+        """Returns the schema in the library's words. Its keywords keep their order, which properties are written in."""
+        self._places.add(place)
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self.refusal("", place, "must be an object, true or false")
+        if depth > MAX_DEPTH:
+            raise self.refusal("", place, f"is nested {depth} deep, the limit is {MAX_DEPTH}")
+        if len(self._places) > MAX_SCHEMAS:
+            raise self.refusal(
+                "", place, f"is one of more than {MAX_SCHEMAS} schemas; use fewer properties and members"
+            )
+        if depth == 0:
+            self._read_draft(schema)
+        written: Schema = {}
+        extra: list[Schema] = []  # constraints that a keyword becomes beside those of the same name
+        for keyword, value in schema.items():
+            self._keyword(keyword, value, schema, place, depth, written, extra)
+        if extra:
+            members = written.get("allOf", [])
+            assert isinstance(members, list), members
+            written["allOf"] = [*members, *extra]
+        return written
+
+    def _read_draft(self, schema: Schema) -> None:
+        draft = schema.get("$schema")
+        if draft is None:
+            return
+        known = DRAFTS.get(draft.rstrip("#")) if isinstance(draft, str) else None
+        if known is None:
+            wanted = ", ".join(DRAFTS)
+            raise self.refusal("$schema", "#", f"is {_shown(draft)}, it must be left out or one of {wanted}")
+        self._is_old = known
+
+    def _keyword(
+        self,
+        keyword: str,
+        value: object,
+        schema: Schema,
+        place: str,
+        depth: int,
+        written: Schema,
+        extra: list[Schema],
+    ) -> None:
+        if keyword in NEUTRAL and value is NEUTRAL[keyword]:
+            return
+        if keyword in REFUSED:
+            raise self.refusal(
+                keyword, place, f"cannot be enforced while a text is generated; {REFUSED[keyword]}"
+            )
+        if keyword in ANNOTATIONS or keyword.startswith("x-"):
+            return
+        self._check_company(keyword, value, schema, place)
+        inner = f"{place}/{_escaped(keyword)}"
+        if keyword in SCHEMA_MAPS:
+            written[keyword] = self._map(keyword, value, inner, depth)
+        elif keyword in SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
+            self._list(keyword, value, inner, depth, written, extra)
+        elif keyword in ONE_SCHEMA:
+            written[keyword] = self.schema(value, inner, depth + 1)
+        elif keyword == "format":
+            extra.append(self._format(value, place))
+        elif keyword not in ("$schema", "$id"):
+            written[keyword] = self._value(keyword, value, place)
+        elif depth:
+            raise self.refusal(
+                keyword, place, "is served at the root alone; move the schema into $defs without it"
+            )
+
+    def _check_company(self, keyword: str, value: object, schema: Schema, place: str) -> None:
+        """Refuses a keyword that beside its neighbours would mean nothing, or not what it says."""
+        if keyword not in KNOWN:
+            close = difflib.get_close_matches(keyword, KNOWN, 1)
+            hint = f"did you mean {close[0]}?" if close else "a name of your own must begin with x-"
+            raise self.refusal(_shown(keyword), place, f"is no keyword that is known; {hint}")
+        if (
+            self._is_old
+            and "$ref" in schema
+            and keyword not in ("$ref", "$defs", "definitions", "$schema", "$id")
+        ):
+            raise self.refusal(
+                keyword, place, "stands beside $ref, which makes it void in this draft; put both into allOf"
+            )
+        if keyword == "prefixItems" and (self._is_old or isinstance(schema.get("items"), list)):
+            raise self.refusal(keyword, place, "needs the draft 2020-12, and items as a schema")
+        if keyword == "additionalItems" and not isinstance(schema.get("items"), list):
+            raise self.refusal(keyword, place, "does nothing without a list as items; use items")
+        if keyword == "minProperties":
+            self._check_min_properties(value, schema, place)
+
+    def _check_min_properties(self, value: object, schema: Schema, place: str) -> None:
+        """Names that a grammar does not list may come twice, and count once."""
+        required = schema.get("required")
+        num_required = len(set(map(str, required))) if isinstance(required, list) else 0
+        is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+        most = num_required + 1
+        if not is_closed and (count_of(value) or 0) > most:
+            why = f"is {value}, it can be enforced up to {most} (one more than required) unless additionalProperties is false"
+            raise self.refusal("minProperties", place, why)
+
+    def _map(self, keyword: str, value: object, place: str, depth: int) -> Schema:
+        if not isinstance(value, dict):
+            raise self.refusal(keyword, place, "must be an object of schemas")
+        is_pattern = keyword == "patternProperties"
+        if keyword == "properties":
+            self._check_names(keyword, list(value), place)
+        written: Schema = {}
+        for name, entry in value.items():
+            inner = f"{place}/{_escaped(name)}"
+            written[self._pattern(name, inner) if is_pattern else name] = self.schema(entry, inner, depth + 1)
+        if len(written) < len(value):
+            raise self.refusal(
+                keyword, place, "has two patterns that mean the same; join their schemas by allOf"
+            )
+        return written
+
+    def _check_names(self, keyword: str, names: Sequence[object], place: str) -> None:
+        for name in names:
+            if _TWO_WAYS.search(str(name)):
+                why = (
+                    f"has the name {_shown(name)} with a quote, a backslash or a control character; rename it"
+                )
+                raise self.refusal(keyword, place, why)
+
+    def _list(
+        self, keyword: str, value: object, place: str, depth: int, written: Schema, extra: list[Schema]
+    ) -> None:
+        if not isinstance(value, list) or not value:
+            raise self.refusal(keyword, place, "must be a list of one schema or more")
+        members = [self.schema(entry, f"{place}/{i}", depth + 1) for i, entry in enumerate(value)]
+        if keyword != "oneOf" or not are_disjoint(value, self._document):
+            written[keyword] = members
+        elif "anyOf" in written:
+            extra.append({"anyOf": members})
+        else:
+            written["anyOf"] = members
+
+    def _format(self, value: object, place: str) -> Schema:
+        if value not in FORMATS:
+            served = ", ".join(FORMATS)
+            raise self.refusal(
+                "format",
+                place,
+                f"is {_shown(value)}, it must be one of {served}, or left out; pattern does the rest",
+            )
+        return format_constraint(str(value))
+
+    def _pattern(self, value: object, place: str) -> str:
+        if not isinstance(value, str):
+            raise self.refusal("pattern", place, f"is {_shown(value)}, it must be a string")
+        try:
+            return rust_pattern(value)
+        except PatternError as error:
+            raise self.refusal("the pattern", place, str(error)) from None
+
+    def _value(self, keyword: str, value: object, place: str) -> object:
+        """Returns the value of a keyword that holds no schema."""
+        if keyword == "pattern":
+            return self._pattern(value, place)
+        if keyword == "$ref":
+            return self._reference(value, place)
+        if keyword == "required" and isinstance(value, list):
+            self._check_names(keyword, value, place)
+        wanted = _fault(keyword, value)
+        if wanted is not None:
+            raise self.refusal(keyword, place, f"is {_shown(value)}, it must be {wanted}")
+        if keyword in (*NUMBERS, "enum", "const") and (number := inexact_number(value)) is not None:
+            raise self.refusal(
+                keyword, place, f"has {number}; numbers are enforced exactly up to {MAX_EXACT}"
+            )
+        return count_of(value) if keyword in COUNTS else value
+
+    def _reference(self, value: object, place: str) -> str:
+        if not isinstance(value, str) or (value != "#" and not value.startswith("#/")):
+            why = f'is {_shown(value)}, it must be a path within this schema, such as "#/$defs/name"'
+            raise self.refusal("$ref", place, why)
+        target = unquote(value)
+        self._references.append((place, target))
+        return value
+
+    def check_references(self) -> None:
+        for place, target in self._references:
+            if target not in self._places:
+                raise self.refusal("$ref", place, f"is {_shown(target)}, where this schema has no schema")
+
+
+def _fault(keyword: str, value: object) -> str | None:
+    """Returns what the value must be; None if it is that."""
+    if keyword == "type":
+        names = value if isinstance(value, list) and value else [value]
+        is_fine = all(isinstance(name, str) and name in TYPES for name in names)
+        return None if is_fine else f"one of {', '.join(TYPES)}, or a list of them"
+    if keyword == "required":
+        is_fine = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        return None if is_fine else "a list of names"
+    if keyword == "enum":
+        return None if isinstance(value, list) and value else "a list of one value or more"
+    if keyword in COUNTS:
+        return None if count_of(value) is not None else f"a whole number from 0 to {MAX_EXACT}"
+    if keyword == "multipleOf":
+        return None if is_number(value) and _is_positive(value) else "a number above 0"
+    return None if keyword not in NUMBERS or is_number(value) else "a number"
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def keyword_places(schema: object, keyword: str, place: str = "#") -> list[str]:
+    """Returns where a checked schema has a keyword, for a refusal of the library's that names no place."""
+    if isinstance(schema, list):
+        return [
+            found
+            for i, entry in enumerate(schema)
+            for found in keyword_places(entry, keyword, f"{place}/{i}")
+        ]
+    if not isinstance(schema, Mapping):
+        return []
+    here = [place] if keyword in schema else []
+    return here + [
+        found
+        for name, entry in schema.items()
+        for found in keyword_places(entry, keyword, f"{place}/{_escaped(name)}")
+    ]

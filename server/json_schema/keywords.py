@@ -1,0 +1,72 @@
+"""The keywords of JSON Schema by what is done with them, and the values that they may have."""
+
+from __future__ import annotations
+
+import math
+
+PAGE = "docs/api.md#structured-output"
+
+ONE_SCHEMA = ("items", "additionalItems", "additionalProperties")
+SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+# They say nothing about which values are valid. What begins with x- passes, too.
+ANNOTATIONS = frozenset((
+    "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$anchor",
+    "discriminator", "externalDocs", "xml", "propertyOrdering", "markdownDescription", "errorMessage", "enumNames",
+))  # fmt: skip
+# Values that change nothing, of keywords that are refused otherwise.
+NEUTRAL: dict[str, object] = {"uniqueItems": False, "nullable": False}
+# Known and not enforced, with what to do instead.
+_SPLIT = "write the cases as members of anyOf"
+REFUSED = {
+    "not": "say what is allowed, by enum, type or pattern",
+    "if": _SPLIT, "then": _SPLIT, "else": _SPLIT,
+    "dependentRequired": _SPLIT, "dependentSchemas": _SPLIT, "dependencies": _SPLIT,
+    "propertyNames": "use patternProperties with additionalProperties false",
+    "contains": "use items or prefixItems", "minContains": "use minItems", "maxContains": "use maxItems",
+    "uniqueItems": "leave it out and check the answer for repeated items",
+    "unevaluatedItems": "use items false", "unevaluatedProperties": "use additionalProperties false",
+    "contentEncoding": "use pattern", "contentMediaType": "use pattern", "contentSchema": "use pattern",
+    "nullable": 'write the type as ["string", "null"], or with the type that you mean',
+    "$dynamicRef": "use $ref", "$dynamicAnchor": "use $ref", "$recursiveRef": "use $ref", "$recursiveAnchor": "use $ref",
+    "$vocabulary": "leave it out", "id": "leave it out",
+    "x-guidance": "leave it out: it would change how the schema is enforced",
+}  # fmt: skip
+KNOWN = frozenset((
+    *ONE_SCHEMA, *SCHEMA_LISTS, *SCHEMA_MAPS, *COUNTS, *NUMBERS, *ANNOTATIONS, *REFUSED, "type", "enum", "const", "required",
+    "pattern", "format", "$ref", "$schema", "$id",
+))  # fmt: skip
+
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+# $schema -> `$ref` makes all that stands beside it void, and prefixItems is none of its keywords.
+DRAFTS = {
+    "http://json-schema.org/draft-06/schema": True, "http://json-schema.org/draft-07/schema": True,
+    "https://json-schema.org/draft/2019-09/schema": False, "https://json-schema.org/draft/2020-12/schema": False,
+}  # fmt: skip
+MAX_EXACT = 2**53  # numbers are compared as floats, which hold whole numbers exactly up to here
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def count_of(value: object) -> int | None:
+    """Returns a number of characters, items or properties, which may be written as 2.0; None for any other value."""
+    if not is_number(value):
+        return None
+    assert isinstance(value, int | float), value
+    return int(value) if 0 <= value <= MAX_EXACT and value == int(value) else None
+
+
+def inexact_number(value: object) -> int | float | None:
+    """Returns a number within the value that is too large to be compared exactly; None if there is none."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((found for entry in value if (found := inexact_number(entry)) is not None), None)
+    if isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= MAX_EXACT:
+        return value
+    return None
