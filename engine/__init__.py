@@ -4,6 +4,7 @@ from headway.engine.grammar.compile import (
     compile_matcher,
     json_schema_source,
     lark_source,
+    make_grammar_check,
     make_tokenizer,
     regex_source,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "is_regular_file",
     "json_schema_source",
     "lark_source",
+    "make_grammar_check",
     "make_tokenizer",
     "read_json_object",
     "read_model_spec",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from headway.server.history import Buckets
+from headway.server.protocol.structured import KINDS, Kind
 
 LATENCY_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
@@ -18,6 +19,8 @@ LENGTH_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000,
     500_000, 1_000_000,
 )  # fmt: skip
+COMPILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+OUTCOMES = ("compiled", "cached", "refused")
 CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
 
@@ -84,6 +87,27 @@ class RequestMetrics:
         self.choices = self._histogram(
             "headway_request_choices", "Choices of a prompt, once all have ended.", CHOICES_BUCKETS
         )
+
+        self.grammar_compile_time = self._histogram(
+            "headway_grammar_compile_seconds",
+            "Checking and compiling a grammar that a request asked for, refused ones included.",
+            COMPILE_BUCKETS,
+        )
+        self.grammars = Counter(
+            "headway_grammars",
+            "Grammars that requests asked for, by kind and outcome.",
+            ["kind", "outcome"],
+            registry=registry,
+        )
+        for kind in KINDS:
+            for outcome in OUTCOMES:
+                self.grammars.labels(kind, outcome)
+
+    def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None:
+        """outcome: one of OUTCOMES. seconds: that compiling took; None where it was cached."""
+        self.grammars.labels(kind, outcome).inc()
+        if seconds is not None:
+            self.grammar_compile_time.observe(seconds)
 
     def observe_choice(self, choice: FinishedChoice) -> None:
         """A clock of each process: a prefill that seems to have ended before it began took no time."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headway.engine import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, EngineInfo, SamplingParams
+from headway.engine import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, EngineInfo, Grammar, SamplingParams
 from headway.server.choice import ChoiceRequest
 from headway.server.errors import ApiError
 from headway.server.generation import choice_seed
@@ -32,6 +32,7 @@ class RequestOptions:
     num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
     bad_words: their ids, from encode_bad_words. end_token_ids: that end the text in addition to the model's own.
+    grammar: from grammar_of; the same for all choices.
     """
 
     num_candidates: int = 1
@@ -42,6 +43,7 @@ class RequestOptions:
     scores_prompt: bool = False
     owner: str = ""
     bad_words: Sequence[list[int]] = ()
+    grammar: Grammar | None = None
     end_token_ids: tuple[int, ...] = ()
 
 
@@ -86,6 +88,7 @@ def choice_requests(
             shows_output=wanted.max_tokens != 0,
             prompt_index=index,
             num_candidates=num_candidates,
+            grammar=wanted.grammar,
         )
         for index, token_ids in enumerate(prompts)
         for seed in _seeds(fields.seed, num_candidates)

@@ -13,6 +13,7 @@ from headway.engine import EngineDeadError, EngineInfo
 from headway.server.chat_template import ChatRenderer
 from headway.server.config import ServiceLimits
 from headway.server.engine_client import EngineClient
+from headway.server.grammars import Grammars, no_grammars
 from headway.server.in_flight import InFlight
 from headway.server.keys import Keys
 from headway.server.metrics import Metrics
@@ -49,6 +50,7 @@ class Services:
     tokenizer_info: TokenizerInfo = field(default_factory=no_tokenizer_info)
     depth_limit: DepthLimit = field(default_factory=DepthLimit)
     other_names: tuple[str, ...] = ()
+    grammars: Grammars = field(default_factory=no_grammars)
     started_unix: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -66,6 +66,26 @@ def regex_source(pattern: str) -> str:
 def lark_source(grammar: str) -> str:
     """Returns the source of a Lark grammar in llguidance's dialect."""
     return str(LLMatcher.grammar_from_lark(grammar))
+
+
+def make_grammar_check(table: TokenTable, vocab_size: int) -> Callable[[str], None]:
+    """Returns a function that compiles a source as the engine will, and raises RequestError where it would fail.
+
+    It may be called from several threads.
+    """
+    tokenizer = make_tokenizer(table, vocab_size)
+
+    def check(source: str) -> None:
+        matcher = compile_matcher(tokenizer, source)
+        is_empty = not any(matcher.compute_bitmask())
+        if matcher.is_error():
+            raise RequestError(
+                f"the grammar cannot be enforced: {matcher.get_error()}", code="invalid_grammar"
+            )
+        if is_empty:
+            raise RequestError("the grammar allows no text", code="invalid_grammar")
+
+    return check
 
 
 def compile_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:

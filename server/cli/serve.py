@@ -27,6 +27,7 @@ from headway.server.cli.listening import allow_many_connections, listen, sites_o
 from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
 from headway.server.engine_process import Patience
+from headway.server.grammars import Grammars
 from headway.server.hub import model_folder, model_name
 from headway.server.in_flight import InFlight
 from headway.server.keys import Keys
@@ -50,7 +51,8 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     with closing(listen(config)) as listener:
         folder = model_folder(source)
         template_file = None if config.chat_template is None else Path(config.chat_template)
-        tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size, template_file)
+        vocab_size = read_model_spec(folder).vocab_size
+        tokenizer = load_tokenizer(folder, vocab_size, template_file)
         token_table = tokenizer.token_table()
         template = load_chat_template(folder, template_file)
         engine = EngineClient(
@@ -59,17 +61,19 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             token_table=token_table,
         )
         name, *other_names = config.served_model_name or [model_name(source)]
+        metrics = Metrics(
+            lambda: engine.stats,
+            lambda: engine.status().num_restarts,
+            read_state=lambda: engine.status().state,
+            model_name=name,
+            names=config.metrics_names,
+        )
         services = Services(
             model_name=name,
             engine=engine,
             tokenizer=tokenizer,
-            metrics=Metrics(
-                lambda: engine.stats,
-                lambda: engine.status().num_restarts,
-                read_state=lambda: engine.status().state,
-                model_name=name,
-                names=config.metrics_names,
-            ),
+            metrics=metrics,
+            grammars=Grammars(token_table, vocab_size, metrics.requests),
             chat=None if template is None else ChatRenderer(template),
             limits=ServiceLimits(
                 config.max_body_bytes, config.request_timeout, config.keep_alive, config.force_include_usage
@@ -206,6 +210,7 @@ async def _announce(server: DrainingServer, services: Services, config: ServerCo
     except HeadwayError:
         server.should_exit = True
         raise
+    await services.grammars.warm_up()
     if services.chat is not None:
         await services.chat.warm_up()
 

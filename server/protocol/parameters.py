@@ -17,6 +17,7 @@ from headway.engine import (
 )
 from headway.server.errors import ApiError
 from headway.server.protocol.checks import check_count, check_range, check_strings, require
+from headway.server.protocol.structured import StructuredFields
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -45,7 +46,7 @@ class Speculation(msgspec.Struct, forbid_unknown_fields=True):
     draft_positions: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class GenerationFields(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     n: int | None = None
     seed: int | None = None

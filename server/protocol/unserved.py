@@ -63,17 +63,16 @@ def _with(value: object, *names: str) -> dict[str, Values]:
     return dict.fromkeys(names, (value,))
 
 
-_FORM = "describe the form in the prompt and check the text that comes"
+_FORM = "use `response_format`, or `structured_outputs` with `json`, `regex`, `choice` or `grammar`"
 _OWN_TEMPLATE = "render the messages yourself and send the text to /v1/completions"
 
 SHARED = (
-    Group("OpenAI", "output in a given form", _FORM, {"response_format": ({"type": "text"}, {})}),
     Group("OpenAI", "price and speed classes", "use `priority` for the order of service", {"service_tier": ("auto", "default")}),
     Group("OpenAI", "keeping answers on the server", "keep the answer yourself", {"store": (False,)}),
-    Group("vLLM, SGLang, llama.cpp, TGI, Ollama", "output that a schema or grammar constrains", _FORM,
-          _never("structural_tag", "guided_decoding_backend", "guided_whitespace_pattern", "ebnf", "grammar_type")
-          | _with("", "guided_regex", "guided_grammar", "regex", "grammar", "format") | _with({}, "structured_outputs", "json_schema", "guided_json")
-          | {"guided_choice": ([],), "grammar_lazy": (False,), "grammar_triggers": ([],), "guided_json_object": (False,)}),
+    Group("vLLM, SGLang, llama.cpp, TGI, Ollama", "output in a given form, by another name", _FORM,
+          _never("structural_tag", "guided_whitespace_pattern", "ebnf", "grammar_type") | _with("", "regex", "grammar", "format")
+          | _with({}, "json_schema") | {"grammar_lazy": (False,), "grammar_triggers": ([],)}),
+    Group("vLLM", "which library enforces a form", "leave it out: there is one", _with("auto", "guided_decoding_backend")),
     Group("vLLM", "beam search", "ask for the likeliest of several samples with `best_of`, or sample with `n`",
           {"use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,), "beam_width": (1,)}),
     Group("vLLM, SGLang, llama.cpp", "log-probabilities of other kinds",
@@ -138,6 +137,14 @@ SHARED = (
                  "litellm_call_id", "litellm_session_id", "litellm_trace_id", "drop_params", "num_retries", "timeout", "tags", "return_full_text",
                  "num_thread", "num_gpu", "num_batch"), is_ignored=True),
 )  # fmt: skip
+# Within structured_outputs.
+STRUCTURED_OUTPUTS = table((
+    Group("vLLM", "forms that begin in the middle of a text", "use `tools`, or a Lark grammar as `grammar`", _never("structural_tag")),
+    Group("vLLM", "how a schema's text is written", "leave it out: a space, or a line break with its indent, may stand between two tokens",
+          {"disable_any_whitespace": (False,), "whitespace_pattern": ()}),
+    Group("vLLM", "how a schema is enforced", "leave it out: every keyword is enforced or refused",
+          {"disable_fallback": (False, True), "disable_additional_properties": (False,)}),
+))  # fmt: skip
 COMPLETIONS = table((
     *SHARED,
     Group("llama.cpp", "filling a gap", "use `prompt` and `suffix`",

@@ -10,10 +10,12 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.engine import Grammar
 from headway.server.access import record_of
 from headway.server.body import read_body
 from headway.server.chat_prompt import Conversation, chat_prompt
 from headway.server.choice import Delta
+from headway.server.grammars import grammar_of
 from headway.server.logprobs import chat_logprobs
 from headway.server.prompt import encode_chat
 from headway.server.protocol.chat import (
@@ -66,7 +68,8 @@ async def create_chat_completion(request: Request) -> Response:
         num_wanted=body.token_limit,
     )
     bad_words = await encode_bad_words(body, services.tokenizer)
-    writer = _writer(body, prompt, bad_words, services, request)
+    grammar = await grammar_of(body, services.grammars, info)
+    writer = _writer(body, prompt, bad_words, grammar, services, request)
     record.answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
@@ -75,7 +78,12 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def _writer(
-    body: ChatRequest, prompt: list[int], bad_words: list[list[int]], services: Services, request: Request
+    body: ChatRequest,
+    prompt: list[int],
+    bad_words: list[list[int]],
+    grammar: Grammar | None,
+    services: Services,
+    request: Request,
 ) -> ChatWriter:
     info = engine_info(services)
     wanted = RequestOptions(
@@ -85,6 +93,7 @@ def _writer(
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         owner=services.keys.owner(request.headers.get("Authorization", "")),
         bad_words=bad_words,
+        grammar=grammar,
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
     head = new_header("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from fastapi import APIRouter
@@ -16,6 +16,7 @@ from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.errors import ApiError
 from headway.server.fim import FAMILIES
+from headway.server.grammars import grammar_of
 from headway.server.logprobs import completion_logprobs, prompt_tokens
 from headway.server.prompt import EncodedPrompt, PromptOptions, encode_prompts
 from headway.server.protocol.checks import check_count
@@ -78,7 +79,10 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
     owner = services.keys.owner(request.headers.get("Authorization", ""))
-    wanted = _wanted(body, services, owner, await encode_bad_words(body, tokenizer))
+    wanted = replace(
+        _wanted(body, services, owner, await encode_bad_words(body, tokenizer)),
+        grammar=await grammar_of(body, services.grammars, info),
+    )
     requests = choice_requests(body, wanted, ids, tokenizer, info)
     head = new_header("cmpl", "text_completion", services)
     answer = new_response(head, body, requests, sum(map(len, ids)), services, request_id_of(request))

@@ -1,0 +1,165 @@
+"""Fields by which a client says what the text of an answer may be; completions and chats share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import msgspec
+
+from headway.server.errors import ApiError
+from headway.server.protocol.checks import check_strings, require
+from headway.server.protocol.unserved import STRUCTURED_OUTPUTS, Table
+
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARACTERS = 1024
+MAX_NAME_CHARACTERS = 64
+FORMAT_TYPES = ("text", "json_object", "json_schema")
+
+Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
+KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lark")
+JsonSchema = dict[str, object] | bool
+
+
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """strict: the schema is enforced whatever it says. name, description: for the model's prompt elsewhere; no text here."""
+
+    name: str | None = None
+    schema: JsonSchema | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's form. schema: that of a json_object, as llama.cpp and others have it."""
+
+    type: str = "text"
+    json_schema: JsonSchemaFormat | None = None
+    schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's form; one of its fields."""
+
+    unserved: ClassVar[Table] = STRUCTURED_OUTPUTS
+
+    json: JsonSchema | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class StructuredFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """At most one of them, in whatever form."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """What a text may be, as the client wrote it.
+
+    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object.
+    param: the field that it came in.
+    """
+
+    kind: Kind
+    value: str
+    param: str
+
+
+def text_form(fields: StructuredFields) -> TextForm | None:
+    """Returns the form that the text must have; None for any text. Raises ApiError for two forms, and for ill-formed ones."""
+    forms = list(_forms(fields))
+    if len(forms) > 1:
+        first, second = forms[0].param, forms[1].param
+        message = f"{first} and {second} both say what the text may be; send one of them"
+        raise ApiError(message, param=second, code="invalid_value")
+    return forms[0] if forms else None
+
+
+def _forms(fields: StructuredFields) -> Iterator[TextForm]:
+    if fields.response_format is not None:
+        yield from _of_response_format(fields.response_format)
+    outputs = fields.structured_outputs or StructuredOutputs()
+    for prefix, value in (("guided_", fields.guided_json), ("structured_outputs.", outputs.json)):
+        yield from _of_schema(value, f"{prefix}json")
+    for param, wants in (
+        ("guided_json_object", fields.guided_json_object),
+        ("structured_outputs.json_object", outputs.json_object),
+    ):
+        if wants:
+            yield TextForm("json_object", "", param)
+    for param, pattern in (
+        ("guided_regex", fields.guided_regex),
+        ("structured_outputs.regex", outputs.regex),
+    ):
+        if pattern:
+            yield TextForm("regex", pattern, param)
+    for param, texts in (
+        ("guided_choice", fields.guided_choice),
+        ("structured_outputs.choice", outputs.choice),
+    ):
+        if texts:
+            check_strings(param, texts, MAX_CHOICES, MAX_CHOICE_CHARACTERS)
+            yield TextForm("choice", msgspec.json.encode(texts).decode(), param)
+    for param, grammar in (
+        ("guided_grammar", fields.guided_grammar),
+        ("structured_outputs.grammar", outputs.grammar),
+    ):
+        if grammar:
+            yield TextForm("lark", grammar, param)
+
+
+def _of_response_format(wanted: ResponseFormat) -> Iterator[TextForm]:
+    where = "response_format"
+    require(
+        wanted.type in FORMAT_TYPES, f"{where}.type", repr(wanted.type), f"one of {', '.join(FORMAT_TYPES)}"
+    )
+    is_schema = wanted.type == "json_schema"
+    if not is_schema and wanted.json_schema is not None:
+        require(False, f"{where}.type", repr(wanted.type), "'json_schema' where there is a json_schema")
+    if wanted.schema is not None:
+        require(
+            wanted.type == "json_object",
+            f"{where}.schema",
+            "there",
+            "in json_schema, or with the type json_object",
+        )
+        yield from _of_schema(wanted.schema, f"{where}.schema", passes_empty=False)
+    elif wanted.type == "json_object":
+        yield TextForm("json_object", "", where)
+    elif is_schema:
+        held = wanted.json_schema
+        if held is None or held.schema is None:
+            path = f"{where}.json_schema" if held is None else f"{where}.json_schema.schema"
+            raise ApiError(
+                f"{path} is missing; it is required", param=path, code="missing_required_parameter"
+            )
+        num_characters = len(held.name or "")
+        limit = f"at most {MAX_NAME_CHARACTERS}"
+        require(
+            num_characters <= MAX_NAME_CHARACTERS,
+            f"{where}.json_schema.name",
+            f"{num_characters} characters",
+            limit,
+        )
+        yield from _of_schema(held.schema, f"{where}.json_schema.schema", passes_empty=False)
+
+
+def _of_schema(
+    value: JsonSchema | str | None, param: str, *, passes_empty: bool = True
+) -> Iterator[TextForm]:
+    """passes_empty: an empty schema is no form, as where other servers have it as their default."""
+    if value is None or (passes_empty and value in ({}, "")):
+        return
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    yield TextForm("json_schema", text, param)
