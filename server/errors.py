@@ -43,7 +43,7 @@ UNSERVED_PATHS = re.compile(
 # Every code that an error may have; a metric counts by them. A test compares them with the code.
 CODES = (
     "aborted", "admin_key_not_set", "body_too_large", "body_too_slow", "chat_not_supported",
-    "chat_template_error", "chat_template_unavailable", "context_length_exceeded", "engine_unavailable",
+    "chat_template_error", "chat_template_unavailable", "context_length_exceeded", "engine_unavailable", "grammar_unavailable",
     "headers_too_large", "host_not_allowed", "internal_error", "invalid_api_key", "invalid_content_encoding",
     "invalid_grammar", "invalid_json", "invalid_type", "invalid_value", "method_not_allowed", "missing_required_parameter",
     "model_not_found", "not_found", "origin_not_allowed", "priority_not_allowed", "queue_full",

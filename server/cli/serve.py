@@ -185,6 +185,7 @@ async def _run(
         observing.cancel()
         outcomes = await asyncio.gather(announcing, observing, return_exceptions=True)
         await services.engine.close()
+        await services.grammars.close()
         if services.chat is not None:
             await services.chat.close()
     for outcome in outcomes:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
-from headway.server.errors import ApiError
+from headway.engine import RequestError
 from headway.server.json_schema.disjoint import Document, are_disjoint
 from headway.server.json_schema.keywords import (
     ANNOTATIONS,
@@ -48,7 +48,7 @@ _TWO_WAYS = re.compile(r'["\\\x00-\x1f\x7f]')
 def enforceable(schema: object, param: str) -> Schema:
     """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has is enforced.
 
-    param: the field that the schema came in. Raises ApiError that names the keyword and its place.
+    param: the field that the schema came in. Raises RequestError that names the keyword and its place.
     """
     walk = _Walk(schema, param)
     found = walk.schema(schema, "#", 0)
@@ -68,9 +68,9 @@ class _Walk:
         self._references: list[tuple[str, str]] = []
         self._is_old = False  # a draft in which `$ref` makes void what stands beside it
 
-    def refusal(self, keyword: str, place: str, why: str) -> ApiError:
+    def refusal(self, keyword: str, place: str, why: str) -> RequestError:
         subject = f"{keyword} at {place}" if keyword else f"the schema at {place}"
-        return ApiError(
+        return RequestError(
             f"{self._param}: {subject} {why}. See {PAGE}", param=self._param, code="invalid_grammar"
         )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import msgspec
 
 from headway.server.errors import ApiError
+from headway.server.grammar_frames import TextForm
 from headway.server.protocol.checks import check_strings, require
 from headway.server.protocol.unserved import STRUCTURED_OUTPUTS, Table
 
@@ -17,8 +17,6 @@ MAX_CHOICE_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 64
 FORMAT_TYPES = ("text", "json_object", "json_schema")
 
-Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
-KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lark")
 JsonSchema = dict[str, object] | bool
 
 
@@ -61,19 +59,6 @@ class StructuredFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TextForm:
-    """What a text may be, as the client wrote it.
-
-    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object.
-    param: the field that it came in.
-    """
-
-    kind: Kind
-    value: str
-    param: str
 
 
 def text_form(fields: StructuredFields) -> TextForm | None:

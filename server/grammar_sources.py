@@ -1,0 +1,118 @@
+"""What a client says about a text, as the source of a grammar that the engine can enforce. Imports little, and no asyncio."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from headway.engine import RequestError, json_schema_source, lark_source, regex_source
+from headway.server.grammar_frames import TextForm
+from headway.server.json_schema import WRITING, enforceable, keyword_places
+
+MAX_SOURCE_CHARACTERS = {
+    "json_object": 0, "json_schema": 262_144, "regex": 8_192, "choice": 262_144, "lark": 262_144,
+}  # fmt: skip
+MAX_ERROR_CHARACTERS = 400
+MAX_SHOWN_PLACES = 3
+
+# What the library says about keywords that it enforces in some schemas only.
+_KEYWORD_OF_ERROR = {
+    "oneOf": "oneOf", "patternProperty": "patternProperties", "min/maxProperties": "minProperties", "multipleOf": "multipleOf",
+}  # fmt: skip
+# The parts of a Lark grammar that must be looked into; strings, regular expressions and comments are stepped over.
+_LARK = re.compile(
+    r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)(?=\{)'
+    r"|\b(?P<option>stop|max_tokens|temperature)\s*="
+)
+
+
+def check_size(form: TextForm) -> None:
+    """Raises RequestError for a form that is too long to be looked at."""
+    limit = MAX_SOURCE_CHARACTERS[form.kind]
+    if len(form.value) > limit:
+        message = f"{form.param} has {len(form.value)} characters of {form.kind}, the limit is {limit}"
+        raise RequestError(message, param=form.param, code="invalid_grammar")
+
+
+def checked_source(form: TextForm, check: Callable[[str], None]) -> str:
+    """Returns the source of a form that compiles. Raises RequestError that names the form's field.
+
+    check: from make_grammar_check. It may take long, or end the process, over a hostile form.
+    """
+    try:
+        source = _source(form)
+        check(source)
+    except RequestError as error:
+        raise error if error.param is not None else _refusal(form, str(error)) from error
+    except RecursionError:
+        raise _refusal(form, "it is nested too deeply") from None
+    return source
+
+
+def _source(form: TextForm) -> str:
+    if form.kind == "json_object":
+        return _schema_source({"type": "object"}, form.param)
+    if form.kind == "json_schema":
+        return _schema_source(_parsed(form.value, form.param), form.param)
+    if form.kind == "regex":
+        return regex_source(form.value)
+    if form.kind == "choice":
+        texts = msgspec.json.decode(form.value, type=list[str])
+        return lark_source("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
+    return lark_source(_checked_lark(form.value, form.param))
+
+
+def _schema_source(schema: object, param: str) -> str:
+    return json_schema_source(msgspec.json.encode(enforceable(schema, param)).decode())
+
+
+def _parsed(text: str, param: str) -> object:
+    """Returns the value of JSON text, whose order of properties is kept."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise RequestError(
+            f"{param} is no JSON schema: {error}", param=param, code="invalid_grammar"
+        ) from None
+
+
+def _checked_lark(grammar: str, param: str) -> str:
+    """Returns the grammar with its JSON schemas as they can be enforced. Raises RequestError for options that the engine lacks."""
+    parts: list[str] = []
+    at = 0
+    while (match := _LARK.search(grammar, at)) is not None:
+        parts.append(grammar[at : match.end()])
+        at = match.end()
+        if match["option"]:
+            message = f"{param} has the option {match['option']}=, which is not served; use lazy or suffix=, and the request's fields"
+            raise RequestError(message, param=param, code="invalid_grammar")
+        if match["json"]:
+            schema, at = _inline_schema(grammar, at, param)
+            parts.append(schema)
+    return "".join([*parts, grammar[at:]])
+
+
+def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
+    """Returns the JSON schema that begins there as it can be enforced, and where it ends."""
+    try:
+        schema, end = json.JSONDecoder().raw_decode(grammar, at)
+    except (ValueError, RecursionError) as error:
+        message = f"{param} has a %json that is no JSON: {error}"
+        raise RequestError(message, param=param, code="invalid_grammar") from None
+    is_enforceable = schema.get("x-guidance") == WRITING  # `enforceable` wrote it: a tool's
+    return json.dumps(schema if is_enforceable else enforceable(schema, param)), end
+
+
+def _refusal(form: TextForm, message: str) -> RequestError:
+    """The library's reason, with the places of the keyword that it is about."""
+    reason = " ".join(message.removeprefix("the grammar cannot be enforced: ").split())
+    places: list[str] = []
+    if form.kind == "json_schema":
+        keyword = next((name for part, name in _KEYWORD_OF_ERROR.items() if part in reason), None)
+        places = [] if keyword is None else keyword_places(_parsed(form.value, form.param), keyword)
+    where = f" (at {', '.join(places[:MAX_SHOWN_PLACES])})" if places else ""
+    text = f"{form.param} cannot be enforced{where}: {reason[:MAX_ERROR_CHARACTERS]}"
+    return RequestError(text, param=form.param, code="invalid_grammar")
