@@ -62,6 +62,9 @@ def _source(form: TextForm) -> str:
     if form.kind == "choice":
         texts = msgspec.json.decode(form.value, type=list[str])
         return lark_source("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
+    if form.value.lstrip().startswith("{"):  # the library takes JSON for a list of grammars
+        message = f"{form.param} is JSON, it must be a Lark grammar"
+        raise RequestError(message, param=form.param, code="invalid_grammar")
     return lark_source(_checked_lark(form.value, form.param))
 
 
@@ -109,6 +112,8 @@ def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
 def _refusal(form: TextForm, message: str) -> RequestError:
     """The library's reason, with the places of the keyword that it is about."""
     reason = " ".join(message.removeprefix("the grammar cannot be enforced: ").split())
+    if reason == "NoExtensionBias":
+        reason = "it allows no text"
     places: list[str] = []
     if form.kind == "json_schema":
         keyword = next((name for part, name in _KEYWORD_OF_ERROR.items() if part in reason), None)

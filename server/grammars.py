@@ -27,6 +27,7 @@ __all__ = ["Grammars", "TextForm", "check_company", "grammar_of", "no_grammars"]
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.grammar_worker")
 START_SECONDS = 60.0
 CHECK_SECONDS = 1.9  # on the clock; the worker's own limit is one of processor time
+LIMITS = "a second of processor time, 1 GiB of memory or 1 MiB of stack"  # of the worker
 MAX_CACHED = 512
 MAX_CACHED_CHARACTERS = 16 * 2**20
 
@@ -38,7 +39,7 @@ class GrammarObserver(Protocol):
 
 
 class Grammars:
-    """Checks forms one at a time. Mutable: owns the worker, which it starts when needed, and the sources that have passed."""
+    """Checks forms one at a time. Mutable: owns the worker, which it starts when needed, and what was found."""
 
     def __init__(
         self, table: TokenTable | None, vocab_size: int, observer: GrammarObserver | None = None
@@ -61,9 +62,9 @@ class Grammars:
             async with self._turn:
                 known = self._cache.get(form)  # of a request that was before this one
                 if known is None:
-                    return await self._check(form, self._target)
-        self._observe(form.kind, "cached")
-        return known
+                    return _source_of(form, await self._check(form, self._target))
+        self._observe(form.kind, "refused" if known.source is None else "cached")
+        return _source_of(form, known)
 
     async def warm_up(self) -> None:
         """Starts the worker before the first request needs it."""
@@ -79,16 +80,20 @@ class Grammars:
                 worker.kill()
             await worker.communicate()  # to the end of its pipes, which are closed with it
 
-    async def _check(self, form: TextForm, target: TargetVocabulary) -> str:
+    async def _check(self, form: TextForm, target: TargetVocabulary) -> Checked:
         worker = await self._ready(target)
         start = time.monotonic()
-        checked = await self._answer(worker, form)
+        try:
+            checked = await self._answer(worker, form)
+            self._cache.put(form, checked)
+        except TimeoutError:  # the machine may have been too busy: it is not remembered
+            limit = f"{CHECK_SECONDS} s"
+            checked = Checked(
+                error=f"{form.param} takes more than {limit} to check; simplify it, or try again"
+            )
         outcome = "refused" if checked.source is None else "compiled"
         self._observe(form.kind, outcome, time.monotonic() - start)
-        if checked.source is None:
-            raise RequestError(str(checked.error), param=form.param, code="invalid_grammar")
-        self._cache.put(form, checked.source)
-        return checked.source
+        return checked
 
     async def _answer(self, worker: Process, form: TextForm) -> Checked:
         """A worker that gives no answer is given up: a late one would be taken for the next form's."""
@@ -98,11 +103,8 @@ class Grammars:
                 checked = await _exchange(worker, form)
             is_answered = True
             return checked
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            limits = "a second of processor time, 1 GiB of memory and 1 MiB of stack"
-            return Checked(
-                error=f"{form.param} is too complex: checking it takes more than {limits}; simplify it"
-            )
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return Checked(error=f"{form.param} takes more than {LIMITS} to check; simplify it")
         finally:
             if not is_answered:
                 await self.close()
@@ -145,26 +147,31 @@ async def _exchange(worker: Process, content: TextForm | TargetVocabulary) -> Ch
     return msgspec.msgpack.decode(await worker.stdout.readexactly(length), type=Checked)
 
 
+def _source_of(form: TextForm, checked: Checked) -> str:
+    if checked.source is None:
+        raise RequestError(str(checked.error), param=form.param, code="invalid_grammar")
+    return checked.source
+
+
 class _Cache:
-    """Sources by form, the latest used last. Mutable: bounded in number and in characters."""
+    """What was found of forms, the latest used last. Mutable: bounded in number and in characters."""
 
     def __init__(self) -> None:
-        self._sources: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._found: OrderedDict[TextForm, Checked] = OrderedDict()
         self._num_characters = 0
 
-    def get(self, form: TextForm) -> str | None:
-        key = (form.kind, form.value)
-        if key in self._sources:
-            self._sources.move_to_end(key)
-        return self._sources.get(key)
+    def get(self, form: TextForm) -> Checked | None:
+        if form in self._found:
+            self._found.move_to_end(form)
+        return self._found.get(form)
 
-    def put(self, form: TextForm, source: str) -> None:
+    def put(self, form: TextForm, checked: Checked) -> None:
         """The form is not there."""
-        self._sources[form.kind, form.value] = source
-        self._num_characters += len(form.value) + len(source)
-        while len(self._sources) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
-            (_, value), dropped = self._sources.popitem(last=False)
-            self._num_characters -= len(value) + len(dropped)
+        self._found[form] = checked
+        self._num_characters += len(form.value) + len(checked.source or "")
+        while len(self._found) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
+            oldest, dropped = self._found.popitem(last=False)
+            self._num_characters -= len(oldest.value) + len(dropped.source or "")
 
 
 def no_grammars() -> Grammars:

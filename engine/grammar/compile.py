@@ -19,7 +19,7 @@ LIMITS = LLParserLimits(
     max_lexer_states=250_000,
     max_grammar_size=500_000,
     precompute_large_lexemes=True,
-    verbose_errors=True,
+    verbose_errors=False,
 )
 
 

@@ -17,6 +17,7 @@ from headway.server.json_schema.keywords import (
     COUNTS,
     DRAFTS,
     KNOWN,
+    MAX_DIVISOR_DIGITS,
     MAX_EXACT,
     NEUTRAL,
     NUMBERS,
@@ -29,6 +30,7 @@ from headway.server.json_schema.keywords import (
     count_of,
     inexact_number,
     is_number,
+    num_digits,
 )
 from headway.server.json_schema.patterns import PatternError, rust_pattern
 from headway.server.json_schema.string_formats import FORMATS, format_constraint
@@ -275,12 +277,18 @@ def _fault(keyword: str, value: object) -> str | None:
     if keyword in COUNTS:
         return None if count_of(value) is not None else f"a whole number from 0 to {MAX_EXACT}"
     if keyword == "multipleOf":
-        return None if is_number(value) and _is_positive(value) else "a number above 0"
+        return (
+            None
+            if _is_divisor(value)
+            else f"a number above 0 of at most {MAX_DIVISOR_DIGITS} digits, zeros at its ends not counted"
+        )
     return None if keyword not in NUMBERS or is_number(value) else "a number"
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and value > 0
+def _is_divisor(value: object) -> bool:
+    if not isinstance(value, int | float) or not is_number(value):
+        return False
+    return value > 0 and num_digits(float(value)) <= MAX_DIVISOR_DIGITS
 
 
 def _escaped(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 PAGE = "docs/api.md#structured-output"
 
@@ -46,6 +47,7 @@ DRAFTS = {
     "http://json-schema.org/draft-06/schema": True, "http://json-schema.org/draft-07/schema": True,
     "https://json-schema.org/draft/2019-09/schema": False, "https://json-schema.org/draft/2020-12/schema": False,
 }  # fmt: skip
+MAX_DIVISOR_DIGITS = 4  # a grammar has a state for each remainder
 MAX_EXACT = 2**53  # numbers are compared as floats, which hold whole numbers exactly up to here
 
 
@@ -59,6 +61,12 @@ def count_of(value: object) -> int | None:
         return None
     assert isinstance(value, int | float), value
     return int(value) if 0 <= value <= MAX_EXACT and value == int(value) else None
+
+
+def num_digits(value: float) -> int:
+    """Returns the digits of a number between its first and its last that is not 0: 1 for 0.01 and for 1000."""
+    digits = f"{Decimal(repr(value)):f}".replace(".", "").strip("-0")
+    return len(digits)
 
 
 def inexact_number(value: object) -> int | float | None:

@@ -9,9 +9,10 @@ import httpx
 import pytest
 import uvicorn
 from headway_testing import tiny_tokenizers
-from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_engine import INFO, FakeEngine
 
 from headway.server.app import create_app
+from headway.server.grammars import Grammars
 from headway.server.metrics import Metrics
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer, load_tokenizer
@@ -31,9 +32,17 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
+def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars) -> Services:
     metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services(MODEL, engine, tokenizer, metrics)
+    return Services(MODEL, engine, tokenizer, metrics, grammars=grammars)
+
+
+@pytest.fixture
+async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
+    """Its worker starts with the first form that is checked."""
+    grammars = Grammars(tokenizer.token_table(), INFO.vocab_size)
+    yield grammars
+    await grammars.close()
 
 
 @pytest.fixture
