@@ -14,14 +14,15 @@ from headway.engine import TokenTable
 
 LENGTH = struct.Struct("<I")
 
-Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
-KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lark")
+Kind = Literal["json_object", "json_schema", "regex", "choice", "lark", "tools"]
+KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lark", "tools")
 
 
 class TextForm(msgspec.Struct, frozen=True):
     """What a text may be, as the client wrote it.
 
-    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object.
+    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object. That of
+    tools is a Lark grammar of the server's own, whose schemas have passed `enforceable`.
     param: the field that it came in.
     """
 

@@ -14,6 +14,7 @@ from headway.server.json_schema import WRITING, enforceable, keyword_places
 
 MAX_SOURCE_CHARACTERS = {
     "json_object": 0, "json_schema": 262_144, "regex": 8_192, "choice": 262_144, "lark": 262_144,
+    "tools": 524_288,
 }  # fmt: skip
 MAX_ERROR_CHARACTERS = 400
 MAX_SHOWN_PLACES = 3
@@ -62,6 +63,8 @@ def _source(form: TextForm) -> str:
     if form.kind == "choice":
         texts = msgspec.json.decode(form.value, type=list[str])
         return lark_source("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
+    if form.kind == "tools":
+        return lark_source(form.value)
     if form.value.lstrip().startswith("{"):  # the library takes JSON for a list of grammars
         message = f"{form.param} is JSON, it must be a Lark grammar"
         raise RequestError(message, param=form.param, code="invalid_grammar")
@@ -111,7 +114,8 @@ def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
 
 def _refusal(form: TextForm, message: str) -> RequestError:
     """The library's reason, with the places of the keyword that it is about."""
-    reason = " ".join(message.removeprefix("the grammar cannot be enforced: ").split())
+    stripped = message.removeprefix("the grammar cannot be enforced: ").replace("<non-verbose/>", "")
+    reason = " ".join(stripped.split())
     if reason == "NoExtensionBias":
         reason = "it allows no text"
     places: list[str] = []

@@ -187,7 +187,7 @@ WRONG = [
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].type"),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "file": {}}]}], "messages[0].content[0].type"),
     ("messages", HELLO * 4097, "messages"), ("tools", [{"type": "function"}], "tools"), ("tool_choice", "required", "tool_choice"),
-    ("functions", [{}], "functions"), ("response_format", {"type": "json_schema"}, "response_format"),
+    ("functions", [{}], "functions"), ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
     ("modalities", ["text", "audio"], "modalities"), ("prediction", {"type": "content"}, "prediction"),
     ("reasoning_effort", "high", "reasoning_effort"), ("max_completion_tokens", 0, "max_completion_tokens"),
     ("max_tokens", 0, "max_tokens"), ("top_logprobs", 2, "top_logprobs"), ("logprobs", 2, "logprobs"), ("prompt", "x", "prompt"),

@@ -1,0 +1,215 @@
+"""Fields that say what a text may be: from the body to the grammar that the engine gets, or to a 400."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from headway_testing.fake_chat import RoleLines
+from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.grammars import fits
+
+from headway.server.grammars import Grammars, no_grammars
+from headway.server.metrics import Metrics
+from headway.server.services import Services
+from headway.server.tokenizer import Tokenizer
+
+HELLO = {"role": "user", "content": "hello"}
+LEAST: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "the quick", "max_tokens": 4}),
+    "chat": ("/v1/chat/completions", {"messages": [HELLO], "max_tokens": 4}),
+}
+POINT = {
+    "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"],
+    "additionalProperties": False,
+}  # fmt: skip
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "point", "schema": POINT, "strict": False, "description": "where"},
+}
+LARK = 'start: "move " DIRECTION\nDIRECTION: "up" | "down"'
+FITS = '{"x": 1, "y": -2}'
+FORMS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "json-object": ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1, null]}', '{\n  "a": 1\n}'], ["[]", "1", "{", '{  "a": 1}']),
+    "json-schema": ({"response_format": FORMAT}, [FITS, '{"x":1,"y":2}'], ['{"x": 1}', '{"x": 1, "y": 2, "z": 3}', '{"x": 1.5, "y": 2}']),
+    "any-schema": ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, ["1", "[]"], ["", "one"]),
+    "json-object-of-a-schema": ({"response_format": {"type": "json_object", "schema": POINT}}, [FITS], ['{"y": 2}']),
+    "guided-json": ({"guided_json": POINT}, [FITS], ["{}"]),
+    "guided-json-as-text": ({"guided_json": json.dumps(POINT)}, [FITS], ["{}"]),
+    "guided-json-object": ({"guided_json_object": True}, ["{}"], ["[]"]),
+    "guided-regex": ({"guided_regex": r"[a-c]{2}\d?"}, ["ab", "cc7"], ["a", "abc", "ab77"]),
+    "guided-choice": ({"guided_choice": ["yes", 'a "quoted"\n word', "né"]}, ["yes", 'a "quoted"\n word', "né"], ["no", "ye", "yess"]),
+    "guided-grammar": ({"guided_grammar": LARK}, ["move up", "move down"], ["move", "move left"]),
+    "json": ({"structured_outputs": {"json": POINT}}, [FITS], ["{}"]),
+    "json-as-text": ({"structured_outputs": {"json": json.dumps(POINT)}}, [FITS], ["{}"]),
+    "object": ({"structured_outputs": {"json_object": True}}, ["{}"], ["1"]),
+    "regex": ({"structured_outputs": {"regex": "a+", "disable_fallback": True}}, ["aa"], ["", "b"]),
+    "choice": ({"structured_outputs": {"choice": ["red", "green"]}}, ["red"], ["blue"]),
+    "grammar": ({"structured_outputs": {"grammar": f"{LARK}\n# stop= and %json {{ in a comment"}}, ["move up"], ["up"]),
+    "grammar-with-json": ({"guided_grammar": 'start: "a" %json {"enum": [1, 2]} "z"'}, ["a1z"], ["a3z"]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars) -> Services:
+    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
+    return Services("tiny", engine, tokenizer, metrics, RoleLines(), grammars=grammars)
+
+
+async def post(client: httpx.AsyncClient, endpoint: str = "completions", **fields: Any) -> httpx.Response:
+    path, least = LEAST[endpoint]
+    return await client.post(path, json={**least, **fields})
+
+
+async def refusal(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await post(client, **fields)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize("endpoint", LEAST)
+@pytest.mark.parametrize(("fields", "fitting", "others"), FORMS.values(), ids=FORMS)
+async def test_the_engine_gets_the_form_as_a_grammar(
+    client: httpx.AsyncClient, engine: FakeEngine, endpoint: str, fields: dict[str, Any], fitting: list[str], others: list[str]
+) -> None:  # fmt: skip
+    response = await post(client, endpoint, **fields)
+    assert response.status_code == 200, response.text
+    (submit,) = engine.submitted
+    assert submit.grammar is not None
+    assert submit.grammar.thinking is None
+    source = submit.grammar.source
+    assert [text for text in fitting + others if fits(source, text)] == fitting
+
+
+@pytest.mark.parametrize("endpoint", LEAST)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"response_format": {"type": "text"}}, {"response_format": {}}, {"structured_outputs": {}}, {"guided_json": {}}, {"guided_regex": ""},
+        {"guided_choice": []}, {"guided_grammar": ""}, {"guided_json_object": False}, {"structured_outputs": {"json_object": False, "regex": None}},
+        {"guided_decoding_backend": "auto"},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_values_that_ask_for_no_form_bring_no_grammar(
+    client: httpx.AsyncClient, engine: FakeEngine, endpoint: str, fields: dict[str, Any]
+) -> None:
+    assert (await post(client, endpoint, **fields)).status_code == 200
+    assert [submit.grammar for submit in engine.submitted] == [None]
+
+
+async def test_every_choice_has_the_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await post(client, prompt=["a", "b"], n=2, best_of=3, guided_choice=["x"])
+    grammars = [submit.grammar for submit in engine.submitted]
+    assert len(grammars) == 6
+    assert grammars[0] is not None
+    assert set(map(msgspec.json.encode, grammars)) == {msgspec.json.encode(grammars[0])}
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["a"]}, ["guided_regex", "guided_choice"]),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, ["response_format", "structured_outputs.regex"]),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, ["structured_outputs.regex", "structured_outputs.choice"]),
+    ],
+)  # fmt: skip
+async def test_two_forms_are_refused_by_both_names(
+    client: httpx.AsyncClient, fields: dict[str, Any], names: list[str]
+) -> None:
+    error = await refusal(client, **fields)
+    assert error["param"] == names[1]
+    assert error["message"] == f"{names[0]} and {names[1]} both say what the text may be; send one of them"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("min_tokens", 2), ("logit_bias", {"5": 1}), ("bad_words", ["x"]), ("allowed_token_ids", [5]), ("ignore_eos", True)],
+)  # fmt: skip
+async def test_what_cannot_hold_beside_a_grammar_is_refused_by_both_names(
+    client: httpx.AsyncClient, engine: FakeEngine, field: str, value: object
+) -> None:
+    error = await refusal(client, response_format=FORMAT, **{field: value})
+    assert error["param"] == field
+    assert error["message"].startswith(
+        f"{field} cannot be served together with response_format.json_schema.schema"
+    )
+    assert not engine.submitted
+
+
+async def test_other_fields_hold_beside_a_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    beside = {
+        "stop": ["}"],
+        "stop_token_ids": [7],
+        "presence_penalty": 1,
+        "repetition_penalty": 1.2,
+        "echo": True,
+        "logprobs": 1,
+    }
+    assert (
+        await post(client, response_format=FORMAT, min_tokens=0, ignore_eos=False, logit_bias={}, **beside)
+    ).status_code == 200
+    (submit,) = engine.submitted
+    assert submit.grammar is not None
+    assert submit.sampling.presence_penalty == 1
+
+
+SCHEMA = "response_format.json_schema.schema"
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "type": ({"response_format": {"type": "xml"}}, "response_format.type", "'xml', it must be one of text, json_object, json_schema"),
+    "no-schema": ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, SCHEMA, "is missing"),
+    "no-json-schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
+    "two-types": ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.type", "json_schema"),
+    "misplaced-schema": ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "json_object"),
+    "long-name": ({"response_format": {"type": "json_schema", "json_schema": {"name": "a" * 65, "schema": {}}}}, "response_format.json_schema.name", "at most 64"),
+    "unknown": ({"response_format": {"type": "text", "strict": True}}, "response_format.strict", "Unrecognized"),
+    "keyword": ({"guided_json": {"properties": {"a/b": {"type": "array", "uniqueItems": True}}}}, "guided_json", "uniqueItems at #/properties/a~1b cannot be enforced"),
+    "misspelt": ({"guided_json": {"maxLenght": 3}}, "guided_json", "'maxLenght' at # is no keyword that is known; did you mean maxLength?"),
+    "no-json": ({"guided_json": "{"}, "guided_json", "is no JSON schema"),
+    "list": ({"guided_json": "[]"}, "guided_json", "must be an object, true or false"),
+    "oneof": ({"guided_json": {"items": {"oneOf": [{"minimum": 1}, {"maximum": 5}]}}}, "guided_json", "(at #/items)"),
+    "empty": ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}, "guided_json", "minimum (3) is greater than maximum (2)"),
+    "circle": ({"guided_json": {"$ref": "#"}}, "guided_json", "it allows no text"),
+    "deep": ({"guided_json": {"const": json.loads("[" * 500 + "]" * 500)}}, "guided_json", "nested too deeply"),
+    "regex": ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+    "long-regex": ({"guided_regex": "a" * 9000}, "guided_regex", "has 9000 characters of regex, the limit is 8192"),
+    "lark": ({"guided_grammar": "start: x"}, "guided_grammar", 'unknown name: "x"'),
+    "lark-option": ({"guided_grammar": 'start: a\na[stop="x"]: /.*/'}, "guided_grammar", "has the option stop="),
+    "lark-json": ({"guided_grammar": 'start: %json {"not": {}}'}, "guided_grammar", "not at # cannot be enforced"),
+    "lark-no-json": ({"guided_grammar": "start: %json {"}, "guided_grammar", "a %json that is no JSON"),
+    "no-lark": ({"guided_grammar": ' {"grammars": [{"json_schema": {"not": {}, "x-guidance": {"lenient": true}}}]}'}, "guided_grammar", "is JSON"),
+    "empty-choice": ({"guided_choice": ["a", ""]}, "guided_choice", "an empty string"),
+    "many-choices": ({"guided_choice": ["a"] * 1025}, "guided_choice", "at most 1024"),
+    "tag": ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not served"),
+    "whitespace": ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "leave it out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "complaint"), BAD.values(), ids=BAD)
+async def test_what_cannot_be_enforced_is_refused_by_name(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, complaint: str
+) -> None:
+    error = await refusal(client, **fields)
+    assert error["param"] == param
+    assert complaint in error["message"]
+    assert "<state>" not in error["message"]
+    assert not engine.submitted
+
+
+async def test_synthetic_acceptance_has_no_grammars(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.info = msgspec.structs.replace(INFO, synthetic_acceptance=(0.5,))
+    error = await refusal(client, guided_regex="a")
+    assert "--synthetic-acceptance" in error["message"]
+
+
+class TestWithoutAnEnd:
+    @pytest.fixture
+    def grammars(self) -> Grammars:
+        return no_grammars()
+
+    async def test_a_model_without_an_end_token_has_no_grammars(self, client: httpx.AsyncClient) -> None:
+        error = await refusal(client, guided_regex="a")
+        assert (error["param"], error["code"]) == ("guided_regex", "unsupported_parameter")
