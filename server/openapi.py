@@ -63,6 +63,7 @@ UNSERVED = {
     "ChatRequest": unserved.CHAT,
     "Message": unserved.MESSAGE,
     "TokenizeRequest": unserved.TOKENIZE,
+    "StructuredOutputs": unserved.STRUCTURED_OUTPUTS,
 }
 
 

@@ -7,9 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headway.server.json_schema import WRITING
+
 ANY = "(?s:.*)"
 # As json.dumps writes it and models learn it; a model that may write more whitespace can do so without end.
-_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_WRITING = {
+    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
+    "json_allowed_escapes": WRITING["json_allowed_escapes"],
+}  # fmt: skip
 
 
 class Lark:
@@ -41,7 +46,7 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Returns an expression for the JSON that a schema allows, in one fixed use of whitespace."""
-        return "%json " + json.dumps({"x-guidance": _WHITESPACE, **schema})
+        return "%json " + json.dumps({"x-guidance": _WRITING, **schema})
 
     def text(self, closer: str, *, excluded: Sequence[str] = (), patterns: Sequence[str] = (ANY,)) -> str:
         """Returns an expression for text up to the closing delimiter, and the delimiter.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 from headway.engine import RequestError
@@ -31,6 +31,7 @@ from headway.server.json_schema.keywords import (
     inexact_number,
     is_number,
     num_digits,
+    texts_in,
 )
 from headway.server.json_schema.patterns import PatternError, rust_pattern
 from headway.server.json_schema.string_formats import FORMATS, format_constraint
@@ -42,9 +43,10 @@ MAX_SCHEMAS = 5000
 MAX_SHOWN = 64  # characters of a value that an error repeats
 
 # Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot write spaces for ever.
-WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}"}
-# Characters that JSON writes in two ways: by the second, a property would get by as one that the schema does not list.
-_TWO_WAYS = re.compile(r'["\\\x00-\x1f\x7f]')
+# No \\u escapes: by one of them a listed property would get by as one that the schema does not list.
+WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allowed_escapes": 'nrbtf\\"'}
+# Characters that JSON has no other escape for.
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 
 
 def enforceable(schema: object, param: str) -> Schema:
@@ -182,7 +184,7 @@ class _Walk:
             raise self.refusal(keyword, place, "must be an object of schemas")
         is_pattern = keyword == "patternProperties"
         if keyword == "properties":
-            self._check_names(keyword, list(value), place)
+            self._check_writable(keyword, list(value), place)
         written: Schema = {}
         for name, entry in value.items():
             inner = f"{place}/{_escaped(name)}"
@@ -193,13 +195,12 @@ class _Walk:
             )
         return written
 
-    def _check_names(self, keyword: str, names: Sequence[object], place: str) -> None:
-        for name in names:
-            if _TWO_WAYS.search(str(name)):
-                why = (
-                    f"has the name {_shown(name)} with a quote, a backslash or a control character; rename it"
-                )
-                raise self.refusal(keyword, place, why)
+    def _check_writable(self, keyword: str, value: object, place: str) -> None:
+        """Refuses texts within the value that have characters which are never written."""
+        text = next((text for text in texts_in(value) if _UNWRITABLE.search(text)), None)
+        if text is not None:
+            why = f"has {_shown(text)} with a control character that only a \\u escape writes; leave it out"
+            raise self.refusal(keyword, place, why)
 
     def _list(
         self, keyword: str, value: object, place: str, depth: int, written: Schema, extra: list[Schema]
@@ -238,8 +239,8 @@ class _Walk:
             return self._pattern(value, place)
         if keyword == "$ref":
             return self._reference(value, place)
-        if keyword == "required" and isinstance(value, list):
-            self._check_names(keyword, value, place)
+        if keyword in ("required", "enum", "const"):
+            self._check_writable(keyword, value, place)
         wanted = _fault(keyword, value)
         if wanted is not None:
             raise self.refusal(keyword, place, f"is {_shown(value)}, it must be {wanted}")

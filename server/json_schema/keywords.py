@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 
 PAGE = "docs/api.md#structured-output"
@@ -61,6 +62,18 @@ def count_of(value: object) -> int | None:
         return None
     assert isinstance(value, int | float), value
     return int(value) if 0 <= value <= MAX_EXACT and value == int(value) else None
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Yields the strings of a value of JSON, names of properties included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            yield from texts_in(entry)
 
 
 def num_digits(value: float) -> int:

@@ -22,6 +22,13 @@ _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{0*([0-9A-Fa-f]{1,6})\
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_$][A-Za-z0-9_$]*>)?")
 _SURROGATES = range(0xD800, 0xE000)
+_UNWRITABLE = frozenset(range(32)) - {
+    8,
+    9,
+    10,
+    12,
+    13,
+}  # JSON writes them by \\u escapes alone, which grammars do not have
 
 
 class PatternError(ValueError):
@@ -132,36 +139,36 @@ class _Translation:
         return code
 
     def _set(self) -> None:
+        """Of what is allowed, characters that are never written are left out: alone, the library takes them for nothing at all."""
         start = self._at
         is_negated = self._pattern.startswith("[^", start)
         self._at += 2 if is_negated else 1
+        is_anything = is_negated and self._pattern.startswith("]", self._at)
         parts: list[str] = []
         while not self._pattern.startswith("]", self._at):
             if self._at >= len(self._pattern):
                 raise PatternError(f"has a [ at place {start} without its ]")
-            parts.append(self._set_part())
-        if not parts and not is_negated:
-            raise PatternError(f"has [] at place {start}, which matches nothing")
-        self._write(f"[{'^' * is_negated}{''.join(parts)}]" if parts else _ANYTHING, 1)
+            part, is_writable = self._set_part()
+            parts += [part] if is_negated or is_writable else []
+        if not parts and not is_anything:
+            raise PatternError(f"has a set at place {start} of no character that is written")
+        self._write(_ANYTHING if is_anything else f"[{'^' * is_negated}{''.join(parts)}]", 1)
 
-    def _set_part(self) -> str:
-        """Reads a member of a set, or a range of them."""
+    def _set_part(self) -> tuple[str, bool]:
+        """Reads a member of a set, or a range of them; returns it with whether any character of it can be written."""
         first = self._member()
-        has_range = self._pattern.startswith("-", self._at) and self._pattern[
-            self._at + 1 : self._at + 2
-        ] not in ("]", "")
-        if not has_range:
-            return first if isinstance(first, str) else _code(first)
+        following = self._pattern[self._at + 1 : self._at + 2]
+        if not self._pattern.startswith("-", self._at) or following in ("]", ""):
+            return (first, True) if isinstance(first, str) else (_code(first), first not in _UNWRITABLE)
         start = self._at
         self._at += 1
         last = self._member()
         if isinstance(first, str) or isinstance(last, str):
-            raise PatternError(
-                f"has a range with a set as its end at place {start}; write \\- for the character"
-            )
+            raise PatternError(f"has a range with a set as its end at place {start}; write \\- for it")
         if first > last:
             raise PatternError(f"has a range out of order at place {start}")
-        return f"{_code(first)}-{_code(last)}"
+        is_writable = last >= 32 or not _UNWRITABLE.issuperset(range(first, last + 1))
+        return f"{_code(first)}-{_code(last)}", is_writable
 
     def _member(self) -> int | str:
         character = self._pattern[self._at]
@@ -176,6 +183,8 @@ class _Translation:
 
 
 def _literal(code: int) -> str:
+    if code in _UNWRITABLE:
+        raise PatternError(f"has the control character {code}, which is never written")
     character = chr(code)
     return character if character.isascii() and character.isalnum() else _code(code)
 

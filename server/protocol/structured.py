@@ -30,9 +30,9 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's form. schema: that of a json_object, as llama.cpp and others have it."""
+    """OpenAI's form. type: None for text. schema: that of a json_object, as llama.cpp and others have it."""
 
-    type: str = "text"
+    type: str | None = None
     json_schema: JsonSchemaFormat | None = None
     schema: JsonSchema | None = None
 
@@ -106,21 +106,16 @@ def _forms(fields: StructuredFields) -> Iterator[TextForm]:
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[TextForm]:
     where = "response_format"
-    require(
-        wanted.type in FORMAT_TYPES, f"{where}.type", repr(wanted.type), f"one of {', '.join(FORMAT_TYPES)}"
-    )
-    is_schema = wanted.type == "json_schema"
-    if not is_schema and wanted.json_schema is not None:
-        require(False, f"{where}.type", repr(wanted.type), "'json_schema' where there is a json_schema")
+    kind = "text" if wanted.type is None else wanted.type
+    require(kind in FORMAT_TYPES, f"{where}.type", repr(kind), f"one of {', '.join(FORMAT_TYPES)}")
+    is_schema = kind == "json_schema"
+    if wanted.json_schema is not None:
+        require(is_schema, f"{where}.type", repr(kind), "'json_schema' where there is a json_schema")
     if wanted.schema is not None:
-        require(
-            wanted.type == "json_object",
-            f"{where}.schema",
-            "there",
-            "in json_schema, or with the type json_object",
-        )
+        limit = "in json_schema, or with the type json_object"
+        require(kind == "json_object", f"{where}.schema", "there", limit)
         yield from _of_schema(wanted.schema, f"{where}.schema", passes_empty=False)
-    elif wanted.type == "json_object":
+    elif kind == "json_object":
         yield TextForm("json_object", "", where)
     elif is_schema:
         held = wanted.json_schema

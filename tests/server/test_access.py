@@ -187,7 +187,7 @@ async def test_a_path_cannot_write_lines_of_its_own(
 
 
 ERRORS = {
-    "unserved": ("POST", URL, {"prompt": PROMPT, "guided_json": {"a": PROMPT}}, "unsupported_parameter", "guided_json"),
+    "unserved": ("POST", URL, {"prompt": PROMPT, "json_schema": {"a": PROMPT}}, "unsupported_parameter", "json_schema"),
     "range": ("POST", URL, {"prompt": PROMPT, "temperature": 3.5}, "invalid_value", "temperature"),
     "type": ("POST", URL, {"prompt": PROMPT, "n": "secret"}, "invalid_type", "n"),
     "unknown": ("POST", URL, {"prompt": PROMPT, "max_tokenz": 1}, "unknown_parameter", "max_tokenz"),

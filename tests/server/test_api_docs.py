@@ -84,7 +84,11 @@ def _values(group: Group, name: str) -> str:
 
 @pytest.mark.parametrize(
     ("title", "tables"),
-    [("In bodies", (unserved.COMPLETIONS, unserved.CHAT)), ("In messages", (unserved.MESSAGE,))],
+    [
+        ("In bodies", (unserved.COMPLETIONS, unserved.CHAT)),
+        ("In structured_outputs", (unserved.STRUCTURED_OUTPUTS,)),
+        ("In messages", (unserved.MESSAGE,)),
+    ],
 )
 def test_the_tables_of_unserved_fields_are_those_of_the_code(
     title: str, tables: tuple[unserved.Table, ...]

@@ -12,6 +12,7 @@ WORDS = [b'{"', b'":', b'": ', b', "', b'",', b"true", b"null", b"foo", b"bar", 
 END = 256 + len(WORDS)
 TABLE = TokenTable([bytes([i]) for i in range(256)] + WORDS + [b"<|end|>"], [END], [END])
 TOKENIZER = make_tokenizer(TABLE, END + 1)
+CLOSING = frozenset(b'"}]')
 PATIENCE = 60  # tokens after which a walk looks for the end
 
 
@@ -51,7 +52,7 @@ def walk(found: LLMatcher, chance: random.Random, max_tokens: int = 200) -> str 
 
 def _preferred(allowed: list[int], chance: random.Random, *, is_late: bool) -> list[int]:
     """Mostly printable text, and what closes strings, lists and objects if it is late."""
-    closing = [i for i in allowed if i in b'"}]']
+    closing = [i for i in allowed if i in CLOSING]
     if is_late and closing and chance.random() < 0.7:
         return closing
     printable = [i for i in allowed if 32 <= i < 127 or i >= 256]

@@ -1,0 +1,85 @@
+"""Ways round a schema that the library would leave open, and what is refused so that there are none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from headway_testing.grammars import fits
+
+from headway.engine import RequestError, json_schema_source
+from headway.server.json_schema import enforceable
+
+
+def source(schema: object) -> str:
+    return json_schema_source(json.dumps(enforceable(schema, "guided_json")))
+
+
+NUMBER = {"type": "integer"}
+WAYS_ROUND: dict[str, tuple[Any, list[str], list[str]]] = {
+    "listed-name": ({"properties": {"foo": NUMBER}}, ['{"foo":1}', '{"fo":""}'], [r'{"\u0066oo":"x"}', r'{"f\u006Fo":"x"}', '{"foo":"x"}']),
+    "required-name": ({"required": ["foo"], "properties": {}}, ['{"foo":1}'], [r'{"foo":1,"\u0066oo":2}', '{"foo":1,"foo":2}']),
+    "matched-name": ({"patternProperties": {"^f.*o$": NUMBER}}, ['{"fo":1}'], [r'{"f\u00ffo":"x"}', r'{"\u0066o":"x"}', '{"fo":"x"}']),
+    "quoted-name": ({"properties": {'a"\\b\n': NUMBER}}, [r'{"a\"\\b\n":1}'], [r'{"a\u0022\\b\n":"x"}', r'{"a\"\\b\u000a":"x"}', r'{"a\"\\b\n":"x"}']),
+    "names-that-come-twice": ({"type": "object", "minProperties": 1}, ['{"a":1}', '{"a":1,"a":2}'], ["{}"]),
+    "endless-space": ({"type": "array"}, ["[1, 2]", "[\n    1,\n    2\n]"], ["[  1]", "[\n\n1]", " [1]", "[1] "]),
+    "anything": (True, ["1", "null", '{"a":[]}'], ["", "a"]),
+    "no-more-than-it-says": ({"title": "a", "default": 5, "x-mine": {"not": {}}, "maxLength": 2.0, "uniqueItems": False}, ['"ab"', "[1,1]"], ['"abc"']),
+    "hidden-in-a-definition": ({"$defs": {"a/b": {"maximum": 5}}, "$ref": "#/$defs/a~1b"}, ["5"], ["6"]),
+    "one-of-by-a-name": ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {name: {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]} for name in "ab"}}, ['{"kind":"a"}', '{"kind":"b"}'], ['{"kind":"c"}', "{}"]),
+    "one-of-beside-any-of": ({"anyOf": [{"minimum": 3}, {"type": "string"}], "oneOf": [{"type": "number"}, {"type": "null"}]}, ["4", "null"], ["2", '"a"']),
+    "date": ({"format": "date"}, ['"2024-02-29"', "1"], ['"2023-02-29"', '"1900-02-29"', '"2024-13-01"']),
+    "email": ({"format": "email"}, ['"a.b@example.com"'], [f'"{"a" * 65}@b.de"', f'"a@{"b" * 64}.de"', '"a"']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "fitting", "others"), WAYS_ROUND.values(), ids=WAYS_ROUND)
+def test_there_is_no_way_round_a_schema(schema: Any, fitting: list[str], others: list[str]) -> None:
+    found = source(schema)
+    assert [text for text in fitting + others if fits(found, text)] == fitting
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "false": (False, "the schema at # is false"),
+    "no-schema": ([], "the schema at # must be an object, true or false"),
+    "options": ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance at #"),
+    "nested-options": ({"items": {"x-guidance": {}}}, "x-guidance at #/items"),
+    "unknown": ({"items": [{"requird": ["a"]}]}, "'requird' at #/items/0 is no keyword that is known; did you mean required?"),
+    "own-name": ({"vendor_zzz": 1}, "a name of your own must begin with x-"),
+    "draft-4": ({"$schema": "http://json-schema.org/draft-04/schema#"}, "$schema at #"),
+    "boolean-bound": ({"minimum": 3, "exclusiveMinimum": True}, "exclusiveMinimum at # is True, it must be a number"),
+    "inexact": ({"const": 2**53 + 1}, "const at # has 9007199254740993; numbers are enforced exactly up to"),
+    "inexact-member": ({"enum": [1, {"a": [1e300]}]}, "enum at # has 1e+300"),
+    "divisor": ({"multipleOf": 12345}, "at most 4 digits"),
+    "negative-divisor": ({"multipleOf": -1}, "a number above 0"),
+    "count": ({"maxLength": 1.5}, "maxLength at # is 1.5, it must be a whole number"),
+    "types": ({"type": ["string", "text"]}, "type at #"),
+    "no-values": ({"enum": []}, "enum at #"),
+    "names": ({"required": "a"}, "required at #"),
+    "no-members": ({"allOf": []}, "allOf at #/allOf must be a list of one schema or more"),
+    "format": ({"format": "iri"}, "format at # is 'iri', it must be one of date,"),
+    "pattern": ({"properties": {"a": {"pattern": "(?=a)"}}}, "the pattern at #/properties/a has look-around"),
+    "name-pattern": ({"patternProperties": {"(?i)a": {}}}, "has flags"),
+    "reference-outside": ({"$ref": "https://example.com/a"}, "$ref at # is 'https://example.com/a', it must be a path within this schema"),
+    "reference-to-nothing": ({"$ref": "#/$defs/a"}, "$ref at # is '#/$defs/a', where this schema has no schema"),
+    "reference-to-a-value": ({"const": {"not": {}}, "$ref": "#/const"}, "where this schema has no schema"),
+    "inner-id": ({"$defs": {"a": {"$id": "b"}}}, "$id at #/$defs/a"),
+    "void": ({"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"$ref": "#", "maximum": 3}}}, "maximum at #/properties/a stands beside $ref"),
+    "other-draft": ({"$schema": "http://json-schema.org/draft-07/schema", "prefixItems": [{}]}, "prefixItems at #"),
+    "idle": ({"additionalItems": False}, "additionalItems at # does nothing"),
+    "repeated-names": ({"type": "object", "minProperties": 2}, "minProperties at # is 2, it can be enforced up to 1"),
+    "control-character": ({"enum": ["a\x01"]}, "enum at # has 'a\\x01'"),
+    "control-character-in-a-name": ({"properties": {"a\x7f\x00": {}}}, "properties at #/properties has"),
+    "deep": (json.loads('{"items":' * 80 + "{}" + "}" * 80), "is nested 65 deep, the limit is 64"),
+    "many": ({"anyOf": [{}] * 6000}, "more than 5000 schemas"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_a_schema_is_refused_by_keyword_and_place(schema: Any, complaint: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        enforceable(schema, "guided_json")
+    assert complaint in str(caught.value)
+    assert str(caught.value).startswith("guided_json: ")
+    assert (caught.value.param, caught.value.code) == ("guided_json", "invalid_grammar")
