@@ -50,7 +50,7 @@ from headway.engine.protocol.messages import (
     ToEngine,
     TokenEvent,
 )
-from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 from headway.engine.protocol.stats import STAGES, STEP_TOKEN_BOUNDS, EngineStats
 from headway.engine.scheduling.limits import (
     MAX_BAD_WORD_TOKENS,
@@ -108,6 +108,7 @@ __all__ = [
     "StatsSnapshot",
     "Submit",
     "Thinking",
+    "ThinkingBudget",
     "ToEngine",
     "TokenEvent",
     "TokenLogprobs",

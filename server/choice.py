@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headway.engine import FinishReason, Grammar, SamplingParams, TokenEvent, TokenLogprobs
+from headway.server.choice_output import ChoiceOutput, OutputOptions, Part, ReasoningCounter, joined
 from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
 
-Added = tuple[int, int, int]  # tokens, accepted drafts, rejected drafts
-NOTHING: Added = (0, 0, 0)
+Added = tuple[int, int, int, int]  # tokens, accepted drafts, rejected drafts, tokens of reasoning
+NOTHING: Added = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ChoiceRequest:
     prompt_index: which of the request's prompts it is of.
     shows_output: False for a request that only wants its prompt scored; it generates one token unseen.
     num_candidates: how many choices its prompt gets.
-    grammar: what its text may be; None for any text.
+    grammar: what its text may be; None for any text. output: how it is split into parts; None for text alone.
     """
 
     prompt_token_ids: list[int]
@@ -47,6 +48,7 @@ class ChoiceRequest:
     prompt_index: int = 0
     num_candidates: int = 1
     grammar: Grammar | None = None
+    output: OutputOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,9 @@ class Delta(msgspec.Struct, frozen=True):
     """A piece of a choice's text. The last one of a choice carries its finish_reason.
 
     stop_reason: the stop string or the id of the stop token that ended the text; None for the model's own end.
-    num_tokens, num_accepted, num_rejected: what it adds to the counts of its choice. A piece that has nothing
-    to show yet carries its counts alone.
+    num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice. A piece that has
+    nothing to show yet carries its counts alone. parts: what is shown instead of the text, where it is split into parts; a
+    part may come later than its text.
     """
 
     index: int
@@ -80,11 +83,14 @@ class Delta(msgspec.Struct, frozen=True):
     num_tokens: int = 0
     num_accepted: int = 0
     num_rejected: int = 0
+    num_reasoning: int = 0
     stop_reason: str | int | None = None
+    parts: tuple[Part, ...] | None = None
 
     @property
     def is_shown(self) -> bool:
-        return bool(self.text or self.finish_reason or self.tokens)
+        shown = self.text if self.parts is None else self.parts
+        return bool(shown or self.finish_reason or self.tokens)
 
     def followed_by(self, other: Delta) -> Delta:
         """Both as one; they are of one choice."""
@@ -96,7 +102,9 @@ class Delta(msgspec.Struct, frozen=True):
             self.num_tokens + other.num_tokens,
             self.num_accepted + other.num_accepted,
             self.num_rejected + other.num_rejected,
+            self.num_reasoning + other.num_reasoning,
             other.stop_reason,
+            None if self.parts is None else joined((*self.parts, *(other.parts or ()))),
         )
 
 
@@ -121,6 +129,9 @@ class Choice:
             shows_stop=request.shows_stop,
             min_tokens=request.sampling.min_tokens,
         )
+        self._output = None if request.output is None else ChoiceOutput(request.output)
+        self._parts: list[Part] = []
+        self._reasoning = ReasoningCounter(None if request.output is None else request.output.thinking)
         self._hidden: list[TokenInfo] = []
         self._num_shown = 0  # characters
         self.prompt_logprobs: TokenLogprobs | None = None
@@ -129,6 +140,7 @@ class Choice:
         self.num_cached: int | None = None  # prompt tokens; None until its first event
         self.num_tokens = 0
         self.num_rejected = 0
+        self.num_reasoning = 0
         self.drafted_per_position: list[int] = []
         self.accepted_per_position: list[int] = []
         self.first_token_seconds: float | None = None
@@ -150,7 +162,7 @@ class Choice:
             return self._delta("", _Ending(_reason_unseen(event)), NOTHING)
         hides_last = event.finish_reason is FinishReason.STOP and not self._request.shows_stop
         decoded = self._push(event.token_ids[:-1] if hides_last else event.token_ids, event)
-        if decoded.stop is not None:
+        if decoded.stop is not None or self._is_complete:
             return self._delta(
                 decoded.text, _Ending("stop", decoded.stop), self._count(event, decoded.num_tokens)
             )
@@ -158,6 +170,7 @@ class Choice:
         if event.finish_reason is None:
             return self._delta(decoded.text, _Ending(), added)
         rest = self._detokenizer.flush()
+        self._read(rest.text)
         if hides_last and self._request.wants_tokens:
             self._hidden.append(
                 _token_info(event, len(event.token_ids) - 1, self._detokenizer.num_characters)
@@ -165,18 +178,38 @@ class Choice:
         ending = _Ending("stop", rest.stop) if rest.stop is not None else self._ending(event)
         return self._delta(decoded.text + rest.text, ending, added)
 
+    @property
+    def _is_complete(self) -> bool:
+        """The parts of its text are all that it may have."""
+        return self._output is not None and self._output.is_complete
+
     def _push(self, token_ids: list[int], event: TokenEvent) -> Decoded:
-        if not self._request.wants_tokens:
-            return self._detokenizer.push(token_ids)
+        """Ends with the token that completes a stop string, or the last part of the text."""
+        one_by_one = self._request.wants_tokens or (self._output is not None and self._output.may_complete)
+        if not one_by_one:
+            decoded = self._detokenizer.push(token_ids)
+            self._read(decoded.text)
+            return decoded
         text: list[str] = []
         for i, token_id in enumerate(token_ids):
             before = self._detokenizer.num_characters
             decoded = self._detokenizer.push([token_id])
-            self._hidden.append(_token_info(event, i, self._detokenizer.start_of(token_id, before)))
+            if self._request.wants_tokens:
+                self._hidden.append(_token_info(event, i, self._detokenizer.start_of(token_id, before)))
             text.append(decoded.text)
-            if decoded.stop is not None:
+            self._read(decoded.text)
+            if decoded.stop is not None or self._is_complete:
                 return Decoded("".join(text), i + 1, decoded.stop)
         return Decoded("".join(text), len(token_ids))
+
+    @property
+    def num_calls(self) -> tuple[int, int]:
+        """(calls of tools in its text, beginnings of calls that are none)."""
+        return (self._output.num_calls, self._output.num_malformed) if self._output is not None else (0, 0)
+
+    def _read(self, text: str) -> None:
+        if self._output is not None:
+            self._parts += self._output.feed(text)
 
     def _ending(self, event: TokenEvent) -> _Ending:
         """Returns how the engine ended the output."""
@@ -189,10 +222,22 @@ class Choice:
 
     def _delta(self, text: str, ending: _Ending, added: Added) -> Delta:
         self.is_open = ending.finish_reason is None
+        parts = None if self._output is None else self._released_parts(self._output)
         self.finish_reason = ending.finish_reason
+        if self.finish_reason == "stop" and self._output is not None and self._output.num_calls:
+            self.finish_reason = "tool_calls"
         self._num_shown += len(text)
         tokens = self._release() if self._hidden else ()
-        return Delta(self.index, text, ending.finish_reason, tokens, *added, stop_reason=ending.stop_reason)
+        return Delta(
+            self.index, text, self.finish_reason, tokens, *added, stop_reason=ending.stop_reason, parts=parts
+        )
+
+    def _released_parts(self, output: ChoiceOutput) -> tuple[Part, ...]:
+        """Takes the parts out that are certain; at the end all of them."""
+        if not self.is_open:
+            self._parts += output.finish()
+        parts, self._parts = joined(self._parts), []
+        return parts
 
     def _release(self) -> tuple[TokenInfo, ...]:
         """Takes the tokens out whose text begins before the end of what is shown; at the end all of them."""
@@ -204,14 +249,16 @@ class Choice:
     def _count(self, event: TokenEvent, num_tokens: int) -> Added:
         num_accepted = max(0, min(event.num_accepted, num_tokens - event.draft_start))
         num_rejected = event.num_drafted - event.num_accepted
+        num_reasoning = self._reasoning.count(event.token_ids[:num_tokens])
         self.num_tokens += num_tokens
         self.num_rejected += num_rejected
+        self.num_reasoning += num_reasoning
         _count_up(self.drafted_per_position, event.num_drafted)
         _count_up(self.accepted_per_position, num_accepted)
         self.last_token_seconds = time.monotonic()
         if self.first_token_seconds is None and num_tokens:
             self.first_token_seconds = self.last_token_seconds
-        return num_tokens, num_accepted, num_rejected
+        return num_tokens, num_accepted, num_rejected, num_reasoning
 
 
 def _reason_unseen(event: TokenEvent) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -39,25 +39,32 @@ def _is_mistaken(content: str) -> bool:
 class Vocabulary:
     """The tables that all detokenizers of one model share. Mutable: fills its table of token bytes on first use.
 
-    shows_special: special tokens are text like any other, else they are silent.
+    shows_special: special tokens are text like any other, else they are silent but for those of which the content is
+    among `shown`.
     """
 
-    def __init__(self, tokenizer: HFTokenizer, *, shows_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: HFTokenizer, *, shows_special: bool = False, shown: Collection[str] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         added = tokenizer.get_added_tokens_decoder()
         self._contents = {i: token.content.encode() for i, token in added.items() if token.special}
+        hidden = () if shows_special else self._contents.items()
+        self._silent = {i: content for i, content in hidden if content.decode() not in shown}
         self._added = {i: token.content.encode() for i, token in added.items()}
         # Added tokens that the library's decoder takes for stand-ins of bytes.
         self._mistaken = {i for i, content in self._added.items() if _is_mistaken(content.decode())}
-        self._shows_special = shows_special
         self._anchor = [] if self.is_byte_level else tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._bytes: dict[int, bytes] = {}
 
     def decode(self, token_ids: Sequence[int]) -> str:
         if self.is_byte_level and not self._mistaken.isdisjoint(token_ids):
             return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=not self._shows_special)
+        if len(self._silent) == len(self._contents):
+            return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        shown = [token_id for token_id in token_ids if token_id not in self._silent]
+        return self.tokenizer.decode(shown, skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns a token's bytes, possibly part of a character; empty if the token is silent."""
@@ -68,7 +75,7 @@ class Vocabulary:
 
     def _look_up(self, token_id: int) -> bytes:
         token = self.tokenizer.id_to_token(token_id)
-        if token is None or (token_id in self._contents and not self._shows_special):
+        if token is None or token_id in self._silent:
             return b""
         if token_id in self._contents or (self.is_byte_level and token_id in self._added):
             return self._added[token_id]  # added tokens are written as they are, not in stand-ins for bytes
@@ -83,13 +90,11 @@ class Vocabulary:
 
     def silent_text(self, token_id: int) -> str:
         """Returns the text that a silent special token would show; empty for any other token."""
-        return "" if self._shows_special else self._contents.get(token_id, b"").decode()
+        return self._silent.get(token_id, b"").decode()
 
     def has_silent_text(self, text: str) -> bool:
         """A special token that is not shown is spelled out in the text."""
-        return not self._shows_special and any(
-            content and content.decode() in text for content in self._contents.values()
-        )
+        return any(content and content.decode() in text for content in self._silent.values())
 
     def stands_for_a_byte(self, token_id: int) -> bool:
         """Byte-fallback tokens `<0x00>` .. `<0xFF>`: what a run of them means is known at its end only."""
@@ -98,8 +103,7 @@ class Vocabulary:
         )
 
     def is_silent(self, token_id: int) -> bool:
-        is_hidden = token_id in self._contents and not self._shows_special
-        return is_hidden or self.tokenizer.id_to_token(token_id) is None
+        return token_id in self._silent or self.tokenizer.id_to_token(token_id) is None
 
 
 class Decoder(Protocol):

@@ -40,6 +40,7 @@ class Counts:
     num_completion_tokens: int
     num_accepted: int
     num_rejected: int
+    num_reasoning: int
     drafted_per_position: list[int]
     accepted_per_position: list[int]
 
@@ -167,6 +168,7 @@ class Generation:
             num_completion_tokens=sum(choice.num_tokens for choice in self._choices),
             num_accepted=sum(sum(choice.accepted_per_position) for choice in self._choices),
             num_rejected=sum(choice.num_rejected for choice in self._choices),
+            num_reasoning=sum(choice.num_reasoning for choice in self._choices),
             drafted_per_position=_sums(choice.drafted_per_position for choice in self._choices),
             accepted_per_position=_sums(choice.accepted_per_position for choice in self._choices),
         )
@@ -214,6 +216,7 @@ class Generation:
     def _finish(self, choice: Choice) -> None:
         if self._metrics is None or choice.first_token_seconds is None:
             return
+        self._metrics.requests.count_tool_calls(*choice.num_calls)
         request = self._requests[choice.index]
         self._metrics.requests.observe_choice(
             FinishedChoice(

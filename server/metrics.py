@@ -58,10 +58,11 @@ class Metrics:
         read_state: Callable[[], State] = lambda: "serving",
         model_name: str = "",
         names: MetricsNames = "headway",
+        tool_format: str = "plain",
     ) -> None:
-        """names: whose names the families have; with both each is there twice."""
+        """names: whose names the families have; with both each is there twice. tool_format: see RequestMetrics."""
         self._registry = CollectorRegistry()
-        self.requests = RequestMetrics(self._registry)
+        self.requests = RequestMetrics(self._registry, tool_format)
         self._responses = Counter(
             "headway_http_responses",
             "HTTP answers by endpoint (completions, chat, other) and status; 499: the client left before it began.",

@@ -22,6 +22,7 @@ LENGTH_BUCKETS = (
 COMPILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 OUTCOMES = ("compiled", "cached", "refused")
 CHOICES_BUCKETS = (1, 2, 5, 10, 20)
+PARSED, MALFORMED = "parsed", "malformed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class FinishedChoice:
 class RequestMetrics:
     """Mutable: generations are its only writers. Every histogram has one sample a choice, if not said otherwise."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tool_format: str) -> None:
+        """tool_format: the name of the form in which the model calls tools."""
         self._registry = registry
         self.time_to_first_token = self._histogram(
             "headway_time_to_first_token_seconds", "From the request's arrival to its first token."
@@ -87,7 +89,16 @@ class RequestMetrics:
         self.choices = self._histogram(
             "headway_request_choices", "Choices of a prompt, once all have ended.", CHOICES_BUCKETS
         )
-
+        tool_calls = Counter(
+            "headway_tool_calls",
+            "Calls of tools in answers to requests with tools, by the form of the model's output and by outcome: parsed; or "
+            "malformed, which is told as content.",
+            ["format", "outcome"],
+            registry=registry,
+        )
+        self._tool_calls = {
+            outcome: tool_calls.labels(tool_format, outcome) for outcome in (PARSED, MALFORMED)
+        }
         self.grammar_compile_time = self._histogram(
             "headway_grammar_compile_seconds",
             "Checking and compiling a grammar that a request asked for, refused ones included.",
@@ -102,6 +113,10 @@ class RequestMetrics:
         for kind in KINDS:
             for outcome in OUTCOMES:
                 self.grammars.labels(kind, outcome)
+
+    def count_tool_calls(self, num_parsed: int, num_malformed: int) -> None:
+        self._tool_calls[PARSED].inc(num_parsed)
+        self._tool_calls[MALFORMED].inc(num_malformed)
 
     def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None:
         """outcome: one of OUTCOMES. seconds: that compiling took; None where it was cached."""

@@ -13,6 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway.server.choice import ChoiceRequest, Delta
+from headway.server.choice_output import OutputOptions, joined
+from headway.server.detokenizer import Vocabulary
 from headway.server.errors import NO_RETRY, ApiError
 from headway.server.generation import Generation
 from headway.server.protocol.parameters import GenerationFields
@@ -25,6 +27,7 @@ from headway.server.protocol.usage import (
 )
 from headway.server.services import Services, engine_info, system_fingerprint
 from headway.server.sse import DONE, EventStreamResponse, escape_line_ends
+from headway.server.tokenizer import Tokenizer
 
 # A delta and whether it is its choice's first -> the entries of `choices`, one chunk each.
 ChunkChoices = Callable[[Delta, bool], Sequence[msgspec.Struct]]
@@ -42,7 +45,8 @@ class ChunkHeader(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class GenerationResponse:
-    """request_id: of the HTTP request. depth: drafts a round that a request may get at most."""
+    """request_id: of the HTTP request. depth: drafts a round that a request may get at most. output: how the choices' texts
+    are split into parts; None for text alone."""
 
     head: ChunkHeader
     fields: GenerationFields
@@ -51,6 +55,7 @@ class GenerationResponse:
     services: Services
     request_id: str
     depth: int
+    output: OutputOptions | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -82,14 +87,20 @@ class GenerationResponse:
     def usage(self) -> Usage:
         """Returns the usage of all tokens generated so far."""
         counts = self.generation.counts()
-        return self.usage_of(counts.num_completion_tokens, counts.num_accepted, counts.num_rejected)
+        return self.usage_of(
+            counts.num_completion_tokens, counts.num_accepted, counts.num_rejected, counts.num_reasoning
+        )
 
-    def usage_of(self, num_tokens: int, num_accepted: int, num_rejected: int) -> Usage:
+    def usage_of(self, num_tokens: int, num_accepted: int, num_rejected: int, num_reasoning: int) -> Usage:
         return Usage(
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=num_tokens,
             total_tokens=self.num_prompt_tokens + num_tokens,
-            completion_tokens_details=CompletionTokensDetails(num_accepted, num_rejected),
+            completion_tokens_details=CompletionTokensDetails(
+                num_accepted,
+                num_rejected,
+                num_reasoning if self.output is not None and self.output.counts_reasoning else UNSET,
+            ),
             prompt_tokens_details=PromptTokensDetails(self.generation.num_cached_tokens),
         )
 
@@ -130,11 +141,20 @@ def new_response(
     request_id: str,
 ) -> GenerationResponse:
     """Returns a response whose generation has not started; `running` starts it."""
-    tokenizer = services.tokenizer
-    vocabulary = tokenizer.full_vocabulary if fields.skip_special_tokens is False else tokenizer.vocabulary
+    output = requests[0].output
+    vocabulary = _vocabulary(fields, services.tokenizer, output)
     generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics)
     depth = engine_info(services).depth
-    return GenerationResponse(head, fields, generation, num_prompt_tokens, services, request_id, depth)
+    return GenerationResponse(
+        head, fields, generation, num_prompt_tokens, services, request_id, depth, output
+    )
+
+
+def _vocabulary(fields: GenerationFields, tokenizer: Tokenizer, output: OutputOptions | None) -> Vocabulary:
+    """Returns the one that shows what is read: special tokens that delimit parts of the text are text, too."""
+    if fields.skip_special_tokens is False:
+        return tokenizer.full_vocabulary
+    return tokenizer.vocabulary if output is None else tokenizer.vocabulary_showing(output.shown_tokens)
 
 
 def new_header(prefix: str, kind: str, services: Services) -> ChunkHeader:
@@ -157,10 +177,11 @@ async def collect(answer: GenerationResponse) -> list[Delta]:
     return [_joined(parts[index]) for index in sorted(parts)]
 
 
-def _joined(parts: Sequence[Delta]) -> Delta:
-    tokens = tuple(token for part in parts for token in part.tokens)
-    text, last = "".join(part.text for part in parts), parts[-1]
-    return Delta(last.index, text, last.finish_reason, tokens, stop_reason=last.stop_reason)
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    text, last = "".join(delta.text for delta in deltas), deltas[-1]
+    parts = None if last.parts is None else joined(part for delta in deltas for part in delta.parts or ())
+    return Delta(last.index, text, last.finish_reason, tokens, stop_reason=last.stop_reason, parts=parts)
 
 
 async def _events(answer: GenerationResponse, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
@@ -169,11 +190,11 @@ async def _events(answer: GenerationResponse, choices_of: ChunkChoices) -> Async
     fields = answer.fields
     usage = b',"usage":null' if answer.includes_usage else b""
     started: set[int] = set()
-    sent = [0, 0, 0]  # tokens, accepted and rejected drafts
+    sent = [0, 0, 0, 0]  # tokens, accepted and rejected drafts, tokens of reasoning
     async with answer.running() as deltas:
         async for delta in deltas:
             if fields.has_continuous_usage:
-                added = delta.num_tokens, delta.num_accepted, delta.num_rejected
+                added = delta.num_tokens, delta.num_accepted, delta.num_rejected, delta.num_reasoning
                 sent = [total + more for total, more in zip(sent, added, strict=True)]
                 usage = b',"usage":' + _json(answer.usage_of(*sent))
             if not delta.is_shown:

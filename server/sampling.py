@@ -9,8 +9,16 @@ from typing import TypeVar
 
 import msgspec
 
-from headway.engine import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, EngineInfo, Grammar, SamplingParams
+from headway.engine import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+    EngineInfo,
+    Grammar,
+    SamplingParams,
+    ThinkingBudget,
+)
 from headway.server.choice import ChoiceRequest
+from headway.server.choice_output import OutputOptions
 from headway.server.errors import ApiError
 from headway.server.generation import choice_seed
 from headway.server.prompt import check_ids, check_length
@@ -31,8 +39,9 @@ class RequestOptions:
     default_max_tokens: None for what the context leaves.
     num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
-    bad_words: their ids, from encode_bad_words. end_token_ids: that end the text in addition to the model's own.
-    grammar: from grammar_of; the same for all choices.
+    bad_words: their ids, from encode_bad_words. grammar: from grammar_of; the same for all choices.
+    end_token_ids: that end the text in addition to the model's own. output: how the texts are split into parts; None for
+    text alone. thinking_budget: where reasoning is closed.
     """
 
     num_candidates: int = 1
@@ -45,6 +54,8 @@ class RequestOptions:
     bad_words: Sequence[list[int]] = ()
     grammar: Grammar | None = None
     end_token_ids: tuple[int, ...] = ()
+    output: OutputOptions | None = None
+    thinking_budget: ThinkingBudget | None = None
 
 
 def choice_requests(
@@ -89,6 +100,7 @@ def choice_requests(
             prompt_index=index,
             num_candidates=num_candidates,
             grammar=wanted.grammar,
+            output=wanted.output,
         )
         for index, token_ids in enumerate(prompts)
         for seed in _seeds(fields.seed, num_candidates)
@@ -141,6 +153,7 @@ def _sampling(fields: GenerationFields, wanted: RequestOptions, tokenizer: Token
         allowed_token_ids=fields.allowed_token_ids,
         bad_words_token_ids=list(wanted.bad_words),
         min_tokens=fields.min_tokens or 0,
+        thinking_budget=wanted.thinking_budget,
         temperature=_or(fields.temperature, default.temperature),
         top_k=max(0, _or(fields.top_k, default.top_k)),
         top_p=_or(fields.top_p, default.top_p),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class Tokenizer:
     default_sampling: SamplingParams
     fim: Fim | None = None
     pool: EncodingPool = field(default_factory=EncodingPool)
+    showing: dict[frozenset[str], Vocabulary] = field(default_factory=dict)  # filled by vocabulary_showing
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt. Blocks for about a second per megabyte, without holding the interpreter lock."""
@@ -169,6 +170,23 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         return self.vocabulary.decode(token_ids)
+
+    def vocabulary_showing(self, contents: Iterable[str]) -> Vocabulary:
+        """Returns the vocabulary in which the special tokens with these contents are text; one for all requests."""
+        key = frozenset(contents)
+        if key not in self.showing:
+            self.showing[key] = Vocabulary(self.vocabulary.tokenizer, shown=key)
+        return self.showing[key]
+
+    def token_id(self, content: str) -> int | None:
+        """Returns the id of the token with this content; None if there is none."""
+        return self.vocabulary.tokenizer.token_to_id(content)
+
+    def special_ids(self) -> dict[str, int]:
+        """Returns the ids of special tokens, which no text of a grammar matches, by their contents."""
+        added = self.vocabulary.tokenizer.get_added_tokens_decoder()
+        ends = set(self.stop_token_ids)
+        return {token.content: i for i, token in added.items() if token.special or i in ends}
 
     def token_table(self) -> TokenTable | None:
         """Returns the vocabulary as grammars see it; some 0.7 s for 152,064 tokens. None where no token ends a text.

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class CompletionTokensDetails(msgspec.Struct):
+    """reasoning_tokens: those between the delimiters of the reasoning; only of models that reason, and have tokens for the
+    delimiters."""
+
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET
 
 
 class PromptTokensDetails(msgspec.Struct):

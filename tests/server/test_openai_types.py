@@ -60,7 +60,7 @@ LEFT_OUT = {
     "ChatCompletionChunk": {"service_tier", "moderation", "obfuscation"},
     "ChatCompletionMessage": {"annotations", "audio", "function_call", "tool_calls"},
     "ChoiceDelta": {"audio", "function_call", "refusal", "tool_calls"},
-    "CompletionTokensDetails": {"audio_tokens", "reasoning_tokens", "text_tokens"},
+    "CompletionTokensDetails": {"audio_tokens", "text_tokens"},
     "Model": {"shutdown_date"},
     "PromptTokensDetails": {"audio_tokens", "cache_write_tokens", "image_tokens", "text_tokens"},
 }  # fmt: skip
