@@ -36,7 +36,7 @@ class ServiceLimits:
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on instead of host and port.
-    chat_template: a file, instead of the template in the model's files."""
+    chat_template: a file, instead of the template in the model's files. tool_format: None for that of the chat template."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -59,6 +59,7 @@ class ServerConfig:
     engine_timeout: float = 10.0
     keep_alive: float = 15.0
     force_include_usage: bool = False
+    tool_format: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ UNSERVED = {
     "CompletionRequest": unserved.COMPLETIONS,
     "ChatRequest": unserved.CHAT,
     "Message": unserved.MESSAGE,
+    "Tool": unserved.TOOL,
+    "FunctionDefinition": unserved.FUNCTION,
     "TokenizeRequest": unserved.TOKENIZE,
     "StructuredOutputs": unserved.STRUCTURED_OUTPUTS,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.requests import Request
 
@@ -13,6 +14,7 @@ from headway.engine import EngineDeadError, EngineInfo
 from headway.server.chat_template import ChatRenderer
 from headway.server.config import ServiceLimits
 from headway.server.engine_client import EngineClient
+from headway.server.formats import OutputFormat, find_format
 from headway.server.grammars import Grammars, no_grammars
 from headway.server.in_flight import InFlight
 from headway.server.keys import Keys
@@ -34,7 +36,8 @@ class DepthLimit:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """chat: None for a model without a chat template. other_names: by which requests may call the model, too;
+    """chat: None for a model without a chat template, of which template_source then is empty. output_format: how the model
+    writes reasoning and calls of tools. other_names: by which requests may call the model, too;
     answers carry model_name.
     """
 
@@ -43,6 +46,8 @@ class Services:
     tokenizer: Tokenizer
     metrics: Metrics
     chat: ChatRenderer | None = None
+    template_source: str = ""
+    output_format: OutputFormat = field(default_factory=partial(find_format, None))
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     keys: Keys = field(default_factory=Keys)
     running: InFlight = field(default_factory=InFlight)

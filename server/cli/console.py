@@ -54,8 +54,11 @@ async def _show_lines(engine: EngineClient, console: Console) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def banner(model: str, info: EngineInfo, url: str, unix_socket: str | None = None) -> str:
-    """unix_socket: the path where the server listens, if it does not at the address of its URL."""
+def banner(
+    model: str, info: EngineInfo, url: str, unix_socket: str | None = None, *, tool_format: str | None = None
+) -> str:
+    """unix_socket: the path where the server listens, if it does not at the address of its URL. tool_format: of the model's
+    calls of tools; None for a model that cannot chat."""
     if info.depth:
         depth = f"{info.depth} drafts a round, {DRAFTERS[info.drafter]}"
     elif info.has_draft_head:
@@ -73,6 +76,8 @@ def banner(model: str, info: EngineInfo, url: str, unix_socket: str | None = Non
         "depth": depth,
         "url": url if unix_socket is None else f"{url} at {unix_socket}",
     }
+    if tool_format is not None:
+        lines["tools"] = f"{tool_format} (--tool-format)"
     if info.has_dummy_weights or info.synthetic_acceptance is not None:
         lines["warning"] = "random weights or synthetic acceptance: the text means nothing"
     table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())

@@ -27,6 +27,7 @@ from headway.server.cli.listening import allow_many_connections, listen, sites_o
 from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
 from headway.server.engine_process import Patience
+from headway.server.formats import find_format
 from headway.server.grammars import Grammars
 from headway.server.hub import model_folder, model_name
 from headway.server.in_flight import InFlight
@@ -61,12 +62,15 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             token_table=token_table,
         )
         name, *other_names = config.served_model_name or [model_name(source)]
+        source_text = "" if template is None else template.source
+        output_format = find_format(source_text, name=config.tool_format)
         metrics = Metrics(
             lambda: engine.stats,
             lambda: engine.status().num_restarts,
             read_state=lambda: engine.status().state,
             model_name=name,
             names=config.metrics_names,
+            tool_format=output_format.name,
         )
         services = Services(
             model_name=name,
@@ -75,6 +79,8 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             metrics=metrics,
             grammars=Grammars(token_table, vocab_size, metrics.requests),
             chat=None if template is None else ChatRenderer(template),
+            template_source=source_text,
+            output_format=output_format,
             limits=ServiceLimits(
                 config.max_body_bytes, config.request_timeout, config.keep_alive, config.force_include_usage
             ),
@@ -218,11 +224,13 @@ async def _announce(server: DrainingServer, services: Services, config: ServerCo
 
 async def _announce_to_people(services: Services, url: str, unix_socket: str | None) -> None:
     info = await wait_with_progress(services.engine)
-    print(banner(services.model_name, info, url, unix_socket), flush=True)
+    tool_format = services.output_format.name if services.chat is not None else None
+    print(banner(services.model_name, info, url, unix_socket, tool_format=tool_format), flush=True)
 
 
 async def _announce_to_machines(services: Services, url: str, unix_socket: str | None) -> None:
     """An object, as everything else that is written."""
     info = await services.engine.wait_until_ready()
     fields = banner_fields(services.model_name, info, url, unix_socket)
+    fields["tool_format"] = services.output_format.name
     logger.info("serving %s at %s", services.model_name, unix_socket or url, extra={"fields": fields})

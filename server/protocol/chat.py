@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway.engine import MAX_LOGPROBS
+from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
 from headway.server.protocol.checks import check_count, require
 from headway.server.protocol.parameters import (
@@ -18,14 +19,26 @@ from headway.server.protocol.parameters import (
     check_generation,
     check_ranges,
 )
-from headway.server.protocol.unserved import CHAT, MESSAGE, PAGE, Table
+from headway.server.protocol.tools import (
+    FunctionCall,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    check_tools,
+    template_calls,
+    template_tools,
+)
+from headway.server.protocol.unserved import CHAT, MESSAGE, Table
 from headway.server.protocol.usage import DraftPositions, SpeculationReport, Usage
 
 MAX_MESSAGES = 4096
+MAX_DOCUMENTS = 1024
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-
-ROLES = ("system", "developer", "user", "assistant")
-TOOL_ROLES = ("tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# Roles as chat templates know them, where they differ. `function` is what `tool` was called before.
+TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+RESULT_ROLES = ("tool", "function")
 TEXT_TYPES = ("text", "input_text", "output_text")
 # Parts of an assistant's content in which clients keep what the model thought; they are no part of its answer.
 THOUGHT_TYPES = ("thinking", "redacted_thinking", "reasoning")
@@ -43,7 +56,10 @@ class ContentPart(msgspec.Struct):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """content: may be left out by an assistant, whose refusal then is the text."""
+    """content: may be left out by an assistant, whose refusal then is the text, and by the result of a call.
+
+    tool_calls, function_call, reasoning_content and its other name reasoning: of an assistant. tool_call_id: of a result.
+    """
 
     unserved: ClassVar[Table] = MESSAGE
 
@@ -51,6 +67,17 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+    tool_call_id: str | None = None
+    reasoning_content: object = None
+    reasoning: object = None
+
+    @property
+    def thoughts(self) -> str | None:
+        """What an assistant thought before its answer, where the client kept it as a text."""
+        texts = [text for text in (self.reasoning_content, self.reasoning) if isinstance(text, str) and text]
+        return texts[0] if texts else None
 
 
 class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
@@ -60,7 +87,16 @@ class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    parallel_tool_calls: object = None  # there are no tools
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    thinking_budget_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -76,6 +112,7 @@ RANGES: Ranges = {
     "max_tokens": (1, MAX_INTEGER),
     "max_completion_tokens": (1, MAX_INTEGER),
     "top_logprobs": (0, MAX_LOGPROBS),
+    "thinking_budget_tokens": (-1, MAX_INTEGER),
 }
 
 
@@ -92,6 +129,46 @@ def check(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs is only allowed when logprobs is true"
         raise ApiError(message, param="top_logprobs", code="invalid_value")
+    check_tools(request.tools, request.tool_choice)
+    effort = request.reasoning_effort
+    require(
+        effort is None or effort in EFFORTS, "reasoning_effort", repr(effort), f"one of {', '.join(EFFORTS)}"
+    )
+
+
+class ConversationFields(Protocol):
+    """The fields of a body that make its conversation."""
+
+    @property
+    def messages(self) -> list[Message] | None: ...
+    @property
+    def tools(self) -> list[Tool] | None: ...
+    @property
+    def documents(self) -> list[dict[str, Any]] | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+
+def conversation_of(body: ConversationFields) -> Conversation:
+    """Returns what the chat template is given. A final message that is continued takes the place of the prompt for an answer,
+    unless the body asks for both, which rendering refuses."""
+    messages = body.messages or []
+    check_messages(messages)
+    check_count("documents", body.documents, MAX_DOCUMENTS, "documents")
+    continues = bool(body.continue_final_message)
+    adds = body.add_generation_prompt
+    return Conversation(
+        messages=template_messages(messages),
+        tools=template_tools(body.tools),
+        documents=body.documents or None,
+        template_variables=dict(body.chat_template_kwargs or {}),
+        adds_generation_prompt=not continues if adds is None else adds,
+        continues_final_message=continues,
+    )
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -99,32 +176,49 @@ def check_messages(messages: Sequence[Message]) -> None:
     check_count("messages", messages, MAX_MESSAGES, "messages")
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """The messages as chat templates expect them: contents as strings, no developers."""
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: contents as strings, no developers, calls with their arguments as objects."""
     return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _template_message(message: Message, where: str) -> dict[str, str]:
-    _check_role(message.role, f"{where}.role")
+def _template_message(message: Message, where: str) -> dict[str, Any]:
+    require(
+        message.role in ROLES, f"{where}.role", repr(message.role), f"one of {', '.join(map(repr, ROLES))}"
+    )
     is_assistant = message.role == "assistant"
-    if message.content is None and not is_assistant:
+    if message.content is None and not is_assistant and message.role not in RESULT_ROLES:
         path = f"{where}.content"
         raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
     content = _text(message.content or "", f"{where}.content", is_assistant=is_assistant)
-    role = "system" if message.role == "developer" else message.role
-    plain = {"role": role, "content": content or (is_assistant and message.refusal) or ""}
-    return plain if message.name is None else plain | {"name": message.name}
+    plain: dict[str, Any] = {
+        "role": TEMPLATE_ROLES.get(message.role, message.role),
+        "content": content or (is_assistant and message.refusal) or "",
+    }
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None and message.role in RESULT_ROLES:
+        plain["tool_call_id"] = message.tool_call_id
+    if calls := _calls(message, where):
+        plain["tool_calls"] = calls
+    if is_assistant and message.thoughts is not None:
+        # Templates read it by one of these names: most by the first, those of gpt-oss by the last.
+        plain |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), message.thoughts)
+    return plain
 
 
-def _check_role(role: str, path: str) -> None:
-    served = ", ".join(map(repr, ROLES))
-    if role in TOOL_ROLES:
-        message = (
-            f"{path} is {role!r}, it must be one of {served}: tools are not served; write the tool's result into the "
-            f"content of a user's message, or leave the message out. See {PAGE}"
+def _calls(message: Message, where: str) -> list[dict[str, Any]]:
+    """The calls of an assistant's message; `function_call` is what `tool_calls` was called before."""
+    for name in ("tool_calls", "function_call"):
+        path = f"{where}.{name}"
+        is_absent = not getattr(message, name) or message.role == "assistant"
+        require(
+            is_absent, path, "given", f"left out where the role is {message.role!r}: calls are an assistant's"
         )
-        raise ApiError(message, param=path, code="unsupported_parameter")
-    require(role in ROLES, path, repr(role), f"one of {served}")
+    calls = list(message.tool_calls or ())
+    if message.function_call is None:
+        return template_calls(calls, f"{where}.tool_calls")
+    require(not calls, f"{where}.function_call", "given", "left out beside tool_calls")
+    return template_calls([ToolCall(message.function_call)], f"{where}.function_call")
 
 
 def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool) -> str:
@@ -166,10 +260,29 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class AnswerFunction(msgspec.Struct):
+    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct):
+    id: str
+    function: AnswerFunction
+    type: str = "function"
+
+
 class AnswerMessage(msgspec.Struct):
-    content: str
+    """content: null where there are calls alone. reasoning_content, reasoning: the same text by both its names; only of
+    models that reason, null where the model did not."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -194,9 +307,21 @@ class ChatCompletion(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class DeltaCall(msgspec.Struct):
+    """A whole call. index: its place among the calls of its choice."""
+
+    index: int
+    id: str
+    function: AnswerFunction
+    type: str = "function"
+
+
 class ChatDelta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[DeltaCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -77,7 +77,8 @@ def _tidied(value: object, kind: type[msgspec.Struct], where: str) -> object:
         if name in fields:
             kept[name] = _tidied_field(entry, fields[name], path)
         elif name not in unserved:
-            raise _unknown(name[:MAX_NAME], where, kind)
+            if kind.__struct_config__.forbid_unknown_fields:
+                raise _unknown(name[:MAX_NAME], where, kind)
         elif not unserved[name].passes(name, entry):
             raise unserved_error(path, unserved[name])
     return kept

@@ -65,6 +65,9 @@ def _with(value: object, *names: str) -> dict[str, Values]:
 
 _FORM = "use `response_format`, or `structured_outputs` with `json`, `regex`, `choice` or `grammar`"
 _OWN_TEMPLATE = "render the messages yourself and send the text to /v1/completions"
+_TOOLS = "describe the tools in `tools` and choose among them with `tool_choice`"
+_THINKING = ("for a chat template that can turn thinking off send `chat_template_kwargs` ({\"enable_thinking\": false}); "
+             "bound it with `thinking_budget_tokens`, and leave it out of the answer with `include_reasoning`")  # fmt: skip
 
 SHARED = (
     Group("OpenAI", "price and speed classes", "use `priority` for the order of service", {"service_tier": ("auto", "default")}),
@@ -122,12 +125,10 @@ SHARED = (
           {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},), "mm_payload": ("tensors",), "images_config": ({},), "video_config": ({},),
            "prompt_embeds": ([],), "image_data": ([],), "images": ([],), "multimodal_data": ([],), "max_dynamic_patch": (), "min_dynamic_patch": (),
            "use_audio_in_video": (False,), "input_ids": ()}),
-    Group("vLLM, SGLang, Ollama", "thinking before the answer",
-          "nothing separates or limits thinking here; cut it from the text, or bound it with `max_tokens`",
-          {"thinking_token_budget": (), "include_reasoning": (True,), "separate_reasoning": (True, False), "stream_reasoning": (True,),
-           "thinking": (False, {}, {"type": "disabled"}), "think": (False,), "reasoning": ({}, False), "reasoning_format": ("none", "auto"),
-           "thinking_budget_tokens": (-1,), "enable_thinking": (), "thinking_forced_open": (False,), "reasoning_budget": (-1,),
-           "chat_format": (), "parse_tool_calls": (True, False)}),
+    Group("vLLM, SGLang, Ollama, llama.cpp", "thinking before the answer", _THINKING,
+          {"thinking_token_budget": (), "separate_reasoning": (True,), "stream_reasoning": (True,),
+           "thinking": ({},), "think": (), "reasoning": ({},), "reasoning_format": ("auto", "deepseek"), "enable_thinking": (),
+           "thinking_forced_open": (False,), "reasoning_budget": (-1,), "chat_format": (), "parse_tool_calls": (True,)}),
     Group("vLLM, Ollama, TGI", "settings in an object of their own", "put the fields into the body itself",
           {"vllm_xargs": ({},), "options": ({},), "parameters": ({},), "extra_body": ({},), "extra_query": ({},), "extra_headers": ({},)}),
     Group("Ollama", "a prompt template in the request", "render the text yourself and send it to /v1/completions",
@@ -147,40 +148,49 @@ STRUCTURED_OUTPUTS = table((
 ))  # fmt: skip
 COMPLETIONS = table((
     *SHARED,
+    Group("vLLM, llama.cpp", "thinking of a chat", "use /v1/chat/completions",
+          {"include_reasoning": (True,), "thinking_budget_tokens": (-1,)}),
     Group("llama.cpp", "filling a gap", "use `prompt` and `suffix`",
           {"input_prefix": ("",), "input_suffix": ("",), "input_extra": ([],)}),
 ))  # fmt: skip
 CHAT = table((
     *SHARED,
-    Group("OpenAI", "calling tools", "describe the tools in a message and read the calls from the text",
-          {"tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"), "tool_prompt": ("",)}),
+    Group("OpenAI, TGI", "calling tools, as before `tools`", _TOOLS,
+          {"functions": ([],), "function_call": ("none", "auto"), "tool_prompt": ("",)}),
     Group("OpenAI", "sound as output", "use the text", {"modalities": (["text"],), "audio": ()}),
     Group("OpenAI", "drafts that the client makes", "leave it out: the server makes its own drafts", _never("prediction")),
-    Group("OpenAI", "how long the model thinks and how much it writes", "say it in a message, or bound it with `max_completion_tokens`",
-          {"reasoning_effort": ("none",), "verbosity": ("medium",)}),
+    Group("OpenAI", "how much the model writes", "say it in a message, or bound it with `max_completion_tokens`",
+          {"verbosity": ("medium",)}),
     Group("OpenAI", "searching the web", "put what was found into a message", _never("web_search_options")),
     Group("OpenAI", "moderation of input and output", "call a moderation service beside this server", _never("moderation")),
     Group("vLLM, SGLang, llama.cpp, TGI", "control over the chat template", _OWN_TEMPLATE,
-          {"chat_template": ("",), "chat_template_kwargs": ({},), "add_generation_prompt": (True,), "continue_final_message": (False,),
-           "add_special_tokens": (False,), "documents": ([],), "task": ()}),
+          {"chat_template": ("",), "add_special_tokens": (False,), "task": ()}),
     Group("vLLM", "echo and the best of several in a chat", "use /v1/completions", {"echo": (False,), "best_of": (1,)}),
 ))  # fmt: skip
 # vLLM's /tokenize accepts these in addition to the messages.
-TOKENIZE = {name: CHAT[name] for name in ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs",
-                                          "media_io_kwargs", "tools")}  # fmt: skip
+TOKENIZE = {name: CHAT[name] for name in ("chat_template", "mm_processor_kwargs", "media_io_kwargs")} | table((
+    Group("vLLM", "what a chat gives to the template beside its messages", _OWN_TEMPLATE,
+          {"chat_template_kwargs": ({},), "continue_final_message": (False,), "tools": ([],)}),
+))  # fmt: skip
 MESSAGE = table((
-    Group("OpenAI, Anthropic", "calls of tools in the history",
-          "tools are not served; write call and result into the content as text, or leave both messages out",
-          {"tool_calls": ([],), "function_call": ({},), "tools": ([],)}),
+    Group("Kimi", "tools that a message brings", _TOOLS, {"tools": ([],)}),
     Group("OpenAI", "sound of an earlier answer", "send its transcript as content", {"audio": ({},)}),
     Group("DeepSeek, Mistral, SGLang", "an answer that is to be continued", _OWN_TEMPLATE, {"prefix": (False,), "partial": (False,)}),
     Group("Ollama", "images beside the content", "send text", {"images": ([],)}),
     Group("OpenAI, LiteLLM, LangChain, Vercel, OpenRouter", "what clients keep with a message; it carries no text of the conversation", "",
-          _never("annotations", "reasoning", "reasoning_content", "reasoning_details", "reasoning_signature", "thinking", "thinking_blocks",
+          _never("annotations", "reasoning_details", "reasoning_signature", "thinking", "thinking_blocks",
                  "signature", "id", "provider_specific_fields", "provider_metadata", "providerMetadata", "providerOptions",
                  "experimental_providerMetadata", "cache_control", "prompt_cache_breakpoint", "parsed", "metadata", "additional_kwargs",
                  "response_metadata", "usage_metadata", "usage", "status", "phase", "created", "created_at", "createdAt", "timestamp", "model",
-                 "finish_reason", "stop_reason", "logprobs", "index", "object", "weight", "example", "citations", "tool_call_id", "type",
+                 "finish_reason", "stop_reason", "logprobs", "index", "object", "weight", "example", "citations", "type",
                  "encrypted_content", "token_ids", "speculation", "moderation"),
           is_ignored=True),
+))  # fmt: skip
+TOOL = table((
+    Group("LiteLLM, Anthropic, others", "what clients keep with a tool", "",
+          _never("cache_control", "defer_loading", "allowed_callers", "provider_options", "providerOptions", "id"), is_ignored=True),
+))  # fmt: skip
+FUNCTION = table((
+    Group("LiteLLM, Google, others", "what clients keep with a function", "",
+          _never("cache_control", "return", "response", "returns", "examples", "input_examples"), is_ignored=True),
 ))  # fmt: skip

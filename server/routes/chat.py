@@ -10,15 +10,19 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.engine import Grammar
 from headway.server.access import record_of
 from headway.server.body import read_body
-from headway.server.chat_prompt import Conversation, chat_prompt
+from headway.server.chat_grammar import chat_grammar, thinking_budget
+from headway.server.chat_output import output_options
+from headway.server.chat_prompt import chat_prompt
 from headway.server.choice import Delta
-from headway.server.grammars import grammar_of
+from headway.server.choice_output import NumberedCall, Part
+from headway.server.formats import Content, Reasoning
 from headway.server.logprobs import chat_logprobs
 from headway.server.prompt import encode_chat
 from headway.server.protocol.chat import (
+    AnswerCall,
+    AnswerFunction,
     AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -26,11 +30,12 @@ from headway.server.protocol.chat import (
     ChatDelta,
     ChatRequest,
     ChoiceLogprobs,
+    DeltaCall,
     check,
-    check_messages,
-    template_messages,
+    conversation_of,
 )
 from headway.server.protocol.decoding import decode
+from headway.server.reasoning_effort import with_effort
 from headway.server.response import (
     GenerationResponse,
     collect,
@@ -57,8 +62,9 @@ async def create_chat_completion(request: Request) -> Response:
     record.model = body.model or services.model_name
     services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
-    check_messages(body.messages)
-    chat = await chat_prompt(Conversation(template_messages(body.messages)), services)
+    conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
+    chat = await chat_prompt(conversation, services)
+    output = output_options(body, chat, services.output_format, services.tokenizer)
     info = engine_info(services)
     prompt = await encode_chat(
         chat,
@@ -67,9 +73,18 @@ async def create_chat_completion(request: Request) -> Response:
         keep_last=body.truncate_prompt_tokens,
         num_wanted=body.token_limit,
     )
-    bad_words = await encode_bad_words(body, services.tokenizer)
-    grammar = await grammar_of(body, services.grammars, info)
-    writer = _writer(body, prompt, bad_words, grammar, services, request)
+    wanted = RequestOptions(
+        num_candidates=body.n or 1,
+        max_tokens=body.token_limit,
+        limit_name=body.token_limit_name,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        owner=services.keys.owner(request.headers.get("Authorization", "")),
+        bad_words=await encode_bad_words(body, services.tokenizer),
+        grammar=await chat_grammar(body, output, services),
+        output=output,
+        thinking_budget=thinking_budget(body, output, services.output_format, services.tokenizer),
+    )
+    writer = _writer(body, prompt, wanted, services, request)
     record.answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
@@ -78,24 +93,9 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def _writer(
-    body: ChatRequest,
-    prompt: list[int],
-    bad_words: list[list[int]],
-    grammar: Grammar | None,
-    services: Services,
-    request: Request,
+    body: ChatRequest, prompt: list[int], wanted: RequestOptions, services: Services, request: Request
 ) -> ChatWriter:
-    info = engine_info(services)
-    wanted = RequestOptions(
-        num_candidates=body.n or 1,
-        max_tokens=body.token_limit,
-        limit_name=body.token_limit_name,
-        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        owner=services.keys.owner(request.headers.get("Authorization", "")),
-        bad_words=bad_words,
-        grammar=grammar,
-    )
-    requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
+    requests = choice_requests(body, wanted, [prompt], services.tokenizer, engine_info(services))
     head = new_header("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)
     answer = new_response(head, body, requests, len(prompt), services, request_id_of(request))
     return ChatWriter(body, answer, prompt, services.tokenizer)
@@ -127,12 +127,11 @@ class ChatWriter:
     tokenizer: Tokenizer
 
     def choice(self, delta: Delta) -> ChatChoice:
-        message = AnswerMessage(delta.text)
         logprobs = self._logprobs(delta)
         positions = draft_positions(self.body, delta)
         return ChatChoice(
             index=delta.index,
-            message=message,
+            message=self._message(delta),
             logprobs=logprobs,
             finish_reason=delta.finish_reason,
             token_ids=self._token_ids(delta),
@@ -140,18 +139,33 @@ class ChatWriter:
             stop_reason=delta.stop_reason,
         )
 
+    def _message(self, delta: Delta) -> AnswerMessage:
+        if delta.parts is None:
+            return AnswerMessage(delta.text)
+        content = "".join(part.text for part in delta.parts if isinstance(part, Content))
+        calls = [_answer_call(part) for part in delta.parts if isinstance(part, NumberedCall)]
+        message = AnswerMessage(content if content or not calls else None)
+        if calls:
+            message.tool_calls = calls
+        if self._tells_reasoning:
+            thoughts = "".join(part.text for part in delta.parts if isinstance(part, Reasoning))
+            message.reasoning_content = message.reasoning = thoughts or None
+        return message
+
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
-        """The role comes first and the finish_reason last, each in a chunk of its own."""
+        """The role comes first and the finish_reason last, each in a chunk of its own. Tokens are told with the first part of
+        their delta; in a chunk without a part where their text is not certain to be one yet."""
         choices = []
         if is_first:
             choices.append(ChatChunkChoice(delta.index, ChatDelta(role="assistant", content="")))
-        if delta.text or delta.tokens:
-            piece = ChatDelta(content=delta.text)
-            logprobs, token_ids = self._logprobs(delta), self._token_ids(delta)
-            positions = draft_positions(self.body, delta)
-            choices.append(
-                ChatChunkChoice(delta.index, piece, logprobs, token_ids=token_ids, speculation=positions)
-            )
+        pieces = self._pieces(delta)
+        if delta.tokens and not pieces:
+            pieces = [ChatDelta()]
+        choices += [ChatChunkChoice(delta.index, piece) for piece in pieces]
+        if pieces:
+            first = choices[-len(pieces)]
+            first.logprobs, first.token_ids = self._logprobs(delta), self._token_ids(delta)
+            first.speculation = draft_positions(self.body, delta)
         if delta.finish_reason:
             choices.append(
                 ChatChunkChoice(
@@ -163,6 +177,19 @@ class ChatWriter:
             )
         return choices
 
+    def _pieces(self, delta: Delta) -> list[ChatDelta]:
+        if delta.parts is None:
+            return [ChatDelta(content=delta.text)] if delta.text or delta.tokens else []
+        return [
+            _delta(part) for part in delta.parts if self._tells_reasoning or not isinstance(part, Reasoning)
+        ]
+
+    @property
+    def _tells_reasoning(self) -> bool:
+        output = self.answer.output
+        has_reasoning = output is not None and output.format.thinking_end is not None
+        return has_reasoning and self.body.include_reasoning is not False
+
     def _logprobs(self, delta: Delta) -> ChoiceLogprobs | None:
         if not self.body.logprobs:
             return None
@@ -170,3 +197,16 @@ class ChatWriter:
 
     def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
         return [token.token_id for token in delta.tokens] if self.body.return_token_ids else UNSET
+
+
+def _answer_call(call: NumberedCall) -> AnswerCall:
+    return AnswerCall(call.call_id, AnswerFunction(call.name, call.arguments))
+
+
+def _delta(part: Part) -> ChatDelta:
+    if isinstance(part, Reasoning):
+        return ChatDelta(reasoning_content=part.text, reasoning=part.text)
+    if isinstance(part, Content):
+        return ChatDelta(content=part.text)
+    call = DeltaCall(part.index, part.call_id, AnswerFunction(part.name, part.arguments))
+    return ChatDelta(tool_calls=[call])

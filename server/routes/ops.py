@@ -58,9 +58,12 @@ class Load(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
+    """tool_format: the form in which the model calls tools and reasons; plain where it is of no known one."""
+
     is_ready: bool
     reason: str
     engine: EngineInfo | None
+    tool_format: str
 
 
 class Version(msgspec.Struct):
@@ -123,11 +126,13 @@ async def load(request: Request) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    engine = services_of(request).engine
+    services = services_of(request)
+    engine = services.engine
     status = engine.status()
     is_ready = status.state == "serving" and status.is_alive
     reason = "no sign of life" if status.state == "serving" and not is_ready else status.state
-    return _json(Readiness(is_ready, reason, engine.info if is_ready else None), is_good=is_ready)
+    info = engine.info if is_ready else None
+    return _json(Readiness(is_ready, reason, info, services.output_format.name), is_good=is_ready)
 
 
 @router.get("/version")

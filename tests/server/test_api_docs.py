@@ -19,7 +19,6 @@ TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs/api.md").read_text()
 IGNORED = {
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-    "parallel_tool_calls",
 }  # fmt: skip
 KINDS = {"completions": completions.CompletionRequest, "chat": chat.ChatRequest}
 ROWS = [
@@ -88,6 +87,7 @@ def _values(group: Group, name: str) -> str:
         ("In bodies", (unserved.COMPLETIONS, unserved.CHAT)),
         ("In structured_outputs", (unserved.STRUCTURED_OUTPUTS,)),
         ("In messages", (unserved.MESSAGE,)),
+        ("In tools", (unserved.TOOL, unserved.FUNCTION)),
     ],
 )
 def test_the_tables_of_unserved_fields_are_those_of_the_code(

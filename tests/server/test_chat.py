@@ -178,15 +178,15 @@ def image(kind: str) -> list[dict[str, Any]]:
 
 WRONG = [
     ("messages", [], "messages"), ("messages", "hello", "messages"), ("messages", None, "messages"),
-    ("messages", [{"role": "tool", "content": "x"}], "messages[0].role"), ("messages", [{"role": "user"}], "messages[0].content"),
+    ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"), ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [{"role": "user", "content": None}], "messages[0].content"),
     ("messages", [*HELLO, {"role": "user", "content": "x", "extra": 1}], "messages[1].extra"),
-    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
     ("messages", image("image_url"), "messages[0].content[0].type"),
     ("messages", image("input_audio"), "messages[0].content[0].type"), ("messages", image("file"), "messages[0].content[0].type"),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].type"),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "file": {}}]}], "messages[0].content[0].type"),
-    ("messages", HELLO * 4097, "messages"), ("tools", [{"type": "function"}], "tools"), ("tool_choice", "required", "tool_choice"),
+    ("messages", HELLO * 4097, "messages"), ("tools", [{"type": "function"}], "tools[0].function"), ("tool_choice", "required", "tool_choice"),
     ("functions", [{}], "functions"), ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
     ("modalities", ["text", "audio"], "modalities"), ("prediction", {"type": "content"}, "prediction"),
     ("reasoning_effort", "high", "reasoning_effort"), ("max_completion_tokens", 0, "max_completion_tokens"),

@@ -348,6 +348,11 @@ def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, obj
     assert json.loads(body)["prompt"] == "def read_config(path):\n"
 
 
+def test_the_banner_tells_the_form_of_calls_of_a_model_that_can_chat() -> None:
+    assert "hermes (--tool-format)" in banner("tiny", INFO, "http://localhost", tool_format="hermes")
+    assert "--tool-format" not in banner("tiny", INFO, "http://localhost")
+
+
 def test_the_banners_curl_line_goes_by_the_path_that_is_listened_at() -> None:
     line = banner("tiny", INFO, "http://localhost", "/run/my socket").splitlines()[-1]
     assert shlex.split(line)[:-2] == [

@@ -25,6 +25,7 @@ from openai.types.chat import (
     chat_completion,
     chat_completion_assistant_message_param,
     chat_completion_chunk,
+    chat_completion_message_function_tool_call,
     chat_completion_token_logprob,
 )
 from openai.types.chat import (
@@ -58,8 +59,8 @@ PART_FIELDS = {"type", "text", "refusal", "prompt_cache_breakpoint"}
 LEFT_OUT = {
     "ChatCompletion": {"service_tier", "metadata", "moderation"},
     "ChatCompletionChunk": {"service_tier", "moderation", "obfuscation"},
-    "ChatCompletionMessage": {"annotations", "audio", "function_call", "tool_calls"},
-    "ChoiceDelta": {"audio", "function_call", "refusal", "tool_calls"},
+    "ChatCompletionMessage": {"annotations", "audio", "function_call"},
+    "ChoiceDelta": {"audio", "function_call", "refusal"},
     "CompletionTokensDetails": {"audio_tokens", "text_tokens"},
     "Model": {"shutdown_date"},
     "PromptTokensDetails": {"audio_tokens", "cache_write_tokens", "image_tokens", "text_tokens"},
@@ -72,6 +73,12 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
     (chat_completion_chunk.ChatCompletionChunk, {*ChunkHeader.__struct_fields__, "choices", "usage"}),
     (chat_completion_chunk.Choice, set(chat.ChatChunkChoice.__struct_fields__)),
     (chat_completion_chunk.ChoiceDelta, set(chat.ChatDelta.__struct_fields__)),
+    (chat_completion_chunk.ChoiceDeltaToolCall, set(chat.DeltaCall.__struct_fields__)),
+    (
+        chat_completion_message_function_tool_call.ChatCompletionMessageFunctionToolCall,
+        set(chat.AnswerCall.__struct_fields__),
+    ),
+    (chat_completion_message_function_tool_call.Function, set(chat.AnswerFunction.__struct_fields__)),
     (completion.Completion, set(completions.Completion.__struct_fields__)),
     (completion.CompletionChoice, set(completions.CompletionChoice.__struct_fields__)),
     (completion_choice.Logprobs, set(completions.CompletionLogprobs.__struct_fields__)),
@@ -108,7 +115,7 @@ CONTENT_PARTS = list({part.__name__: part for kind in CONTENTS for part in typed
 
 
 def test_the_walk_finds_what_it_looks_for() -> None:
-    assert {get_args(get_type_hints(m)["role"])[0] for m in MESSAGES} == {*chat.ROLES, *chat.TOOL_ROLES}
+    assert {get_args(get_type_hints(m)["role"])[0] for m in MESSAGES} == set(chat.ROLES)
     assert {get_args(get_type_hints(p)["type"])[0] for p in CONTENT_PARTS} == PARTS | OTHER_PARTS
 
 

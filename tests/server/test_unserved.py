@@ -177,7 +177,7 @@ async def test_a_field_like_no_other_says_where_the_known_ones_are(client: httpx
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type",
          "messages[0].content[0].type is missing; it is required"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role",
-         "messages[0].role is 'bot', it must be one of 'system', 'developer', 'user', 'assistant'"),
+         "messages[0].role is 'bot', it must be one of 'system', 'developer', 'user', 'assistant', 'tool', 'function'"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing; it is required"),
         ({"messages": None}, "messages", "messages is missing; it is required"),
     ],
@@ -227,6 +227,7 @@ ASSISTANTS: list[tuple[dict[str, Any], str]] = [
     ({"content": [{"type": "refusal", "refusal": "no"}]}, "no"),
     ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}, "x"),
     ({"content": [{"type": "output_text", "text": "x", "annotations": []}], "name": "bob"}, "x"),
+    ({"content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}], "annotations": None}, "x"),
     ({"content": "x", "unheard_of": None}, "x"),
 ]  # fmt: skip
 
@@ -240,29 +241,6 @@ async def test_history_as_clients_keep_it_is_read(
     assert response.status_code == 200, response.text
     prompt = tokenizer.full_vocabulary.decode(engine.submitted[0].prompt_token_ids)
     assert prompt == f"user: hello\nassistant: {text}\nuser: hello\n"
-
-
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
-        ([{"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "1", "content": "x"}],
-         "messages[1].tool_calls"),
-        ([{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}], "messages[1].function_call"),
-        ([{"role": "tool", "tool_call_id": "1", "content": "x"}], "messages[1].role"),
-        ([{"role": "function", "name": "f", "content": None}], "messages[1].role"),
-    ],
-)  # fmt: skip
-async def test_a_history_with_tools_is_refused_by_its_real_cause(
-    client: httpx.AsyncClient, messages: list[dict[str, Any]], param: str
-) -> None:
-    error = await refusal(client, "chat", messages=[HELLO, *messages])
-    assert (error["param"], error["code"]) == (param, "unsupported_parameter")
-    assert error["message"].startswith(param)
-    assert "tools are not served" in error["message"]
-    assert PAGE in error["message"]
 
 
 async def test_the_context_error_tells_the_tokens_that_were_asked_for(client: httpx.AsyncClient) -> None:

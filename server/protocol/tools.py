@@ -1,0 +1,190 @@
+"""Tools that a model may call: their definitions, the choice among them, and earlier calls of a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from headway.server.errors import ApiError
+from headway.server.protocol.checks import check_count, require
+from headway.server.protocol.unserved import FUNCTION, PAGE, TOOL, Table
+
+MAX_TOOLS = 128
+MAX_TOOL_CALLS = 128  # of one message
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+CHOICES = ("none", "auto", "required")
+
+
+class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
+    """parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are held
+    against it while they are generated."""
+
+    unserved: ClassVar[Table] = FUNCTION
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """Only functions are served."""
+
+    unserved: ClassVar[Table] = TOOL
+
+    type: str
+    function: FunctionDefinition | None = None
+    custom: object = None
+
+
+class NamedFunction(msgspec.Struct):
+    name: str
+
+
+class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """The choice of one function by its name."""
+
+    type: str
+    function: NamedFunction | None = None
+    allowed_tools: object = None
+    custom: object = None
+
+
+ToolChoice = str | NamedChoice
+
+
+class FunctionCall(msgspec.Struct):
+    """arguments: JSON as text, or the value itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """A call of an earlier answer. What clients keep with it beside these fields is ignored."""
+
+    function: FunctionCall | None = None
+    id: str | None = None
+    type: str | None = None
+
+
+def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, name: str = "tools") -> None:
+    """Refuses definitions that are not those of functions, and a choice of what is not among them, each by its path."""
+    check_count(name, tools, MAX_TOOLS, "tools")
+    seen: dict[str, int] = {}
+    for i, tool in enumerate(tools or ()):
+        where = f"{name}[{i}]"
+        function = _function_of(tool, where)
+        path = f"{where}.function.name"
+        require(
+            _NAME.fullmatch(function.name) is not None,
+            path,
+            repr(function.name[:200]),
+            "1 to 128 letters of a-z and A-Z, digits, underscores, hyphens and dots",
+        )
+        other = seen.setdefault(function.name, i)
+        require(other == i, path, repr(function.name), f"another name than that of {name}[{other}]")
+    _check_choice(choice, tuple(seen))
+
+
+def _function_of(tool: Tool, where: str) -> FunctionDefinition:
+    if tool.type != "function":
+        message = f"{where}.type is {tool.type!r}, it must be 'function': other kinds of tools are not served. See {PAGE}"
+        raise ApiError(message, param=f"{where}.type", code="unsupported_parameter")
+    if tool.function is None:
+        path = f"{where}.function"
+        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+    return tool.function
+
+
+def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
+    if choice is None:
+        return
+    if isinstance(choice, str):
+        wanted = ", ".join(map(repr, CHOICES))
+        require(
+            choice in CHOICES,
+            "tool_choice",
+            repr(choice),
+            f"one of {wanted}, or an object that names a function",
+        )
+        require(
+            choice != "required" or bool(names),
+            "tool_choice",
+            repr(choice),
+            "'none' or 'auto' where there are no tools",
+        )
+        return
+    if choice.type != "function":
+        message = (
+            f"tool_choice.type is {choice.type!r}, it must be 'function'; to allow some tools only, send those alone. "
+            f"See {PAGE}"
+        )
+        raise ApiError(message, param="tool_choice.type", code="unsupported_parameter")
+    if choice.function is None:
+        path = "tool_choice.function"
+        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+    told = ", ".join(names) if names else "none is given"
+    name = choice.function.name
+    require(
+        name in names,
+        "tool_choice.function.name",
+        repr(name[:200]),
+        f"the name of one of the tools ({told[:500]})",
+    )
+
+
+def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """The tools as chat templates expect them: OpenAI's form without what is meant for the server alone. None without tools."""
+    return [_tool(tool, with_strict=False) for tool in tools or ()] or None
+
+
+def grammar_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """The tools as formats of model output expect them: OpenAI's form, each with `strict` where it is true."""
+    return [_tool(tool, with_strict=True) for tool in tools or ()]
+
+
+def _tool(tool: Tool, *, with_strict: bool) -> dict[str, Any]:
+    assert tool.function is not None, "check_tools comes first"
+    fields: dict[str, Any] = {"name": tool.function.name}
+    if tool.function.description is not None:
+        fields["description"] = tool.function.description
+    if tool.function.parameters is not None:
+        fields["parameters"] = tool.function.parameters
+    if with_strict and tool.function.strict:
+        fields["strict"] = True
+    return {"type": "function", "function": fields}
+
+
+def template_calls(calls: Sequence[ToolCall], where: str) -> list[dict[str, Any]]:
+    """The calls of an earlier answer as chat templates expect them: their arguments are objects. where: their path."""
+    check_count(where, calls, MAX_TOOL_CALLS, "calls")
+    return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    if call.type not in (None, "function"):
+        message = f"{where}.type is {call.type!r}, it must be 'function': other kinds of calls are not served. See {PAGE}"
+        raise ApiError(message, param=f"{where}.type", code="unsupported_parameter")
+    if call.function is None:
+        path = f"{where}.function"
+        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    named: dict[str, Any] = {} if call.id is None else {"id": call.id}
+    return {**named, "type": "function", "function": function}
+
+
+def _arguments(arguments: str | dict[str, Any] | None) -> Any:
+    """Templates write an object's entries, or the object as JSON; a text that is no JSON stays as it is."""
+    if not arguments:
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
