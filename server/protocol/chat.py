@@ -130,10 +130,12 @@ def check(request: ChatRequest) -> None:
         message = "top_logprobs is only allowed when logprobs is true"
         raise ApiError(message, param="top_logprobs", code="invalid_value")
     check_tools(request.tools, request.tool_choice)
-    effort = request.reasoning_effort
-    require(
-        effort is None or effort in EFFORTS, "reasoning_effort", repr(effort), f"one of {', '.join(EFFORTS)}"
-    )
+    check_effort(request.reasoning_effort)
+
+
+def check_effort(effort: str | None) -> None:
+    known = effort is None or effort in EFFORTS
+    require(known, "reasoning_effort", repr(effort), f"one of {', '.join(EFFORTS)}")
 
 
 class ConversationFields(Protocol):

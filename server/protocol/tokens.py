@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from headway.server.protocol.chat import Message
+from headway.server.protocol.tools import Tool
 from headway.server.protocol.unserved import TOKENIZE, Table
+
+CHAT_FIELDS = ("tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message")
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Either a prompt or messages. add_special_tokens: as for a prompt of /v1/completions; it is the default.
 
-    return_token_strs: true by default, false leaves them out. add_generation_prompt: only true is served.
+    return_token_strs: true by default, false leaves them out. The fields from tools on are those of a chat.
     """
 
     unserved: ClassVar[Table] = TOKENIZE
@@ -22,7 +25,12 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: list[Tool] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     model: str | None = None
 
 

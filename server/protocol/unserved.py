@@ -168,10 +168,7 @@ CHAT = table((
     Group("vLLM", "echo and the best of several in a chat", "use /v1/completions", {"echo": (False,), "best_of": (1,)}),
 ))  # fmt: skip
 # vLLM's /tokenize accepts these in addition to the messages.
-TOKENIZE = {name: CHAT[name] for name in ("chat_template", "mm_processor_kwargs", "media_io_kwargs")} | table((
-    Group("vLLM", "what a chat gives to the template beside its messages", _OWN_TEMPLATE,
-          {"chat_template_kwargs": ({},), "continue_final_message": (False,), "tools": ([],)}),
-))  # fmt: skip
+TOKENIZE = {name: CHAT[name] for name in ("chat_template", "mm_processor_kwargs", "media_io_kwargs")}
 MESSAGE = table((
     Group("Kimi", "tools that a message brings", _TOOLS, {"tools": ([],)}),
     Group("OpenAI", "sound of an earlier answer", "send its transcript as content", {"audio": ({},)}),

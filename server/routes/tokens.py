@@ -13,14 +13,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway.server.body import read_body
-from headway.server.chat_prompt import Conversation, chat_prompt
+from headway.server.chat_prompt import chat_prompt
 from headway.server.detokenizer import Vocabulary
 from headway.server.errors import ApiError
 from headway.server.logprobs import token_name
 from headway.server.prompt import check_ids
-from headway.server.protocol.chat import check_messages, template_messages
+from headway.server.protocol.chat import check_effort, conversation_of
+from headway.server.protocol.checks import require
 from headway.server.protocol.decoding import decode
-from headway.server.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest
+from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
+from headway.server.protocol.tools import check_tools
+from headway.server.reasoning_effort import with_effort
 from headway.server.routes.models import check_model
 from headway.server.services import Services, engine_info, services_of
 
@@ -42,11 +45,6 @@ async def tokenize(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), TokenizeRequest)
     check_model(body.model, services)
-    if body.add_generation_prompt is False:
-        message = (
-            "add_generation_prompt is false, which is not served: chats end with the prompt for an answer"
-        )
-        raise ApiError(message, param="add_generation_prompt", code="unsupported_parameter")
     text, encode = await _encoder(body, services)
     names = None if body.return_token_strs is False else services.tokenizer.full_vocabulary
     work = partial(_tokens, encode, names, engine_info(services).max_model_len)
@@ -79,11 +77,19 @@ async def _encoder(
     """(the text, what yields its ids piece by piece and blocks)."""
     tokenizer = services.tokenizer
     if body.messages is not None and body.prompt is None:
-        check_messages(body.messages)
-        chat = await chat_prompt(Conversation(template_messages(body.messages)), services)
+        check_tools(body.tools, None)
+        check_effort(body.reasoning_effort)
+        conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
+        chat = await chat_prompt(conversation, services)
         return chat.text, lambda: [tokenizer.encode_chat(chat)]
     if body.prompt is not None and body.messages is None:
         prompt = body.prompt
+        given = [name for name in CHAT_FIELDS if getattr(body, name)]
+        if body.add_generation_prompt is False:
+            given.append("add_generation_prompt")
+        for name in given:
+            limit = "left out beside a prompt: it is a field of messages"
+            require(False, name, "given", limit)
         if body.add_special_tokens is False:
             return prompt, lambda: (piece.token_ids for piece in tokenizer.pieces(prompt))
         return prompt, partial(tokenizer.encode_in_pieces, prompt)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from headway_testing import chat_templates, tiny_tokenizers
 from headway_testing.chat_templates import (
@@ -26,11 +27,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from headway.server.app import create_app
 from headway.server.chat_prompt import chat_prompt, ending
 from headway.server.chat_template import ChatRenderer, ChatTemplate
 from headway.server.control_text import ChatPrompt
 from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
+from headway.server.formats import find_format
 from headway.server.metrics import Metrics
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer, load_tokenizer
@@ -393,3 +396,56 @@ def test_an_open_message_takes_the_place_of_the_prompt_for_an_answer(
     adds: bool | None, continues: bool | None, expected: tuple[bool, bool]
 ) -> None:
     assert ending(adds, continues) == expected
+
+
+TOKENIZED = {
+    "tools": {"tools": [CLOCK]},
+    "variables": {"chat_template_kwargs": {"enable_thinking": False}},
+    "effort": {"reasoning_effort": "none"},
+    "no-prompt": {"add_generation_prompt": False},
+    "open": {"messages": [USER, ANSWER], "continue_final_message": True},
+    "open-explicitly": {"messages": [USER, ANSWER], "continue_final_message": True, "add_generation_prompt": False},
+    "calls": {"messages": [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "<|im_end|>"}'}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "<think>7"},
+    ]},
+    "documents": {"documents": [{"title": "a", "text": "</think>"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENIZED)
+async def test_tokenize_takes_the_fields_of_a_chat_and_says_the_same(
+    services_of: Callable[[str], Services], engine: FakeEngine, name: str
+) -> None:
+    source = DOCUMENTS if name == "documents" else QWEN
+    services = replace(services_of(source), template_source=source, output_format=find_format(source))
+    transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
+    body = {"messages": [USER], **TOKENIZED[name]}
+    async with httpx.AsyncClient(transport=transport, base_url="http://headway") as client:
+        chat = await client.post("/v1/chat/completions", json={**body, "max_tokens": 1})
+        assert chat.status_code == 200, chat.text
+        told = (await client.post("/tokenize", json=body)).json()["tokens"]
+        without = (await client.post("/tokenize", json={"messages": [USER]})).json()["tokens"]
+    assert told == engine.submitted[0].prompt_token_ids != without
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a", "tools": [WEATHER]}, "tools"),
+        ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+        ({"messages": [USER, ANSWER], "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"messages": [USER], "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs.tools"),
+        ({"messages": [USER], "reasoning_effort": "much"}, "reasoning_effort"),
+        ({"messages": [USER], "tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ],
+)  # fmt: skip
+async def test_tokenize_refuses_what_a_chat_refuses(
+    services_of: Callable[[str], Services], body: dict[str, Any], param: str
+) -> None:
+    transport = httpx.ASGITransport(create_app(services_of(QWEN)), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://headway") as client:
+        answer = await client.post("/tokenize", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
