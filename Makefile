@@ -37,13 +37,18 @@ test-long: $(VENV)/.ready-test
 
 # The clients that people use, in versions of their own, against running servers. In an environment of their own, for
 # they and the project want different versions of the same packages.
-test-clients: $(VENV)/.ready-test $(CLIENTS_VENV)/.ready tests/clients/node_modules/.ready
+test-clients: $(VENV)/.ready-test $(CLIENTS_VENV)/.ready $(CLIENTS_VENV)/instructor/.ready tests/clients/node_modules/.ready
 	$(BIN)/pytest -q -m clients $(TEST_ARGS) tests/clients
 
 $(CLIENTS_VENV)/.ready: tests/clients/requirements.txt | $(BIN)/pip
 	@PY=$(PY) tests/install_tools.sh clients
 	$(PY) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install -q --no-compile -r tests/clients/requirements.txt
+	@touch $@
+
+$(CLIENTS_VENV)/instructor/.ready: tests/clients/requirements-instructor.txt | $(CLIENTS_VENV)/.ready
+	$(PY) -m venv $(CLIENTS_VENV)/instructor
+	$(CLIENTS_VENV)/instructor/bin/pip install -q --no-compile -r tests/clients/requirements-instructor.txt
 	@touch $@
 
 tests/clients/node_modules/.ready: tests/clients/package.json | $(CLIENTS_VENV)/.ready

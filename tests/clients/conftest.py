@@ -1,15 +1,13 @@
-"""Servers for the clients: the embedded model as it is, and with a chat template in its folder."""
+"""Servers for the clients: the embedded model as it is, and with a chat template in its folder; a scripted model."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from headway_testing.daemon import Server, running_server
+from headway_testing.chat_models import HERMES_TEMPLATE, demo_with_template, scripted_model
+from headway_testing.daemon import Server, running_scripted_server, running_server
 
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
 
@@ -28,16 +26,32 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model's files and a chat template; its name is demo-chat."""
-    folder = tmp_path_factory.mktemp("chat") / "demo-chat"
-    shutil.copytree(str(files("headway.engine.demo")), folder)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
-    return folder
+    return demo_with_template(tmp_path_factory.mktemp("chat") / "demo-chat", TEMPLATE)
 
 
 @pytest.fixture(scope="session")
 def chat_server(chat_folder: Path) -> Iterator[Server]:
     yield from running_server(str(chat_folder))
+
+
+@pytest.fixture(scope="session")
+def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model's files and a chat template with tools; its name is demo-tools."""
+    return demo_with_template(tmp_path_factory.mktemp("tools") / "demo-tools", HERMES_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def tools_server(tools_folder: Path) -> Iterator[Server]:
+    """The real model, which means nothing of what it says: what a request enforces holds all the same."""
+    yield from running_server(str(tools_folder))
+
+
+@pytest.fixture(scope="session")
+def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model that says what the user's last message tells it to; its name is demo-tools."""
+    yield from running_scripted_server(
+        str(scripted_model(tmp_path_factory.mktemp("scripted") / "demo-tools"))
+    )
 
 
 @pytest.fixture(scope="session")

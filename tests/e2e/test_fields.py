@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Iterator
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from headway_testing.chat_models import demo_with_template
 
 PROMPT = "def read_config(path):\n"
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -216,11 +214,7 @@ def test_the_embedded_model_refuses_chat(client: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory: pytest.TempPathFactory, start: Any) -> Iterator[Any]:
     """The embedded model's weights with a chat template in their folder."""
-    folder = tmp_path_factory.mktemp("chat") / "demo-chat"
-    shutil.copytree(Path(str(files("headway.engine.demo"))), folder)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
-    yield from start(str(folder))
+    yield from start(str(demo_with_template(tmp_path_factory.mktemp("chat") / "demo-chat", TEMPLATE)))
 
 
 def test_the_official_client_chats(chatting: Any) -> None:

@@ -53,11 +53,14 @@ class Server:
         raise AssertionError(f"{used} blocks in use, {waiting} requests wait")
 
 
-def start_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Server:
+def start_server(
+    *arguments: str, environment: Mapping[str, str] | None = None, module: str = "headway"
+) -> Server:
+    """module: whose `serve` it is."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "headway", "serve", "--port", str(port), *arguments]
+    command = [sys.executable, "-P", "-m", module, "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}))
     server = Server(f"http://127.0.0.1:{port}", process)
     started = time.monotonic()
@@ -80,5 +83,16 @@ def stop_server(server: Server) -> int:
 
 def running_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     running = start_server("--threads", "1", *KV_CACHE, *arguments, environment=environment)
+    yield running
+    assert stop_server(running) == 0
+
+
+def running_scripted_server(*arguments: str) -> Iterator[Server]:
+    """A server whose model says what the user's last message tells it to: see scripted_process.py."""
+    support = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
+    running = start_server(
+        *arguments, environment={"PYTHONPATH": path}, module="headway_testing.scripted_process"
+    )
     yield running
     assert stop_server(running) == 0
