@@ -46,7 +46,7 @@ A Gateway API inference extension picks endpoints by `num_requests_waiting`, `nu
 # By a word of the name; the last that fits.
 UNITS = {
     "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "errors": "errors", "requests": "requests",
-    "preemptions": "times", "nan": "requests", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
+    "preemptions": "times", "nan": "requests", "rows": "rows", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
     "tokens": "tokens", "blocks": "blocks", "ratio": "0 to 1", "bytes": "bytes", "seconds": "seconds", "server": "",
     "choices": "choices", "config": "", "grammars": "grammars", "calls": "calls",
 }  # fmt: skip

@@ -257,7 +257,7 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     yield _labelled(
         "headway_stage_seconds",
         "Seconds that the device worked on prefill, and in rounds on drafts, on the target's forward pass (prompts that "
-        "share it included) and on the bookkeeping around them; by the device's own clock.",
+        "share it included), on waiting for the masks of grammars and on the bookkeeping around them; by the device's own clock.",
         "stage",
         dict.fromkeys(STAGES, 0.0) | stats.stage_seconds,
     )
@@ -269,6 +269,11 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "headway_nan_logits",
         "Requests that ended because their logits were NaN or infinite.",
         stats.num_nan_logits,
+    )
+    yield _counter(
+        "headway_masked_rows",
+        "Rows of steps whose next tokens a grammar restricted.",
+        stats.num_masked_rows,
     )
 
 

@@ -47,6 +47,7 @@ def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
         num_graph_replays=past.num_graph_replays + now.num_graph_replays,
         num_preemptions=past.num_preemptions + now.num_preemptions,
         num_nan_logits=past.num_nan_logits + now.num_nan_logits,
+        num_masked_rows=past.num_masked_rows + now.num_masked_rows,
         finished_by_reason=_add_dicts(past.finished_by_reason, now.finished_by_reason),
     )
 

@@ -157,7 +157,7 @@ async def test_a_process_that_does_not_start_is_no_fault_of_the_form(monkeypatch
 
 async def test_grammars_are_counted_by_kind_and_outcome() -> None:
     registry = CollectorRegistry()
-    grammars = Grammars(TABLE, END + 1, RequestMetrics(registry))
+    grammars = Grammars(TABLE, END + 1, RequestMetrics(registry, "plain"))
     together = [grammars.compile(regex("a+")) for _ in range(3)]
     assert len(set(await asyncio.gather(*together))) == 1
     for _ in range(2):
