@@ -208,12 +208,10 @@ class _Walk:
         if not isinstance(value, list) or not value:
             raise self.refusal(keyword, place, "must be a list of one schema or more")
         members = [self.schema(entry, f"{place}/{i}", depth + 1) for i, entry in enumerate(value)]
-        if keyword != "oneOf" or not are_disjoint(value, self._document):
-            written[keyword] = members
-        elif "anyOf" in written:
+        if keyword == "oneOf" and are_disjoint(value, self._document):
             extra.append({"anyOf": members})
         else:
-            written["anyOf"] = members
+            written[keyword] = members
 
     def _format(self, value: object, place: str) -> Schema:
         if value not in FORMATS:

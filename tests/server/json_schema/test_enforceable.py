@@ -29,6 +29,7 @@ WAYS_ROUND: dict[str, tuple[Any, list[str], list[str]]] = {
     "hidden-in-a-definition": ({"$defs": {"a/b": {"maximum": 5}}, "$ref": "#/$defs/a~1b"}, ["5"], ["6"]),
     "one-of-by-a-name": ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {name: {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]} for name in "ab"}}, ['{"kind":"a"}', '{"kind":"b"}'], ['{"kind":"c"}', "{}"]),
     "one-of-beside-any-of": ({"anyOf": [{"minimum": 3}, {"type": "string"}], "oneOf": [{"type": "number"}, {"type": "null"}]}, ["4", "null"], ["2", '"a"']),
+    "one-of-before-any-of": ({"oneOf": [{"type": "number"}, {"type": "null"}], "anyOf": [{"minimum": 3}, {"type": "string"}]}, ["4", "null"], ["2", '"a"']),
     "date": ({"format": "date"}, ['"2024-02-29"', "1"], ['"2023-02-29"', '"1900-02-29"', '"2024-13-01"']),
     "email": ({"format": "email"}, ['"a.b@example.com"'], [f'"{"a" * 65}@b.de"', f'"a@{"b" * 64}.de"', '"a"']),
 }  # fmt: skip
