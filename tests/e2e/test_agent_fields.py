@@ -220,7 +220,6 @@ def test_a_form_that_the_client_writes_becomes_its_tokens(client: httpx.Client) 
         ({"guided_regex": "a", "logit_bias": {"40": 1}}, "logit_bias"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"guided_regex": "("}, "guided_regex"),
-        ({"guided_choice": []}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
     ],
