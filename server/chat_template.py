@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +38,17 @@ logger = logging.getLogger("headway.server")
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """The source of a template, and the special tokens that it may name. tool_source: for conversations with tools,
-    where the model's files have a template of its own for them."""
+    where the model's files have a template of its own for them.
+
+    stop_strings: that end an answer; a template that separates messages by plain text needs them. note: what people should
+    know of the model's chats. Both are Headway's own, beside a named template in tokenizer_config.json.
+    """
 
     source: str
     variables: dict[str, str]
     tool_source: str | None = None
+    stop_strings: tuple[str, ...] = ()
+    note: str | None = None
 
     def source_for(self, conversation: Conversation) -> str:
         return self.source if self.tool_source is None or not conversation.tools else self.tool_source
@@ -51,30 +58,38 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
     """file: the template to use instead of the model's own. Otherwise chat_template.jinja, else
     tokenizer_config.json; None if the model has none. Raises ModelError, and ConfigError for `file`."""
     config = read_tokenizer_config(folder)
+    entry: Mapping[str, object] = {}
     tool_source = None
     if file is not None:
         source: str | None = read_template(file)
     else:
         source = read_text(folder / "chat_template.jinja")
         tool_source = read_text(folder / "additional_chat_templates" / "tool_use.jinja")
-        named = config.get("chat_template")
         if source is None:
-            source, tool_source = _named(named, "default"), _named(named, "tool_use")
+            named = _named(config.get("chat_template"))
+            entry = named.get("default", {})
+            source, tool_source = _string(entry, "template"), _string(named.get("tool_use", {}), "template")
     if source is None:
         return None
     tokens = {name: token_content(token) for name, token in config.items() if name.endswith("_token")}
     variables = {name: token for name, token in tokens.items() if token is not None}
-    return ChatTemplate(source, variables, tool_source)
+    stop = entry.get("stop_strings")
+    stop_strings = (
+        tuple(text for text in stop if isinstance(text, str) and text) if isinstance(stop, list) else ()
+    )
+    return ChatTemplate(source, variables, tool_source, stop_strings, _string(entry, "note"))
 
 
-def _named(template: object, name: str) -> str | None:
-    """A string, which is the default, or an entry of a list of named ones."""
+def _named(template: object) -> dict[object, Mapping[str, object]]:
+    """Templates by name: one string is the default, a list has objects with name and template."""
     if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict)]
-        return next(
-            (_named(entry.get("template"), "default") for entry in named if entry.get("name") == name), None
-        )
-    return template if isinstance(template, str) and name == "default" else None
+        return {entry.get("name"): entry for entry in reversed(template) if isinstance(entry, dict)}
+    return {"default": {"template": template}}
+
+
+def _string(entry: Mapping[str, object], name: str) -> str | None:
+    value = entry.get(name)
+    return value if isinstance(value, str) else None
 
 
 def read_template(file: Path) -> str:

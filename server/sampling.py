@@ -40,7 +40,7 @@ class RequestOptions:
     num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
     bad_words: their ids, from encode_bad_words. grammar: from grammar_of; the same for all choices.
-    end_token_ids: that end the text in addition to the model's own. output: how the texts are split into parts; None for
+    end_token_ids, end_strings: that end the text in addition to the model's own. output: how the texts are split into parts; None for
     text alone. thinking_budget: where reasoning is closed.
     """
 
@@ -54,6 +54,7 @@ class RequestOptions:
     bad_words: Sequence[list[int]] = ()
     grammar: Grammar | None = None
     end_token_ids: tuple[int, ...] = ()
+    end_strings: tuple[str, ...] = ()
     output: OutputOptions | None = None
     thinking_budget: ThinkingBudget | None = None
 
@@ -88,7 +89,7 @@ def choice_requests(
             max_tokens=_max_tokens(fields, wanted, len(token_ids), info.max_model_len),
             stop_token_ids=stop_token_ids,
             end_token_ids=end_token_ids,
-            stop=fields.stop_strings,
+            stop=(*fields.stop_strings, *(() if fields.ignore_eos else wanted.end_strings)),
             max_draft_tokens=fields.speculation.max_draft_tokens if fields.speculation else None,
             cache_salt=wanted.owner + (fields.cache_salt or ""),
             priority=fields.priority or 0,

@@ -37,7 +37,7 @@ class DepthLimit:
 @dataclass(frozen=True, slots=True)
 class Services:
     """chat: None for a model without a chat template, of which template_source then is empty. output_format: how the model
-    writes reasoning and calls of tools. other_names: by which requests may call the model, too;
+    writes reasoning and calls of tools. chat_stop_strings, chat_note: as ChatTemplate has them. other_names: by which requests may call the model, too;
     answers carry model_name.
     """
 
@@ -47,6 +47,8 @@ class Services:
     metrics: Metrics
     chat: ChatRenderer | None = None
     template_source: str = ""
+    chat_stop_strings: tuple[str, ...] = ()
+    chat_note: str | None = None
     output_format: OutputFormat = field(default_factory=partial(find_format, None))
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     keys: Keys = field(default_factory=Keys)

@@ -55,10 +55,16 @@ async def _show_lines(engine: EngineClient, console: Console) -> None:
 
 
 def banner(
-    model: str, info: EngineInfo, url: str, unix_socket: str | None = None, *, tool_format: str | None = None
+    model: str,
+    info: EngineInfo,
+    url: str,
+    unix_socket: str | None = None,
+    *,
+    tool_format: str | None = None,
+    chat_note: str | None = None,
 ) -> str:
     """unix_socket: the path where the server listens, if it does not at the address of its URL. tool_format: of the model's
-    calls of tools; None for a model that cannot chat."""
+    calls of tools; None for a model that cannot chat. chat_note: what people should know of its chats."""
     if info.depth:
         depth = f"{info.depth} drafts a round, {DRAFTERS[info.drafter]}"
     elif info.has_draft_head:
@@ -76,7 +82,9 @@ def banner(
         "depth": depth,
         "url": url if unix_socket is None else f"{url} at {unix_socket}",
     }
-    if tool_format is not None:
+    if chat_note is not None:
+        lines["chat"] = chat_note
+    elif tool_format is not None:
         lines["tools"] = f"{tool_format} (--tool-format)"
     if info.has_dummy_weights or info.synthetic_acceptance is not None:
         lines["warning"] = "random weights or synthetic acceptance: the text means nothing"

@@ -80,6 +80,8 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             grammars=Grammars(token_table, vocab_size, metrics.requests),
             chat=None if template is None else ChatRenderer(template),
             template_source=source_text,
+            chat_stop_strings=() if template is None else template.stop_strings,
+            chat_note=None if template is None else template.note,
             output_format=output_format,
             limits=ServiceLimits(
                 config.max_body_bytes, config.request_timeout, config.keep_alive, config.force_include_usage
@@ -225,7 +227,10 @@ async def _announce(server: DrainingServer, services: Services, config: ServerCo
 async def _announce_to_people(services: Services, url: str, unix_socket: str | None) -> None:
     info = await wait_with_progress(services.engine)
     tool_format = services.output_format.name if services.chat is not None else None
-    print(banner(services.model_name, info, url, unix_socket, tool_format=tool_format), flush=True)
+    told = banner(
+        services.model_name, info, url, unix_socket, tool_format=tool_format, chat_note=services.chat_note
+    )
+    print(told, flush=True)
 
 
 async def _announce_to_machines(services: Services, url: str, unix_socket: str | None) -> None:
@@ -233,4 +238,5 @@ async def _announce_to_machines(services: Services, url: str, unix_socket: str |
     info = await services.engine.wait_until_ready()
     fields = banner_fields(services.model_name, info, url, unix_socket)
     fields["tool_format"] = services.output_format.name
+    fields["chat_note"] = services.chat_note
     logger.info("serving %s at %s", services.model_name, unix_socket or url, extra={"fields": fields})

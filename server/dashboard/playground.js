@@ -18,7 +18,11 @@ export class Playground {
     });
   }
 
-  setServer({ depth, can_chat: canChat }) {
+  setServer({ depth, can_chat: canChat, chat_note: chatNote }) {
+    if ($("as-chat-label").hidden && chatNote) {
+      $("as-chat").checked = false; // the model is one that continues text
+      $("as-chat-label").title = `This model ${chatNote}.`;
+    }
     $("as-chat-label").hidden = !canChat;
     if (depth == null || depth === this.depth) return;
     this.depth = depth;

@@ -73,6 +73,7 @@ async def create_chat_completion(request: Request) -> Response:
         keep_last=body.truncate_prompt_tokens,
         num_wanted=body.token_limit,
     )
+    grammar = await chat_grammar(body, output, services)
     wanted = RequestOptions(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,
@@ -80,7 +81,8 @@ async def create_chat_completion(request: Request) -> Response:
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         owner=services.keys.owner(request.headers.get("Authorization", "")),
         bad_words=await encode_bad_words(body, services.tokenizer),
-        grammar=await chat_grammar(body, output, services),
+        grammar=grammar,
+        end_strings=services.chat_stop_strings if grammar is None else (),
         output=output,
         thinking_budget=thinking_budget(body, output, services.output_format, services.tokenizer),
     )

@@ -38,12 +38,14 @@ HEADERS = {
 
 
 class ServerFacts(msgspec.Struct):
-    """The server's facts on the page. None while the engine loads for the first time."""
+    """The server's facts on the page. None while the engine loads for the first time; chat_note: None where there is
+    nothing that people should know of the model's chats."""
 
     version: str
     model: str
     state: State
     can_chat: bool
+    chat_note: str | None
     device: str | None = None
     dtype: str | None = None
     depth: int | None = None
@@ -98,7 +100,11 @@ def _facts(services: Services) -> ServerFacts:
     """depth: what a request gets at most, which an operator may have limited."""
     info = services.engine.info
     facts = ServerFacts(
-        __version__, services.model_name, services.engine.status().state, services.chat is not None
+        __version__,
+        services.model_name,
+        services.engine.status().state,
+        services.chat is not None,
+        services.chat_note,
     )
     if info is not None:
         facts.device, facts.dtype, facts.max_running = info.device, info.dtype, info.max_running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections.abc import Iterator
@@ -205,10 +206,26 @@ def test_another_salt_finds_no_cached_prefix(client: httpx.Client, server: Any) 
     assert told == hits
 
 
-def test_the_embedded_model_refuses_chat(client: httpx.Client) -> None:
-    body = {"messages": [{"role": "user", "content": "hello"}]}
-    response = client.post("/v1/chat/completions", json=body)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "chat_not_supported")
+def test_the_embedded_model_answers_a_first_chat_with_code(client: httpx.Client) -> None:
+    """It was not trained to chat: its template makes comments of the messages, and it continues the code after them."""
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Write a function\nthat reads a file"},
+    ]
+    response = client.post("/v1/chat/completions", json={"messages": messages, "n": 8, "seed": 1})
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    contents = [choice["message"]["content"] for choice in choices]
+    assert all(content.strip() and "\n\n\n" not in content for content in contents)
+    assert sum(choice["finish_reason"] == "stop" for choice in choices) >= 4
+    assert sum(map(is_python, contents)) >= 4
+
+
+def is_python(text: str) -> bool:
+    try:
+        return bool(ast.parse(text).body)
+    except SyntaxError:
+        return False
 
 
 @pytest.fixture(scope="module")

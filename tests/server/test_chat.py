@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -240,6 +241,23 @@ async def test_too_many_tokens_are_refused_by_the_name_they_came_by(
     error = await refusal(client, **{field: 5000})
     assert (error["code"], error["param"]) == ("context_length_exceeded", field)
     assert error["message"].endswith(f"reduce your prompt or {field}.")
+
+
+class TestStringsOfTheTemplate:
+    @pytest.fixture
+    def services(self, services: Services) -> Services:
+        return replace(services, chat_stop_strings=("quick",))
+
+    async def test_they_end_a_chat_beside_those_of_the_request_and_no_completion(
+        self, client: httpx.AsyncClient, fox: list[int]
+    ) -> None:
+        choice = (await chat(client))["choices"][0]
+        assert (choice["message"]["content"], choice["stop_reason"]) == ("the ", "quick")
+        choice = (await chat(client, stop="he"))["choices"][0]
+        assert (choice["message"]["content"], choice["stop_reason"]) == ("t", "he")
+        assert "quick brown" in (await chat(client, ignore_eos=True))["choices"][0]["message"]["content"]
+        answer = (await client.post("/v1/completions", json={"prompt": "a"})).json()
+        assert "quick brown" in answer["choices"][0]["text"]
 
 
 class TestWithoutATemplate:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from headway_testing import tiny_tokenizers
+from headway_testing.in_process_chat import text_of
 from headway_testing.tiny_tokenizers import CHAT_TEMPLATE, END_OF_TEXT
 
 from headway.engine import ModelError
@@ -19,6 +22,7 @@ from headway.server import chat_template
 from headway.server.chat_template import ChatRenderer, ChatTemplate, load_chat_template
 from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
+from headway.server.formats import find_format
 
 HELLO = Conversation([{"role": "user", "content": "hello"}])
 Make = Callable[..., ChatRenderer]
@@ -78,6 +82,35 @@ def test_a_template_for_conversations_with_tools_is_found_beside_the_default(tmp
         (folder / "additional_chat_templates").mkdir(exist_ok=True)
         text = {"with tools": "of the file", "of the file": "from the file"}.get(expected, "")
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text(text)
+
+
+def test_a_named_template_may_have_strings_that_end_an_answer_and_a_note(tmp_path: Path) -> None:
+    entry = {
+        "name": "default",
+        "template": "x",
+        "stop_strings": ["\n\n", "", 7, "END"],
+        "note": "is a model of text",
+    }
+    found = load_chat_template(tiny_tokenizers.save_with_template(tmp_path, [entry]))
+    variables = {"eos_token": END_OF_TEXT}
+    assert found == ChatTemplate("x", variables, None, ("\n\n", "END"), "is a model of text")
+
+
+def test_the_embedded_model_has_a_template_of_comments() -> None:
+    template = load_chat_template(Path(str(files("headway.engine.demo"))))
+    assert template is not None
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Do\n\n    this "},
+        {"role": "assistant", "content": "x = 1"},
+        {"role": "user", "content": "more"},
+    ]
+    text = text_of(template.source, Conversation(messages))
+    assert text.startswith("# Be brief.\n\n# Add two numbers.\n\ndef add_numbers(a, b):\n")
+    assert text.endswith("\n\n\n# Do\n#\n#     this\n\nx = 1\n\n\n# more\n\n")
+    assert ast.parse(text)
+    assert (template.stop_strings, "not trained to chat" in (template.note or "")) == (("\n\n\n",), True)
+    assert find_format(template.source).name == find_format(None).name
 
 
 def test_a_file_that_the_operator_names_takes_the_place_of_the_models_templates(tmp_path: Path) -> None:

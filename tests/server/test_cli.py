@@ -377,6 +377,13 @@ def test_the_banner_warns_of_text_that_means_nothing(change: dict[str, object], 
     ) == is_warned
 
 
+def test_the_banner_says_what_people_should_know_of_chats() -> None:
+    told = banner("tiny", INFO, "http://x", tool_format="plain", chat_note="continues code")
+    assert "\n  chat     continues code\n" in told
+    assert "tools" not in told
+    assert "\n  chat " not in banner("tiny", INFO, "http://x", tool_format="plain")
+
+
 class DrainedEngine(FakeEngine):
     """Mutable: notes the drain, and ends what runs after its time as the client does."""
 

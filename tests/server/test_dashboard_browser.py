@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from headway_testing.fake_chat import JoinedContents
@@ -56,6 +57,23 @@ async def test_a_model_that_chats_is_asked_by_messages_unless_told_otherwise(
     rounds = [["1", "2", "0"][: len(ids) - i] for i in range(0, len(ids), 3)]
     rounds[-1][-1] = "0"  # the last of a round is no draft
     assert await positions(page) == [position for one in rounds for position in one]
+
+
+class TestModelThatContinuesText:
+    @pytest.fixture
+    def services(self, services: Services) -> Services:
+        return replace(services, chat_note="continues code after comments")
+
+    async def test_it_is_asked_by_text_unless_told_otherwise(self, page: Page) -> None:
+        await expect(page.locator("#as-chat-label")).to_be_visible()
+        await expect(page.locator("#as-chat-label")).to_have_attribute(
+            "title", "This model continues code after comments."
+        )
+        await expect(page.locator("#as-chat")).not_to_be_checked()
+        await page.locator("#as-chat").set_checked(True)
+        async with page.expect_response("**/dashboard/data*"):
+            pass  # the page asks again, and keeps what was chosen
+        await expect(page.locator("#as-chat")).to_be_checked()
 
 
 async def test_an_operators_limit_takes_the_depths_away(page: Page, services: Services) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from demo_model.chat import CHAT_TEMPLATE
 from demo_model.corpus import Corpus
 from demo_model.drafter import DrafterRecipe, train_drafter
 from demo_model.evaluate import evaluate
@@ -35,6 +36,7 @@ TOKENIZER_CONFIG = {
     "eos_token": "<|endoftext|>",
     "model_max_length": 2048,
     "tokenizer_class": "PreTrainedTokenizerFast",
+    "chat_template": CHAT_TEMPLATE,
 }
 
 
