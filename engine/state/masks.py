@@ -44,10 +44,7 @@ class MaskTable:
     def upload(self, entries: Mapping[int, int]) -> Masks:
         """Returns the masks of all rows, there for all that is launched from now on. entries: by row, from the first entry of the
         buffer on."""
-        self._entries.fill_(-1)
-        if entries:
-            rows, numbers = zip(*entries.items(), strict=True)
-            self._entries[list(rows)] = torch.tensor(numbers)
+        self._entries.copy_(torch.tensor([entries.get(row, -1) for row in range(len(self._entries))]))
         if self._stream is not None:
             with self._stream:
                 self._on_device.entries.copy_(self._entries, non_blocking=True)

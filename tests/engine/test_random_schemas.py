@@ -169,7 +169,7 @@ def test_masked_rows_leave_the_others_unchanged(num_schemas: int) -> None:
 
 @pytest.mark.parametrize("num_schemas", NUM_SCHEMAS)
 def test_preemption_changes_no_text(num_schemas: int) -> None:
-    engine = engine_of(max_model_len=512, kv_cache_memory_bytes=TINY_KV_BYTES)
+    engine = engine_of(max_model_len=544, kv_cache_memory_bytes=TINY_KV_BYTES)
     outputs = crowd(engine, wishes(num_schemas))
     assert engine.engine.scheduler.snapshot().num_preemptions > 0
     assert_same(wishes(num_schemas), undrafted(num_schemas), outputs)
