@@ -248,3 +248,20 @@ def test_the_second_half_is_launched_whatever_happens_between(
     assert len(finished) == 4, "three steps, and the one that failed between its halves"
     assert torch.is_tensor(runner.slots.limits)
     assert engine.outputs[request_id].token_ids
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_halves_replayed_as_graphs_give_the_same_text(
+    folder: Path, plain: list[tuple[list[int], FinishReason | None]], depth: int
+) -> None:
+    """plain: of the CPU, in float64. Each size is launched once kernel by kernel, then captured, then replayed."""
+    engine = engine_of(folder, dtype="float32", depth=depth, device="cuda")
+    engine.engine.runner.capture([depth], progress=lambda _: None)
+    for _ in range(3):
+        engine.outputs.clear()
+        assert texts(together(engine, wishes(20))) == plain
+    halves = engine.engine.runner._halves
+    assert halves._second is not None
+    assert halves._second._graphs, "second halves were captured"
+    assert engine.engine.scheduler.snapshot().stage_seconds["mask"] > 0
