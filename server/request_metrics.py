@@ -89,30 +89,13 @@ class RequestMetrics:
         self.choices = self._histogram(
             "headway_request_choices", "Choices of a prompt, once all have ended.", CHOICES_BUCKETS
         )
-        tool_calls = Counter(
-            "headway_tool_calls",
-            "Calls of tools in answers to requests with tools, by the form of the model's output and by outcome: parsed; or "
-            "malformed, which is told as content.",
-            ["format", "outcome"],
-            registry=registry,
-        )
-        self._tool_calls = {
-            outcome: tool_calls.labels(tool_format, outcome) for outcome in (PARSED, MALFORMED)
-        }
+        self._tool_calls = _tool_call_counters(registry, tool_format)
         self.grammar_compile_time = self._histogram(
             "headway_grammar_compile_seconds",
             "Checking and compiling a grammar that a request asked for, refused ones included.",
             COMPILE_BUCKETS,
         )
-        self.grammars = Counter(
-            "headway_grammars",
-            "Grammars that requests asked for, by kind and outcome.",
-            ["kind", "outcome"],
-            registry=registry,
-        )
-        for kind in KINDS:
-            for outcome in OUTCOMES:
-                self.grammars.labels(kind, outcome)
+        self.grammars = _grammar_counter(registry)
 
     def count_tool_calls(self, num_parsed: int, num_malformed: int) -> None:
         self._tool_calls[PARSED].inc(num_parsed)
@@ -163,3 +146,29 @@ class RequestMetrics:
 def _buckets(histogram: Histogram) -> Buckets:
     samples = [s for family in histogram.collect() for s in family.samples if s.name.endswith("_bucket")]
     return [(float(s.labels["le"]), s.value) for s in samples]
+
+
+def _tool_call_counters(registry: CollectorRegistry, tool_format: str) -> dict[str, Counter]:
+    """Returns a counter for each outcome."""
+    calls = Counter(
+        "headway_tool_calls",
+        "Calls of tools in answers to requests with tools, by the form of the model's output and by outcome: parsed; or "
+        "malformed, which is told as content.",
+        ["format", "outcome"],
+        registry=registry,
+    )
+    return {outcome: calls.labels(tool_format, outcome) for outcome in (PARSED, MALFORMED)}
+
+
+def _grammar_counter(registry: CollectorRegistry) -> Counter:
+    """Returns the counter by kind and outcome, all of which stand at 0."""
+    grammars = Counter(
+        "headway_grammars",
+        "Grammars that requests asked for, by kind and outcome.",
+        ["kind", "outcome"],
+        registry=registry,
+    )
+    for kind in KINDS:
+        for outcome in OUTCOMES:
+            grammars.labels(kind, outcome)
+    return grammars

@@ -91,11 +91,10 @@ class Scheduler:
             checkpoints=checkpoints,
         )
         stats = _new_stats(num_blocks, config.block_size, depth)
-        waiting, rows = Queue(config.max_waiting), RowTable(config.num_rows)
         self.state = SchedulerState(
             config.block_size,
-            waiting,
-            rows,
+            Queue(config.max_waiting),
+            RowTable(config.num_rows),
             blocks,
             prefixes,
             stats,
