@@ -64,7 +64,9 @@ def model(folder: Path) -> str:
 
 
 def engine_of(folder: Path, *, reads_late: bool = False, **options: object) -> LocalEngine:
-    fixed = {"model_path": model(folder), "dtype": "float64", "depth": 3, "kv_cache_memory_bytes": 1 << 24}
+    fixed = {
+        "model_path": model(folder), "dtype": "float64", "device": "cpu", "depth": 3, "kv_cache_memory_bytes": 1 << 24,
+    }  # fmt: skip
     return LocalEngine(EngineConfig(**(fixed | options)), token_table=TABLE, reads_late=reads_late)  # type: ignore[arg-type]
 
 
