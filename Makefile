@@ -8,7 +8,7 @@ SERVE_ARGS ?=
 TEST_ARGS ?=
 CLIENTS_VENV := .venv-clients
 
-.PHONY: serve test test-long test-clients test-container bench-cpu bench-frontend bench-text bench-kernels soak lint format docs clean
+.PHONY: serve test test-long test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
 
 # Debian's python3 has no venv module of its own.
 $(BIN)/pip:
@@ -89,6 +89,10 @@ bench-frontend: $(VENV)/.ready-test
 # Streams beside large bodies and long prompts, before a fake engine: gaps, /health, memory, each with its limit.
 bench-text: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_text.py
+
+# Streams beside hostile grammars, before a fake engine.
+bench-hostile: $(VENV)/.ready-test
+	$(BIN)/python -P tests/benchmarks/bench_hostile.py
 
 # Every operation on a GPU, beside ceilings measured in the same run.
 bench-kernels: $(VENV)/.ready-test

@@ -139,8 +139,9 @@ def text(num_characters: int) -> str:
     return (source * (num_characters // len(source) + 1))[:num_characters]
 
 
-def body_of(url: str, path: str, fields: dict[str, object]) -> bytes:
-    body = json.dumps(fields)
+def body_of(url: str, path: str, fields: dict[str, object] | str) -> bytes:
+    """fields: or the body as it stands."""
+    body = fields if isinstance(fields, str) else json.dumps(fields)
     head = f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
     return (head + body).encode()
 
