@@ -14,6 +14,7 @@ from headway.engine import EngineDeadError, EngineInfo
 from headway.server.chat_template import ChatRenderer
 from headway.server.config import ServiceLimits
 from headway.server.engine_client import EngineClient
+from headway.server.errors import ApiError
 from headway.server.formats import OutputFormat, find_format
 from headway.server.grammars import Grammars, no_grammars
 from headway.server.in_flight import InFlight
@@ -60,6 +61,11 @@ class Services:
     grammars: Grammars = field(default_factory=no_grammars)
     started_unix: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All by which requests may call the model."""
+        return self.model_name, *self.other_names
+
 
 def services_of(request: Request) -> Services:
     services = request.app.state.services
@@ -81,6 +87,18 @@ def system_fingerprint(services: Services) -> str:
     facts = (__version__, services.model_name, info.architecture, info.num_parameters, info.device, info.dtype,
              info.max_model_len, info.is_deterministic)  # fmt: skip
     return f"fp_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+
+
+def check_model(model: str | None, services: Services) -> None:
+    """A request may leave the model out; a wrong one is refused."""
+    if model is not None and model not in services.names:
+        served = ", ".join(f"'{name}'" for name in services.names)
+        raise ApiError(
+            f"The model '{model}' does not exist; this server serves {served}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
 
 def max_draft_tokens(services: Services) -> int:

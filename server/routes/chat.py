@@ -10,16 +10,12 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.access import record_of
 from headway.server.body import read_body
-from headway.server.chat_grammar import chat_grammar, thinking_budget
-from headway.server.chat_output import output_options
-from headway.server.chat_prompt import chat_prompt
+from headway.server.chat_answer import begin_chat
 from headway.server.choice import Delta
 from headway.server.choice_output import NumberedCall, Part
 from headway.server.formats import Content, Reasoning
 from headway.server.logprobs import chat_logprobs
-from headway.server.prompt import encode_chat
 from headway.server.protocol.chat import (
     AnswerCall,
     AnswerFunction,
@@ -31,22 +27,15 @@ from headway.server.protocol.chat import (
     ChatRequest,
     ChoiceLogprobs,
     DeltaCall,
-    check,
-    conversation_of,
 )
 from headway.server.protocol.decoding import decode
-from headway.server.reasoning_effort import with_effort
 from headway.server.response import (
     GenerationResponse,
     collect,
     draft_positions,
     event_stream,
-    new_header,
-    new_response,
 )
-from headway.server.routes.models import check_model
-from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
-from headway.server.services import Services, engine_info, request_id_of, services_of
+from headway.server.services import services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
 
@@ -57,50 +46,13 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), ChatRequest)
-    check_model(body.model, services)
-    record = record_of(request)
-    record.model = body.model or services.model_name
-    services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
-    check(body)
-    conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
-    chat = await chat_prompt(conversation, services)
-    output = output_options(body, chat, services.output_format, services.tokenizer)
-    info = engine_info(services)
-    prompt = await encode_chat(
-        chat,
-        services.tokenizer,
-        info,
-        keep_last=body.truncate_prompt_tokens,
-        num_wanted=body.token_limit,
-    )
-    grammar = await chat_grammar(body, output, services)
-    wanted = RequestOptions(
-        num_candidates=body.n or 1,
-        max_tokens=body.token_limit,
-        limit_name=body.token_limit_name,
-        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        owner=services.keys.owner(request.headers.get("Authorization", "")),
-        bad_words=await encode_bad_words(body, services.tokenizer),
-        grammar=grammar,
-        end_strings=services.chat_stop_strings if grammar is None else (),
-        output=output,
-        thinking_budget=thinking_budget(body, output, services.output_format, services.tokenizer),
-    )
-    writer = _writer(body, prompt, wanted, services, request)
-    record.answer = writer.answer
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    answer, prompt = await begin_chat(body, request, services, prefix="chatcmpl", kind=kind)
+    writer = ChatWriter(body, answer, prompt, services.tokenizer)
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
     completion = await unless_disconnected(request.receive, _complete(writer))
     return Response(msgspec.json.encode(completion), media_type="application/json")
-
-
-def _writer(
-    body: ChatRequest, prompt: list[int], wanted: RequestOptions, services: Services, request: Request
-) -> ChatWriter:
-    requests = choice_requests(body, wanted, [prompt], services.tokenizer, engine_info(services))
-    head = new_header("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", services)
-    answer = new_response(head, body, requests, len(prompt), services, request_id_of(request))
-    return ChatWriter(body, answer, prompt, services.tokenizer)
 
 
 async def _complete(writer: ChatWriter) -> ChatCompletion:

@@ -37,9 +37,8 @@ from headway.server.response import (
     new_header,
     new_response,
 )
-from headway.server.routes.models import check_model
 from headway.server.sampling import MAX_CHOICES, RequestOptions, choice_requests, encode_bad_words
-from headway.server.services import Services, engine_info, request_id_of, services_of
+from headway.server.services import Services, check_model, engine_info, request_id_of, services_of
 from headway.server.sse import unless_disconnected
 from headway.server.tokenizer import Tokenizer
 

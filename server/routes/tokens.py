@@ -24,8 +24,7 @@ from headway.server.protocol.decoding import decode
 from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
 from headway.server.protocol.tools import check_tools
 from headway.server.reasoning_effort import with_effort
-from headway.server.routes.models import check_model
-from headway.server.services import Services, engine_info, services_of
+from headway.server.services import Services, check_model, engine_info, services_of
 
 router = APIRouter()
 SENT_BYTES = 1 << 16

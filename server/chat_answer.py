@@ -1,0 +1,60 @@
+"""The answer to a chat, before any of it is generated: the same for every API that chats are asked for by."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from headway.server.access import record_of
+from headway.server.chat_grammar import chat_grammar, thinking_budget
+from headway.server.chat_output import output_options
+from headway.server.chat_prompt import chat_prompt
+from headway.server.prompt import encode_chat
+from headway.server.protocol.chat import ChatRequest, check, conversation_of
+from headway.server.reasoning_effort import with_effort
+from headway.server.response import GenerationResponse, new_header, new_response
+from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
+from headway.server.services import Services, check_model, engine_info, request_id_of
+
+
+async def begin_chat(
+    body: ChatRequest, request: Request, services: Services, *, prefix: str, kind: str
+) -> tuple[GenerationResponse, list[int]]:
+    """Returns the answer, whose generation has not started, and the prompt's token ids.
+
+    prefix, kind: how OpenAI's ids of such an object begin, and what it is called. Raises ApiError and RequestError for whatever
+    this server cannot serve, by the names of the chat's fields.
+    """
+    check_model(body.model, services)
+    record = record_of(request)
+    record.model = body.model or services.model_name
+    services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
+    check(body)
+    conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
+    chat = await chat_prompt(conversation, services)
+    output = output_options(body, chat, services.output_format, services.tokenizer)
+    info = engine_info(services)
+    prompt = await encode_chat(
+        chat,
+        services.tokenizer,
+        info,
+        keep_last=body.truncate_prompt_tokens,
+        num_wanted=body.token_limit,
+    )
+    grammar = await chat_grammar(body, output, services)
+    wanted = RequestOptions(
+        num_candidates=body.n or 1,
+        max_tokens=body.token_limit,
+        limit_name=body.token_limit_name,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        owner=services.keys.owner(request.headers.get("Authorization", "")),
+        bad_words=await encode_bad_words(body, services.tokenizer),
+        grammar=grammar,
+        end_strings=services.chat_stop_strings if grammar is None else (),
+        output=output,
+        thinking_budget=thinking_budget(body, output, services.output_format, services.tokenizer),
+    )
+    requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
+    head = new_header(prefix, kind, services)
+    answer = new_response(head, body, requests, len(prompt), services, request_id_of(request))
+    record.answer = answer
+    return answer, prompt
