@@ -117,8 +117,9 @@ def _turn(
             after = 2 * half + tl.arange(0, REST)[None, :]
             rest = _weighted(rest, factor, norm_ptr + after, after < head_dim, UNIT_OFFSET)
             tl.store(head_ptr + after, rest, mask=has_head & (after < head_dim))
-    turned_first = (wide(first) * cos - wide(second) * sin).to(first.dtype)
-    turned_second = (wide(second) * cos + wide(first) * sin).to(first.dtype)
+    # As in qkv_rope_append.py: which of two products is fused is the compiler's choice else.
+    turned_first = tl.fma(wide(first), cos, -(wide(second) * sin)).to(first.dtype)
+    turned_second = tl.fma(wide(second), cos, wide(first) * sin).to(first.dtype)
     tl.store(head_ptr + column, turned_first, mask=mask)
     tl.store(head_ptr + half + column, turned_second, mask=mask)
     return turned_first, turned_second, rest

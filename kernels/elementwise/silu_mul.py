@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.elementwise._gated_product import gated_product
 from headway.kernels.reference.elementwise.silu_mul import silu_mul as silu_mul_twin
-from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
 
@@ -31,12 +31,8 @@ def _silu_mul_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(gate_ptr, mask=is_inside, other=0.0)
-    up = wide(tl.load(gate_ptr + intermediate, mask=is_inside, other=0.0))
-    value = wide(gate)
-    decay = tl.exp(-tl.abs(value))
-    value *= tl.where(value >= 0, 1.0, decay) / (1 + decay)
-    product = wide(value.to(gate.dtype)) * up
-    tl.store(out_ptr + token * intermediate + column, product.to(gate.dtype), mask=is_inside)
+    up = tl.load(gate_ptr + intermediate, mask=is_inside, other=0.0)
+    tl.store(out_ptr + token * intermediate + column, gated_product(gate, up), mask=is_inside)
 
 
 def silu_mul(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.elementwise._gated_product import gluon_gated_product
 from headway.kernels.linear.dispatch import GATED_INPUTS as INPUTS
 from headway.kernels.linear.dispatch import GATED_OUTPUTS as OUTPUTS
 from headway.kernels.linear.dispatch import GATED_ROWS as ROWS
@@ -130,10 +131,10 @@ def _dense_gated_kernel(
         sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[sums])
         runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
         gate, up = gl.split(gl.permute(gl.reshape(sums, [ROWS, runs, 2, PAIRED]), (0, 1, 3, 2)))
-        result = gl.reshape(gate / (1.0 + gl.exp(-gate)) * up, [ROWS, OUTPUTS // 2])
+        result = gl.reshape(gluon_gated_product(gate, up, x_desc.dtype), [ROWS, OUTPUTS // 2])
         hopper.tma.store_wait(pendings=0)
         tl.debug_barrier()
-        results.store(result.to(x_desc.dtype))
+        results.store(result)
         hopper.fence_async_shared()
         tl.debug_barrier()
         own_row_tile, own_tile = _place_of(index, row_tiles, tiles, GROUP)

@@ -56,7 +56,8 @@ class LinearKernel(Enum):
         "In MMA instructions of 16 inputs (32 of float8) from the tile's first input on, wrapping around within a part of "
         "the sum; parts are added by ascending index. The weight's shape decides, for up to 64 rows; gates of 65 to 128 rows "
         "begin at other inputs.",
-        "float32 accumulation (float8: as the tensor core accumulates); scale, bias and residual in float32; one rounding",
+        "float32 accumulation (float8: as the tensor core accumulates); scale, bias and residual in float32; one rounding, "
+        "which gates and what they multiply get before the activation, and the activation before the product",
     )
     SKINNY = KernelTraits(
         "By ascending input within a part of the sum; parts are added by ascending index. The weight's shape decides, for up "

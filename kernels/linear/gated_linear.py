@@ -8,22 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.elementwise._gated_product import gated_product
 from headway.kernels.elementwise.silu_mul import silu_mul
-from headway.kernels.linear._hopper_core import (
-    by_rows,
-    cells_of,
-    choice_of,
-    close_stream,
-    described_pairs,
-    described_rows,
-    inputs_of,
-    open_stream,
-    split_paired,
-    stream_constants_of,
-    sum_stream,
-    sums_of,
-)
+from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._hopper_gated_gemm import dense_gated_linear
+from headway.kernels.linear._hopper_gated_linear import streamed_gated_linear
 from headway.kernels.linear._skinny_core import (
     Cut,
     constants_of,
@@ -36,10 +25,10 @@ from headway.kernels.linear._skinny_core import (
     split_pairs,
     sum_products,
 )
-from headway.kernels.linear.dispatch import PAIRED, FusedOperation, LinearKernel, TmaGemmConfig
+from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 from headway.kernels.reference.linear.gated_linear import gated_linear as gated_linear_twin
 from headway.kernels.runtime._device import multiprocessors
-from headway.kernels.runtime._triton import blocks_of, gl, gluon_jit_once_for, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
 from headway.kernels.types._deferred_norm import DeferredNorm
 
 
@@ -87,96 +76,12 @@ def _gated_kernel(
         sums *= deferred_factor(squares, num_inputs, EPSILON)[None, :]
     if HAS_BIAS:
         sums += bias[:, None]
-    gate, up = split_pairs(sums, ROWS, OUTPUTS)
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    gate, up = split_pairs(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
+    result = gated_product(gate, up)
     output = first_output + tl.arange(0, OUTPUTS // 2)
     out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
     is_cell = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
-    tl.store(out_cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
-
-
-@gluon_jit_once_for("num_rows", "num_copies")
-def _streamed_gated_kernel(
-    x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    bias_ptr: gl.tensor,
-    out_ptr: gl.tensor,
-    num_rows: gl.tensor,
-    num_outputs: gl.tensor,
-    num_copies: gl.tensor,
-    out_stride: gl.tensor,
-    ROWS: gl.constexpr,
-    OUTPUTS: gl.constexpr,
-    INPUTS: gl.constexpr,
-    TILES: gl.constexpr,
-    PAIRED: gl.constexpr,
-    STAGES: gl.constexpr,
-    STARTS: gl.constexpr,
-    UNIT: gl.constexpr,
-    UNDER_WAY: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-) -> None:
-    """Each program computes TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up` paired with them."""
-    first_tile = gl.program_id(0) * TILES
-    first = first_tile * (OUTPUTS // (2 * PAIRED))
-    stream = open_stream(
-        x_desc, weight_desc, 0, first, first_tile, 0, num_copies,
-        ROWS, OUTPUTS, INPUTS, TILES, PAIRED, STAGES, STARTS, UNIT,
-    )  # fmt: skip
-    stream = sum_stream(
-        x_desc, weight_desc, stream, 0, first, 0, num_copies, 0, num_copies,
-        ROWS, OUTPUTS, INPUTS, TILES, PAIRED, STAGES, UNDER_WAY,
-    )  # fmt: skip
-    sums = sums_of(stream, TILES)
-    for tile in gl.static_range(TILES):
-        _store_gated(
-            sums[tile], first_tile + tile, bias_ptr, out_ptr, num_rows, num_outputs, out_stride,
-            ROWS, OUTPUTS, PAIRED, HAS_BIAS,
-        )  # fmt: skip
-    close_stream(stream, STAGES)
-
-
-@gluon_jit_once_for()
-def _store_gated(
-    sums: gl.tensor,  # [OUTPUTS, ROWS] float32
-    tile: gl.tensor,
-    bias_ptr: gl.tensor,
-    out_ptr: gl.tensor,
-    num_rows: gl.tensor,
-    num_outputs: gl.tensor,
-    out_stride: gl.tensor,
-    ROWS: gl.constexpr,
-    OUTPUTS: gl.constexpr,
-    PAIRED: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-) -> None:
-    gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
-    if HAS_BIAS:
-        pair = gl.arange(0, OUTPUTS // 2, layout=gl.SliceLayout(1, gate.type.layout))
-        output = tile * (OUTPUTS // 2) + pair
-        is_output = output < num_outputs
-        gate += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
-        up += gl.load(bias_ptr + num_outputs + output, mask=is_output, other=0).to(gl.float32)[:, None]
-    result = (gate / (1.0 + gl.exp(-gate)) * up).to(out_ptr.dtype.element_ty)
-    result = by_rows(result, ROWS, OUTPUTS // 2)
-    layout: gl.constexpr = result.type.layout
-    cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS // 2, layout)
-    gl.store(out_ptr + cell, result, mask=is_cell)
-
-
-def _launch_streams(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    streams: TmaGemmConfig,
-) -> None:
-    rows, num_inputs = x.shape
-    _streamed_gated_kernel[(streams.programs,)](
-        described_rows(x, streams), described_pairs(weight, streams, blocks=1), out if bias is None else bias, out, rows, out.shape[1],
-        num_inputs // inputs_of(x, streams), out.stride(0), TILES=streams.tiles, PAIRED=PAIRED, HAS_BIAS=bias is not None,
-        **stream_constants_of(x, streams),
-    )  # fmt: skip
+    tl.store(out_cell, result, mask=is_cell)
 
 
 def gated_linear(
@@ -187,8 +92,8 @@ def gated_linear(
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T), in float32 and rounded once, but where the library multiplies. The bias
-    is added to both products.
+    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T). The bias is added to both products, which are rounded once, as the
+    activation is, and the result.
 
     No launch that is still under way may write the weight: it may be read before the preceding launch has ended.
     """
@@ -205,7 +110,7 @@ def gated_linear(
     shape = x.shape[0], weight.shape[0] // 2
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
-        _launch_streams(x, weight, bias, result, streams)
+        streamed_gated_linear(x, weight, bias, result, streams)
     elif kernel is LinearKernel.SKINNY:
         _launch_few(x, weight, bias, norm, result)
     else:

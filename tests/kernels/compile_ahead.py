@@ -299,7 +299,7 @@ CASES = [
         )
         for case in (
             Case(
-                "gated_linear",
+                "_hopper_gated_linear",
                 "_streamed_gated_kernel",
                 linear(kind)
                 | {
@@ -342,7 +342,7 @@ CASES = [
     streamed_linear("bf16", 64, 128, 7, 1, IS_SCALED=False, HAS_RESIDUAL=True)._replace(divisible=STRIDES),
     *(
         Case(
-            "gated_linear",
+            "_hopper_gated_linear",
             "_streamed_gated_kernel",
             linear(kind)
             | {
