@@ -53,7 +53,7 @@ from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec, block_bytes, row_bytes
-from headway.kernels import SPLIT_KV_TILE_ROWS
+from headway.kernels import SPLIT_KV_TILE_ROWS, keep_sums_whole, library_is_ordered
 
 logger = logging.getLogger(__name__)
 
@@ -224,9 +224,22 @@ def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
     check_deterministic(config, model)
     if not config.deterministic or model.device.type != "cuda":
         return None
-    for linear in model.linears():
-        linear.make_batch_invariant()
+    _order_sums(model)
     return max(SPLIT_KV_TILE_ROWS // gqa_group_size(model), 1)
+
+
+def _order_sums(model: CausalLM) -> None:
+    """Gives all products that decide about the text one order of sums, and tries in which the library may compute many rows."""
+    keep_sums_whole()
+    tried: dict[torch.Size, bool] = {}
+    for linear in model.target_linears():
+        shape = linear.weight.shape
+        if shape not in tried:
+            tried[shape] = library_is_ordered(linear.weight)
+            kind = "the library" if tried[shape] else "the project's kernels alone"
+            logger.info("products with a weight of %d x %d: many rows by %s", *shape, kind)
+        linear.make_batch_invariant(is_library_ordered=tried[shape])
+    torch.cuda.empty_cache()
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:

@@ -26,6 +26,7 @@ from headway.kernels.elementwise.rope import rope
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.silu_mul import silu_mul
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
+from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
 from headway.kernels.linear._skinny_core import reserve_workspace
 from headway.kernels.linear.api import adds_residual, defers_norm, fuses_qkv, linear, most_gated_rows
 from headway.kernels.linear.dispatch import (
@@ -109,8 +110,10 @@ __all__ = [
     "fuses_qkv",
     "gumbel_noise",
     "has_float8_products",
+    "keep_sums_whole",
     "kv_append",
     "least_packed_rows",
+    "library_is_ordered",
     "linear",
     "mamba_state_selective_copy",
     "mask_logits",

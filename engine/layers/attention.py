@@ -92,6 +92,7 @@ class Attention:
                 state["keys"],
                 state["values"],
                 inputs.slot_mapping,
+                is_ordered=self.input.is_batch_invariant,
             )
         heads = self.input(x).view(len(x.values), -1, self._spec.head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)

@@ -59,8 +59,12 @@ class CausalLM:
 
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer once."""
-        own = (*(linear for layer in self.layers for linear in layer.linears()), self.lm_head)
+        own = self.target_linears()
         return own if self.draft_head is None else own + self.draft_head.linears()
+
+    def target_linears(self) -> tuple[Linear, ...]:
+        """Those whose results decide about the text: all but the drafts'."""
+        return *(linear for layer in self.layers for linear in layer.linears()), self.lm_head
 
     def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
         """Returns the residual stream before the final norm, [tokens, hidden]."""

@@ -72,10 +72,13 @@ class Linear:
         """From now on the layer multiplies by this weight; the one before is given up."""
         self._stored = weight
 
-    def make_batch_invariant(self) -> None:
-        """On a GPU, from now on, a row's result is the same among any number of others. Not in float64, nor in float8."""
+    def make_batch_invariant(self, *, is_library_ordered: bool) -> None:
+        """On a GPU, from now on, a row's result is the same among any number of others. Not in float64, nor in float8.
+
+        is_library_ordered: the library's products of this weight are known to have the same bits.
+        """
         if isinstance(self._stored, DenseWeight):
-            self._stored = self._stored._replace(is_batch_invariant=True)
+            self._stored = DenseWeight(self._stored.values, True, is_library_ordered)
 
     @property
     def is_batch_invariant(self) -> bool:

@@ -21,14 +21,17 @@ from headway.kernels.linear.dispatch import (
     LinearChoice,
     LinearShape,
     TmaGemmConfig,
+    WeightFormat,
     choose,
 )
 from headway.kernels.runtime._device import is_hopper, multiprocessors, shared_memory_bytes
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
+    constexpr_function,
     gl,
     gluon_jit_once_for,
     hopper,
+    mma_v2,
     power_of_two,
     takes_gluon,
     takes_triton,
@@ -99,6 +102,17 @@ def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl
     return row, gl.where(is_first, place < num_rows, row >= ROWS // 2)
 
 
+@constexpr_function
+def _layout_of_sums(outputs: int, rows: int, bits: int) -> gl.NVMMADistributedLayout:
+    """Of a tile's sums, [outputs, rows]: that of Hopper's instructions, which have 64 outputs, or of older ones, which have 16."""
+    if outputs >= 64:
+        return gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 256 // bits]
+        )
+    warps = [outputs // 16, _WARPS // (outputs // 16)]
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=[16, 8])
+
+
 @gluon_jit_once_for()
 def open_stream(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -145,9 +159,7 @@ def open_stream(
     for stage in gl.static_range(STAGES):
         fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, copy, stage < copies, ROWS, INPUTS)
         copy = gl.where(copy + 1 == end, begin, copy + 1)
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 256 // bits]
-    )
+    layout: gl.constexpr = _layout_of_sums(OUTPUTS, ROWS, bits)
     zeros = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
     return weights, inputs, arrivals, own, 0, 0, (zeros,) * TILES
 
@@ -183,10 +195,15 @@ def sum_stream(
         running: gl.tuple = ()
         # Float8 sums stay in the tensor cores, about 13 bits, from the first input to the last, as Triton does on Hopper:
         # sums added in registers after some inputs would depend on the size of copies.
-        for tile in gl.static_range(TILES):
-            place = weights.index(stage * TILES + tile)
-            running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
-        sums = _waited(running, UNDER_WAY, TILES)
+        if OUTPUTS < 64:
+            gl.static_assert(TILES == 1 and UNDER_WAY == 0)
+            sums = (_thin_product(weights.index(stage), transposed, sums[0], INPUTS),)
+            tl.debug_barrier()  # the stage is free once all warps have read it
+        else:
+            for tile in gl.static_range(TILES):
+                place = weights.index(stage * TILES + tile)
+                running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
+            sums = _waited(running, UNDER_WAY, TILES)
         # Into the stage that has been multiplied.
         free = gl.where(stage == 0, STAGES - 1, stage - 1) if UNDER_WAY > 0 else stage
         summed = turn - UNDER_WAY
@@ -206,6 +223,23 @@ def sum_stream(
 
 
 @gluon_jit_once_for()
+def _thin_product(
+    weights: gl.shared_memory_descriptor,  # [OUTPUTS, INPUTS], OUTPUTS < 64
+    inputs: gl.shared_memory_descriptor,  # [INPUTS, ROWS]
+    sums: gl.tensor,  # [OUTPUTS, ROWS] float32
+    INPUTS: gl.constexpr,
+) -> gl.tensor:
+    """Returns the sums with one copy's products: by instructions of fewer outputs than Hopper's own, to the same bits."""
+    of_weights: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums.type.layout, k_width=2)
+    of_inputs: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=sums.type.layout, k_width=2)
+    for first in gl.static_range(0, INPUTS, 64):
+        left = weights.slice(first, 64, dim=1).load(of_weights)
+        right = inputs.slice(first, 64, dim=0).load(of_inputs)
+        sums = mma_v2(left, right, sums)
+    return sums
+
+
+@gluon_jit_once_for()
 def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> gl.tuple:
     """Waits until the products of at most UNDER_WAY copies are under way."""
     if TILES == 1:
@@ -217,7 +251,9 @@ def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> 
 @gluon_jit_once_for()
 def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
     """Returns each tile's sums, [OUTPUTS, ROWS] float32, once all copies are summed up and no warp's products read them."""
-    sums = _waited(stream[-1], 0, TILES)
+    sums = stream[-1]
+    if sums[0].shape[0] >= 64:
+        sums = _waited(sums, 0, TILES)
     tl.debug_barrier()
     return sums
 
@@ -280,10 +316,15 @@ def has_bulk_copies(x: torch.Tensor) -> bool:
 
 
 def choice_of(
-    x: torch.Tensor, weight: torch.Tensor, operation: FusedOperation, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    operation: FusedOperation,
+    out: torch.Tensor | None = None,
+    weight_format: WeightFormat = WeightFormat.PLAIN,
 ) -> LinearChoice:
     """Returns what `dispatch.choose` says of these tensors."""
-    return choose(shape_of(x, weight, out), traits_of(x), operation)
+    shape = shape_of(x, weight, out)._replace(format=weight_format)
+    return choose(shape, traits_of(x), operation)
 
 
 def shape_of(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> LinearShape:
@@ -311,21 +352,24 @@ def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, in
     # 45.2 us, and 47.3 with the wait. Otherwise the bytes in flight matter more, above all for MANY_ROWS, which leave room for
     # two or three copies.
     is_under_way = rows == MAX_ROWS or streams.programs > multiprocessors(x.device)
-    stage_bytes = (streams.tiles * OUTPUTS + rows) * streams.copy_bytes
+    stage_bytes = (streams.tiles * streams.outputs + rows) * streams.copy_bytes
     return {
         "ROWS": rows,
-        "OUTPUTS": OUTPUTS,
+        "OUTPUTS": streams.outputs,
         "INPUTS": inputs_of(x, streams),
         "STAGES": shared_memory_bytes(x.device) // stage_bytes,
         "STARTS": _starts(streams, rows),
         "UNIT": COPY_BYTES // streams.copy_bytes,
-        "UNDER_WAY": int(is_under_way),
+        # Thin tiles are multiplied by instructions that are never under way.
+        "UNDER_WAY": int(is_under_way and streams.outputs == OUTPUTS),
         "num_warps": _WARPS,
         "launch_pdl": True,
     }
 
 
 def _starts(streams: TmaGemmConfig, rows: int) -> int:
+    if streams.is_ordered:
+        return 1
     if rows > MAX_ROWS:
         return _STARTS_OF_MANY
     return _STARTS if streams.split == 1 else _STARTS_OF_PARTS
@@ -361,7 +405,7 @@ def described_pairs(weight: torch.Tensor, streams: TmaGemmConfig, *, blocks: int
 
 
 def described_weight(weight: torch.Tensor, streams: TmaGemmConfig) -> TensorDescriptor:
-    block = [OUTPUTS, inputs_of(weight, streams)]
+    block = [streams.outputs, inputs_of(weight, streams)]
     return _described(weight, list(weight.shape), [weight.shape[1], 1], block)
 
 

@@ -53,6 +53,7 @@ def _streamed_linear_kernel(
     IS_SCALED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
+    ROUNDS_TWICE: gl.constexpr,
 ) -> None:
     """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; that of the last part adds the parts up."""
     tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
@@ -99,11 +100,13 @@ def _streamed_linear_kernel(
             output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, core_layout))
             bias = gl.load(bias_ptr + output, mask=output < num_outputs, other=0)
             sums += bias.to(gl.float32)[:, None]
-        if HAS_RESIDUAL:
+        if HAS_RESIDUAL and not ROUNDS_TWICE:
             result = by_rows(sums, ROWS, OUTPUTS) + residual.to(gl.float32)
         else:
             # Rounding first halves what the threads exchange.
-            result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
+            result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS).to(gl.float32)
+            if HAS_RESIDUAL:
+                result += residual.to(gl.float32)
         cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS, layout)
         gl.store(out_ptr + cell, result.to(out_ptr.dtype.element_ty), mask=is_cell)
         if SPLIT > 1:
@@ -124,7 +127,8 @@ def streamed_linear(
     bias: torch.Tensor | None = None,  # [outputs] float
     residual: torch.Tensor | None = None,  # [rows, outputs] float
 ) -> None:
-    """Writes x @ weight.T * step * scale + bias + residual, as far as these are given."""
+    """Writes x @ weight.T * step * scale + bias + residual, as far as these are given. Ordered sums are rounded before a residual is
+    added, too, as they are where the norm after them adds them."""
     rows, num_inputs = x.shape
     assert (step is None) == (scale is None), "step and scale come together"
     # Otherwise parts could wait for others that cannot start.
@@ -136,5 +140,6 @@ def streamed_linear(
         num_inputs // inputs_of(weight, streams), streams.part_copies,
         0 if residual is None else residual.stride(0), out.stride(0), SPLIT=streams.split, AHEAD=AHEAD,
         IS_SCALED=step is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        ROUNDS_TWICE=streams.is_ordered,
         **stream_constants_of(x, streams),
     )  # fmt: skip

@@ -12,8 +12,8 @@ from headway.kernels.elementwise.silu_mul import silu_mul
 from headway.kernels.linear import dispatch
 from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
+from headway.kernels.linear._ordered_linear import ordered_linear
 from headway.kernels.linear.add_linear import add_linear
-from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, WeightFormat
 from headway.kernels.linear.float8_linear import float8_linear
 from headway.kernels.linear.gated_linear import gated_linear
@@ -42,6 +42,8 @@ def linear(
     With a next_norm the result's norm is deferred, and out is not written. Only dense weights that are not batch-invariant
     read or write deferred norms. No launch that is still under way may write the weight.
     """
+    if isinstance(weight, DenseWeight) and weight.is_batch_invariant and x.values.is_cuda:
+        return _ordered(x, weight, epilogue, out)
     if isinstance(weight, DenseWeight) and _fuses(x, weight, epilogue):
         return _fused(x, weight.values, epilogue, out)
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
@@ -61,9 +63,10 @@ def adds_residual(
     has_bias: bool,
 ) -> bool:
     """Returns whether a product is best added to a residual in its epilogue, or else with the norm after it."""
-    if not isinstance(weight, DenseWeight) or weight.is_batch_invariant or not x.is_cuda:
+    if not isinstance(weight, DenseWeight) or not x.is_cuda:
         return False
-    return dispatch.adds_residual(shape_of(x, weight.values), traits_of(x), has_bias=has_bias)
+    shape = shape_of(x, weight.values)._replace(format=format_of(weight))
+    return dispatch.adds_residual(shape, traits_of(x), has_bias=has_bias)
 
 
 def defers_norm(
@@ -78,9 +81,9 @@ def defers_norm(
 
 def fuses_qkv(x: Activation, weight: Weight) -> bool:
     """Returns whether `qkv_rope_append` is best for such a product; the caller looks at the form of its heads."""
-    if not isinstance(weight, DenseWeight) or weight.is_batch_invariant or not x.values.is_cuda:
+    if not isinstance(weight, DenseWeight) or not x.values.is_cuda:
         return False
-    shape = shape_of(x.values, weight.values)
+    shape = shape_of(x.values, weight.values)._replace(format=format_of(weight))
     return dispatch.fuses_qkv(shape, traits_of(x.values), is_deferred=x.deferred is not None)
 
 
@@ -89,6 +92,30 @@ def most_gated_rows(
 ) -> int:
     """Returns the most rows, up to that number, whose gated product is computed by the persistent kernel; 0: none are."""
     return dispatch.most_gated_rows(most, *weight_shape, dtype, traits_of(torch.empty(0, device=device)))
+
+
+def format_of(weight: DenseWeight) -> WeightFormat:
+    """Returns what `dispatch` is to know of the weight."""
+    if not weight.is_batch_invariant:
+        return WeightFormat.PLAIN
+    return WeightFormat.LIBRARY_ORDERED if weight.is_library_ordered else WeightFormat.ORDERED
+
+
+def _ordered(x: Activation, weight: DenseWeight, epilogue: Epilogue, out: torch.Tensor | None) -> Activation:
+    bias, activation, residual, norm = epilogue
+    assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
+    assert norm is None, "this weight's format defers no norm"
+    return Activation(
+        ordered_linear(
+            x.values,
+            weight.values,
+            bias,
+            activation=activation,
+            residual=residual,
+            out=out,
+            is_library_ordered=weight.is_library_ordered,
+        )
+    )
 
 
 def _takes_skinny(weight: Weight) -> bool:
@@ -131,8 +158,8 @@ def _product(
     bias: torch.Tensor | None,  # [out]
 ) -> torch.Tensor:  # [rows, out]
     match weight:
-        case DenseWeight(values, _):
-            return batch_invariant_linear(x, values, bias) if x.is_cuda else padded_linear(x, values, bias)
+        case DenseWeight(values):
+            return padded_linear(x, values, bias)
         case PackedCpuWeight():
             return packed_linear(x, weight, bias)
         case Float8Weight(values, scale, step, dtype) if x.dtype == values.dtype:

@@ -27,6 +27,9 @@ _MAX_FLOAT8_SKINNY_ROWS = 16
 # A TMA kernel computes a tile of OUTPUTS outputs, and a copy has these bytes of each. Where the tile of rows is the largest
 # and all programs run at once, small copies leave less to do after the last.
 OUTPUTS, COPY_BYTES, SMALL_COPY_BYTES = 64, 512, 256
+# Of up to MAX_ROWS / 2 rows sums that are not split take thin tiles, if then there is a program for nearly each multiprocessor:
+# `down` of one row takes an H100 31.4 us, in tiles of OUTPUTS 35.1, in two parts 31.5.
+THIN_OUTPUTS, _MIN_SHARE_OF_THIN = 32, 0.9
 # A part of fewer copies takes longer to reduce than to compute; fewer programs issue too few loads at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
 # The last part of a split sum has this number of large copies more than the others, whose sums it waits for.
@@ -55,28 +58,28 @@ class LinearKernel(Enum):
     TMA = KernelTraits(
         "In MMA instructions of 16 inputs (32 of float8) from the tile's first input on, wrapping around within a part of "
         "the sum; parts are added by ascending index. The weight's shape decides, for up to 64 rows; gates of 65 to 128 rows "
-        "begin at other inputs.",
+        "begin at other inputs. Of an ordered weight as BATCH_INVARIANT, and rounded before a residual is added.",
         "float32 accumulation (float8: as the tensor core accumulates); scale, bias and residual in float32; one rounding, "
         "which gates and what they multiply get before the activation, and the activation before the product",
     )
     SKINNY = KernelTraits(
         "By ascending input within a part of the sum; parts are added by ascending index. The weight's shape decides, for up "
         "to 32 rows, and up to 64 where sums are longer than twice the number of outputs.",
-        "float32 accumulation; deferred norm, bias, activation and residual in float32; one rounding, which q, k and v get "
-        "before the rotation, too, and a residual before the next norm's weight multiplies it",
+        "float32 accumulation; deferred norm, bias and residual in float32; one rounding, which q, k and v get before the "
+        "rotation, too, gates as with TMA, and a residual before the next norm's weight multiplies it",
     )
     PERSISTENT_GATED = KernelTraits(
         "By ascending input in MMA instructions of 16 inputs, whatever the number of rows.",
-        "float32 accumulation; activation in float32; one rounding",
+        "float32 accumulation; one rounding, and of gates as with TMA",
     )
     LIBRARY = KernelTraits(
         "The library's, which may depend on the number of rows; on a CPU rows are padded to multiples of 16 and multiplied by "
-        "up to 128 at once, so that it does not.",
-        "The library's product is rounded once; an activation rounds again",
+        "up to 128 at once, so that it does not. Of a library-ordered weight as BATCH_INVARIANT.",
+        "The library's product is rounded once, with bias or residual; of gates as with TMA",
     )
     BATCH_INVARIANT = KernelTraits(
         "By ascending input in MMA instructions of one kind, in one accumulator, whatever the number of rows.",
-        "float32 accumulation; bias in float32; one rounding; an activation rounds again",
+        "float32 accumulation; bias in float32; one rounding; of gates as with TMA",
     )
     FLOAT8_SKINNY = KernelTraits(
         "By ascending input in MMA instructions of 32 inputs, for up to 16 rows.",
@@ -107,9 +110,13 @@ class FusedOperation(Enum):
 
 
 class WeightFormat(Enum):
-    """The formats whose kernel sizes decide about. Others have one kernel each: BATCH_INVARIANT and PACKED_CPU."""
+    """The formats whose kernel sizes decide about. Another has one kernel: PACKED_CPU."""
 
     PLAIN = "both of one dtype, float8 among them"
+    ORDERED = "as PLAIN, summed by ascending input in one accumulator, whatever the number of rows"
+    LIBRARY_ORDERED = (
+        "as ORDERED, where the library is known to sum in that order, too, for more than MAX_ROWS rows"
+    )
     FLOAT8_OF_16_BITS = "a weight in float8 whose inputs are still to be rounded"
     INT4_SCREENED = "a weight in 4 bits, and the exact one"
 
@@ -146,6 +153,8 @@ class TmaGemmConfig(NamedTuple):
     part_copies: int = 0  # of each part but the last
     tiles: int = 1  # of a program
     copy_bytes: int = COPY_BYTES  # of an output
+    outputs: int = OUTPUTS  # of a tile
+    is_ordered: bool = False  # sums begin with the first input
 
 
 class LinearChoice(NamedTuple):
@@ -155,6 +164,8 @@ class LinearChoice(NamedTuple):
 
 def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) -> LinearChoice:
     """Returns the kernel for a launch, and the configuration of a TMA kernel."""
+    if shape.format in (WeightFormat.ORDERED, WeightFormat.LIBRARY_ORDERED):
+        return _choose_ordered(shape, device, operation)
     kernel = _kernel_of_format(shape, device)
     if kernel is not None:
         return LinearChoice(kernel)
@@ -166,6 +177,38 @@ def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) 
     if operation is FusedOperation.SILU_MUL and _is_persistent(shape, device):
         return LinearChoice(LinearKernel.PERSISTENT_GATED)
     return LinearChoice(LinearKernel.LIBRARY)
+
+
+def _choose_ordered(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) -> LinearChoice:
+    """Of the kernels whose results are the same to the last bit, since each sums by ascending input in one accumulator."""
+    config = ordered_tma_config(shape, device, operation)
+    if config is not None:
+        return LinearChoice(LinearKernel.TMA, config)
+    if operation is FusedOperation.SILU_MUL and _is_persistent(shape, device):
+        return LinearChoice(LinearKernel.PERSISTENT_GATED)
+    if shape.format is WeightFormat.LIBRARY_ORDERED and shape.rows > MAX_ROWS:
+        return LinearChoice(LinearKernel.LIBRARY)
+    return LinearChoice(LinearKernel.BATCH_INVARIANT)
+
+
+def ordered_tma_config(
+    shape: LinearShape, device: DeviceTraits, operation: FusedOperation
+) -> TmaGemmConfig | None:
+    """Without a split; None: the kernel is not for such a product."""
+    if operation in (FusedOperation.SILU_MUL, FusedOperation.SILU_MUL_BIASED) and shape.rows > MAX_ROWS:
+        config = tma_config_of_many(shape, device)
+        return config and config._replace(is_ordered=True)
+    is_paired = operation is not FusedOperation.ADD
+    if not _can_use_tma(shape, device, is_paired=is_paired) or shape.rows > MAX_ROWS:
+        return None
+    is_few = shape.rows <= MAX_ROWS // 2
+    share = _blocks(shape.outputs, THIN_OUTPUTS) / device.multiprocessors
+    is_thin = is_few and not is_paired and _MIN_SHARE_OF_THIN <= share <= 1
+    outputs = THIN_OUTPUTS if is_thin else OUTPUTS
+    programs = _blocks(shape.outputs, outputs)
+    is_small = not is_few and programs <= device.multiprocessors
+    copy_bytes = SMALL_COPY_BYTES if is_small else COPY_BYTES
+    return TmaGemmConfig(programs, copy_bytes=copy_bytes, outputs=outputs, is_ordered=True)
 
 
 def _kernel_of_format(shape: LinearShape, device: DeviceTraits) -> LinearKernel | None:
@@ -185,8 +228,11 @@ def most_screened_rows(num_inputs: int) -> int:
 
 
 def adds_residual(shape: LinearShape, device: DeviceTraits, *, has_bias: bool) -> bool:
-    """Returns whether the product is best added to a residual in its epilogue, or else with the norm after it."""
+    """Returns whether the product is best added to a residual in its epilogue, or else with the norm after it. Of an ordered
+    weight both round in the same places."""
     kernel = choose(shape, device, FusedOperation.ADD).kernel
+    if shape.format is not WeightFormat.PLAIN:
+        return kernel is LinearKernel.TMA
     if kernel is LinearKernel.SKINNY:
         return is_short_stream(shape.rows, shape.outputs, shape.dtype)
     return kernel is LinearKernel.TMA or (shape.rows >= MIN_ADDED_ROWS and not has_bias)

@@ -31,7 +31,7 @@ from headway.kernels.linear._skinny_core import (
     sum_products,
     workspace_of,
 )
-from headway.kernels.linear.dispatch import PAIRED, FusedOperation, LinearKernel
+from headway.kernels.linear.dispatch import PAIRED, FusedOperation, LinearKernel, WeightFormat
 from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append as qkv_rope_append_twin
 from headway.kernels.runtime._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
 from headway.kernels.types._deferred_norm import DeferredNorm
@@ -246,17 +246,20 @@ def qkv_rope_append(
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
+    *,
+    is_ordered: bool = False,
 ) -> torch.Tensor:
     """Returns the rotated queries, [tokens, q_heads, head_dim].
 
     For few tokens; the product is rounded once before it is rotated. With a deferred norm positions and slots are older than
-    the preceding launch: they are read before that has ended.
+    the preceding launch: they are read before that has ended. is_ordered: sums have the one order of `ordered_linear`.
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0
     operation = FusedOperation.QKV if norm is None else FusedOperation.QKV_DEFERRED
-    kernel, streams = choice_of(x, weight, operation)
-    if kernel is LinearKernel.LIBRARY or not has_pairs:
+    weight_format = WeightFormat.ORDERED if is_ordered else WeightFormat.PLAIN
+    kernel, streams = choice_of(x, weight, operation, weight_format=weight_format)
+    if kernel not in (LinearKernel.TMA, LinearKernel.SKINNY) or not has_pairs:
         return qkv_rope_append_twin(
             x, weight, bias, norm, positions, cos_sin, key_cache, value_cache, slot_mapping
         )

@@ -17,9 +17,10 @@ try:
     import triton.language as tl
     from triton.experimental import gluon
     from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.language.nvidia.ampere import mma_v2
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except ImportError:
-    triton = tl = gluon = gl = hopper = TensorDescriptor = None
+    triton = tl = gluon = gl = hopper = mma_v2 = TensorDescriptor = None
 
 _IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -60,6 +61,11 @@ def gluon_jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
     return wrap
 
 
+def constexpr_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of constants, called while a Gluon kernel is compiled."""
+    return function if gluon is None else cast(Callable[..., Any], gluon.constexpr_function(function))
+
+
 def takes_triton(tensor: torch.Tensor) -> bool:
     """CUDA tensors, and any tensor under TRITON_INTERPRET=1 (set before the first import)."""
     return triton is not None and (tensor.is_cuda or _IS_INTERPRETED)
@@ -96,11 +102,13 @@ __all__ = [
     "TensorDescriptor",
     "blocks_of",
     "check_dense",
+    "constexpr_function",
     "gl",
     "gluon_jit_once_for",
     "hopper",
     "jit",
     "jit_once_for",
+    "mma_v2",
     "power_of_two",
     "takes_gluon",
     "takes_triton",

@@ -11,10 +11,12 @@ class DenseWeight(NamedTuple):
     """A weight in the model's dtype.
 
     is_batch_invariant: on a GPU a row's result is the same to the last bit among any number of other rows, but in float64.
+    is_library_ordered: of such a weight the library's products have the bits of the project's kernels; it may compute many rows.
     """
 
     values: torch.Tensor  # [out, in] float
     is_batch_invariant: bool = False
+    is_library_ordered: bool = False
 
 
 class Float8Weight(NamedTuple):

@@ -96,25 +96,35 @@ def linear(kind: str) -> dict[str, str]:
 
 
 def streamed_by_copies(
-    kind: str, inputs: int, rows: int, *, split: int = 1, under_way: int = 1
+    kind: str, inputs: int, rows: int, *, split: int = 1, under_way: int = 1, outputs: int = 64
 ) -> dict[str, int]:
     """As stream_constants_of has them; products of up to 32 rows are under way where programs follow one another."""
-    starts = 16 if rows > 64 else 4 if split == 1 else 6
-    tiles = {"ROWS": rows, "OUTPUTS": 64, "INPUTS": inputs}
+    starts = 1 if outputs < 64 else 16 if rows > 64 else 4 if split == 1 else 6
+    tiles = {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs}
     copies = {"UNIT": 512 // (inputs * bytes_of(kind)), "STARTS": starts, "AHEAD": 3}
     return tiles | copies | {"UNDER_WAY": under_way}
 
 
 def streamed_linear(
-    kind: str, rows: int, inputs: int, stages: int, split: int, under_way: int = 1, **added: bool
+    kind: str,
+    rows: int,
+    inputs: int,
+    stages: int,
+    split: int,
+    under_way: int = 1,
+    outputs: int = 64,
+    **added: bool,
 ) -> Case:
     return Case(
         "_hopper_linear",
         "_streamed_linear_kernel",
         linear("bf16" if kind == "fp8e4nv" else kind)
-        | {"x_desc": descriptor(kind, 2, rows // 2, inputs), "weight_desc": descriptor(kind, 64, inputs)},
-        streamed_by_copies(kind, inputs, rows, split=split, under_way=under_way)
-        | {"STAGES": stages, "SPLIT": split, "HAS_BIAS": True}
+        | {
+            "x_desc": descriptor(kind, 2, rows // 2, inputs),
+            "weight_desc": descriptor(kind, outputs, inputs),
+        },
+        streamed_by_copies(kind, inputs, rows, split=split, under_way=under_way, outputs=outputs)
+        | {"STAGES": stages, "SPLIT": split, "HAS_BIAS": True, "ROUNDS_TWICE": outputs < 64}
         | added,
         divisible=STREAMED_BY_COPIES,
         least_capability=90,
@@ -340,6 +350,14 @@ CASES = [
     ),
     # Of an odd number of outputs, which cannot be written by many at once.
     streamed_linear("bf16", 64, 128, 7, 1, IS_SCALED=False, HAS_RESIDUAL=True)._replace(divisible=STRIDES),
+    *(
+        streamed_linear(kind, rows, inputs, stages, 1, 0, outputs=outputs, IS_SCALED=False, HAS_RESIDUAL=True)
+        for kind, rows, inputs, stages, outputs in (
+            ("bf16", 8, 256, 11, 32),
+            ("bf16", 16, 256, 9, 32),
+            ("fp16", 32, 256, 7, 32),
+        )
+    ),
     *(
         Case(
             "_hopper_gated_linear",

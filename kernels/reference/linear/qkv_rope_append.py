@@ -18,8 +18,10 @@ def qkv_rope_append(
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim], written
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
+    *,
+    is_ordered: bool = False,
 ) -> torch.Tensor:
-    """Returns the rotated queries, [tokens, q_heads, head_dim]."""
+    """Returns the rotated queries, [tokens, q_heads, head_dim]. is_ordered: the library, which multiplies here, knows no order."""
     kv_heads, head_dim = key_cache.shape[2:]
     product = torch.nn.functional.linear(x, weight)
     if norm is not None:

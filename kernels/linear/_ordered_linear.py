@@ -1,0 +1,91 @@
+"""Linear layers of weights whose sums have one order: by ascending input in one accumulator of float32, then the bias, then one
+rounding, before anything else is computed. So a row's result is the same to the last bit among any number of others, whichever kernel computes it.
+
+Tensor cores give the same bits in tiles of any size, by any instruction and with either operand first, as long as inputs come
+in order. So does the library while it splits no sum, which `keep_sums_whole` asks of it and `library_is_ordered` tries.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Literal
+
+import torch
+from torch.nn.functional import linear
+
+from headway.kernels.elementwise.silu_mul import silu_mul
+from headway.kernels.linear._hopper_core import choice_of
+from headway.kernels.linear._hopper_gated_gemm import dense_gated_linear
+from headway.kernels.linear._hopper_gated_linear import streamed_gated_linear
+from headway.kernels.linear._hopper_linear import streamed_linear
+from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
+from headway.kernels.linear.dispatch import MAX_ROWS, FusedOperation, LinearKernel, WeightFormat
+
+# Numbers of rows that are tried, and how large a result may be.
+_TRIED_ROWS = 65, 72, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096
+_MOST_TRIED = 1 << 28
+
+
+def ordered_linear(
+    x: torch.Tensor,  # [rows, inputs] float
+    weight: torch.Tensor,  # [outputs, inputs] float
+    bias: torch.Tensor | None = None,  # [outputs] float
+    *,
+    activation: Literal["none", "silu_mul"] = "none",
+    residual: torch.Tensor | None = None,  # [rows, outputs] float, added
+    out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
+    is_library_ordered: bool = False,
+) -> torch.Tensor:
+    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] of "silu_mul", rounded, and then the residual added.
+
+    No launch that is still under way may write the weight.
+    """
+    assert residual is None or activation == "none", "no kernel adds a gated product to a residual"
+    weight_format = WeightFormat.LIBRARY_ORDERED if is_library_ordered else WeightFormat.ORDERED
+    kernel, streams = choice_of(x, weight, _operation(activation, bias), out, weight_format)
+    if kernel in (LinearKernel.LIBRARY, LinearKernel.BATCH_INVARIANT):
+        multiply = batch_invariant_linear if kernel is LinearKernel.BATCH_INVARIANT else linear
+        product = multiply(x, weight, bias)
+        if residual is not None:
+            return torch.add(residual, product, out=out)
+        product = silu_mul(product) if activation == "silu_mul" else product
+        return product if out is None else out.copy_(product)
+    outputs = weight.shape[0] // 2 if activation == "silu_mul" else weight.shape[0]
+    result = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device) if out is None else out
+    if streams is None:
+        dense_gated_linear(x, weight, result)
+    elif activation == "silu_mul":
+        streamed_gated_linear(x, weight, bias, result, streams)
+    else:
+        streamed_linear(x, weight, streams, result, bias=bias, residual=residual)
+    return result
+
+
+def _operation(activation: str, bias: torch.Tensor | None) -> FusedOperation:
+    if activation == "none":
+        return FusedOperation.ADD
+    return FusedOperation.SILU_MUL if bias is None else FusedOperation.SILU_MUL_BIASED
+
+
+def keep_sums_whole() -> None:
+    """Tells the library, for the whole process, not to split the sums of 16-bit products: by cuBLASLt, which alone obeys."""
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    matmul.allow_fp16_reduced_precision_reduction = (False, False)
+
+
+def library_is_ordered(weight: torch.Tensor) -> bool:
+    """Tries whether the library's products of more than MAX_ROWS rows have the bits of the kernel for fewer.
+
+    weight: [outputs, inputs] float on a GPU. False where that kernel does not compute such a weight.
+    """
+    outputs, inputs = weight.shape
+    some = torch.empty(MAX_ROWS, inputs, dtype=weight.dtype, device=weight.device)
+    if choice_of(some, weight, FusedOperation.ADD, None, WeightFormat.ORDERED).config is None:
+        return False
+    rows = list(takewhile(lambda n: n * outputs <= _MOST_TRIED, _TRIED_ROWS))
+    generator = torch.Generator(weight.device).manual_seed(0)
+    x = torch.randn(rows[-1], inputs, dtype=weight.dtype, device=weight.device, generator=generator)
+    expected = torch.cat([ordered_linear(part, weight) for part in torch.split(x, MAX_ROWS)])
+    return all(torch.equal(linear(x[:n], weight), expected[:n]) for n in rows)
