@@ -95,7 +95,7 @@ def thinking_budget(
 ) -> ThinkingBudget | None:
     """Returns at which token the reasoning is closed; None for a request without a budget, and for a prompt that has closed it.
 
-    Reasoning that the model opens by a token of its own begins after that. Raises ApiError where no single token closes it.
+    Reasoning that the model opens by a token of its own begins after that, if it opens any. Raises ApiError where no single token closes it.
     """
     num_tokens = body.thinking_budget_tokens
     if num_tokens is None or num_tokens < 0:
@@ -110,4 +110,6 @@ def thinking_budget(
         )
     if output is None or output.thinking is None:
         return None
-    return ThinkingBudget(num_tokens if output.thinking.is_open else num_tokens + 1, end_id)
+    if output.thinking.is_open:
+        return ThinkingBudget(num_tokens, end_id)
+    return ThinkingBudget(num_tokens + 1, end_id, output.thinking.start_id)

@@ -8,10 +8,14 @@ import msgspec
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True):
-    """Token number num_tokens of the output, counted from 0, is end_id, unless the output has end_id before it."""
+    """Token number num_tokens of the output, counted from 0, is end_id, unless the output has end_id before it.
+
+    start_id: the output must have it before, too: reasoning that the model did not open is not closed. None: the prompt opened it.
+    """
 
     num_tokens: int
     end_id: int
+    start_id: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ class Limits:
         if (budget := sampling.thinking_budget) is not None:
             field, value = "thinking_budget_tokens", budget.num_tokens
             _require(0 <= value <= _MAX_TOKENS, field, value, f"0 to {_MAX_TOKENS}")
-            self._check_ids(field, [budget.end_id])
+            self._check_ids(field, [budget.end_id, *(() if budget.start_id is None else (budget.start_id,))])
 
     def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
         ids = list(token_ids)

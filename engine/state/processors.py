@@ -74,6 +74,8 @@ class AdjustmentTable:
         position = -1 if budget is None else len(history.prompt_token_ids) + budget.num_tokens
         table.forced_positions[row].fill_(position)
         table.forced_token_ids[row].fill_(0 if budget is None else budget.end_id)
+        opener = None if budget is None else budget.start_id
+        table.forced_after_ids[row].fill_(-1 if opener is None else opener)
         table.is_used[row].fill_(True)
         self._used.add(row)
 
@@ -141,6 +143,7 @@ def _allocate(num_rows: int, vocab_size: int, device: torch.device) -> LogitsPro
         recent_tokens=zeros(MAX_BAD_WORD_TOKENS - 1, dtype=torch.int64) - 1,
         forced_positions=zeros(dtype=torch.int64) - 1,
         forced_token_ids=zeros(dtype=torch.int64),
+        forced_after_ids=zeros(dtype=torch.int64) - 1,
     )
 
 

@@ -22,7 +22,7 @@ _TOKENS, _WARPS = 1024, 4
 _ADJUST_OPTIONS = {"enable_fp_fusion": False}
 _WINDOW = ("window", "num_tokens", "row_stride", "token_stride", "window_token_ptr", "is_used_ptr")
 _ROWS = ("position_ptr", "stop_token_ptr", "min_position_ptr", "bad_word_ptr", "recent_token_ptr")
-_FORCED = ("forced_position_ptr", "forced_token_ptr", "token_count_ptr")
+_FORCED = ("forced_position_ptr", "forced_token_ptr", "forced_after_ptr", "token_count_ptr")
 
 
 @jit_once_for(*_WINDOW, "penalty_ptr")
@@ -100,6 +100,7 @@ def _mask_kernel(
     recent_token_ptr: tl.tensor,
     forced_position_ptr: tl.tensor,
     forced_token_ptr: tl.tensor,
+    forced_after_ptr: tl.tensor,
     token_count_ptr: tl.tensor,
     window: tl.tensor,
     num_tokens: tl.tensor,
@@ -122,9 +123,15 @@ def _mask_kernel(
         is_forced = tl.load(forced_position_ptr + row) == position
         forced = tl.load(forced_token_ptr + row)
         if is_forced:
-            is_forced = tl.load(token_count_ptr + row * vocab_size + forced) == 0
+            after = tl.load(forced_after_ptr + row)
+            counts_ptr = token_count_ptr + row * vocab_size
+            is_forced = tl.load(counts_ptr + forced) == 0
+            has_begun = (after < 0) | (tl.load(counts_ptr + tl.maximum(after, 0)) > 0)
             for index in range(num_before):
-                is_forced &= tl.load(window_token_ptr + row * row_stride + index * token_stride) != forced
+                before = tl.load(window_token_ptr + row * row_stride + index * token_stride)
+                is_forced &= before != forced
+                has_begun |= before == after
+            is_forced &= has_begun
         if is_forced:
             _force_token(out_ptr, forced, vocab_size, TOKENS)
         else:
@@ -188,7 +195,7 @@ def process_logits(
     _mask_kernel[(rows, window)](
         out, window_tokens, positions, processors.is_used, processors.stop_token_ids, processors.min_positions,
         processors.bad_words, processors.recent_tokens, processors.forced_positions, processors.forced_token_ids,
-        processors.token_counts, *sizes, STOPS=stops, WORDS=words, LENGTH=length,
+        processors.forced_after_ids, processors.token_counts, *sizes, STOPS=stops, WORDS=words, LENGTH=length,
         STOPS_BLOCK=power_of_two(stops), WORDS_BLOCK=power_of_two(words), LENGTH_BLOCK=power_of_two(length),
         TOKENS=_TOKENS, num_warps=_WARPS,
     )  # fmt: skip

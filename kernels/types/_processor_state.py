@@ -28,6 +28,7 @@ class LogitsProcessorState:
     forced_token_ids: (
         torch.Tensor
     )  # [rows] int64: the only token allowed there, unless the output has it before
+    forced_after_ids: torch.Tensor  # [rows] int64: the output must have it before, too; -1: it need not
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

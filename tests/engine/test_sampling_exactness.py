@@ -57,7 +57,7 @@ FIELDS: dict[str, st.SearchStrategy[dict[str, object]]] = {
     "allowed_token_ids": st.lists(TOKENS, min_size=1, max_size=30).map(lambda v: {"allowed_token_ids": v}),
     "bad_words": st.lists(WALKS, min_size=1, max_size=60).map(lambda v: {"bad_words_token_ids": v}),
     "min_tokens": st.integers(1, 20).map(lambda value: {"min_tokens": value}),
-    "thinking_budget": st.builds(ThinkingBudget, st.integers(0, 12), TOKENS).map(
+    "thinking_budget": st.builds(ThinkingBudget, st.integers(0, 12), TOKENS, st.none() | TOKENS).map(
         lambda value: {"thinking_budget": value}
     ),
     "logprobs": st.integers(0, 20).map(lambda value: {"num_logprobs": value}),

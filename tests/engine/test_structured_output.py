@@ -21,7 +21,7 @@ from headway.engine.grammar.compile import json_schema_source, regex_source
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.grammar import Grammar, Thinking, TokenTable
 from headway.engine.protocol.messages import Abort
-from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 
 VOCAB_SIZE, END, THINK, CLOSE = 128, 3, 1, 2
 # The printable characters stand for themselves; the control characters for nothing, but three of them for what they are.
@@ -191,6 +191,26 @@ def test_penalties_come_before_the_mask(folder: Path) -> None:
         found.append(engine.generate(range(40, 50), max_tokens=10, sampling=sampling, grammar=grammar))
     assert found[0] == found[1]
     assert {bytes([token]) for token in found[0]} == {b"a", b"b"}, "the penalty makes them take turns"
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_budget_leaves_a_grammar_alone_that_no_reasoning_precedes(folder: Path, depth: int) -> None:
+    """The model may open its reasoning, and is biased one way or the other."""
+    thinking = Thinking([CLOSE], is_open=False, start_id=THINK)
+    found = []
+    for bias in (-100.0, 100.0):
+        sampling = SamplingParams(
+            temperature=0.0, logit_bias={THINK: bias, CLOSE: -100.0}, thinking_budget=ThinkingBudget(6, CLOSE, THINK)
+        )  # fmt: skip
+        engine = engine_of(folder, depth=depth)
+        request = engine.submit(
+            [40, 41], max_tokens=12, sampling=sampling, grammar=Grammar(regex_source("[ab]{12}"), thinking)
+        )
+        found.append(engine.run()[request].token_ids)
+    assert len(found[0]) == 12
+    assert set(bytes(found[0])) <= set(b"ab")
+    assert (found[1][0], found[1].index(CLOSE)) == (THINK, 6)
+    assert set(bytes(found[1][7:])) <= set(b"ab")
 
 
 def test_a_dead_end_ends_its_request_alone(folder: Path) -> None:

@@ -179,6 +179,23 @@ def test_an_end_that_came_before_is_not_repeated(model_path: str, cases: list[Ca
         assert text == list(case.plain[: len(text)])
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_reasoning_that_the_model_did_not_open_is_not_closed(
+    model_path: str, cases: list[Case], depth: int
+) -> None:
+    """The opening token is each of the last ones before the budget's place, then one that does not come before it."""
+    num_tokens, case = 9, cases[1]
+    end_id = case.new_id(20)
+    openers = [*case.plain[3:num_tokens], next(i for i in range(VOCAB) if i not in case.plain[:num_tokens])]
+    asked = [
+        (case, msgspec.structs.replace(case.sampling, thinking_budget=ThinkingBudget(num_tokens, end_id, opener)))
+        for opener in openers
+    ]  # fmt: skip
+    *closed, plain = texts_of(engine_of(model_path, depth=depth), asked)
+    assert all(text[: num_tokens + 1] == [*case.plain[:num_tokens], end_id] for text in closed)
+    assert plain == list(case.plain[: len(plain)])
+
+
 def test_an_end_in_the_prompt_does_not_count(model_path: str, cases: list[Case]) -> None:
     engine, case = engine_of(model_path, depth=3), cases[1]
     end_id = next(i for i in case.prompt if i not in case.plain[:6])

@@ -708,7 +708,7 @@ CASES = [
         "process_logits",
         "_mask_kernel",
         pointers("window_token position stop_token min_position bad_word recent_token")
-        | pointers("forced_position forced_token")
+        | pointers("forced_position forced_token forced_after")
         | ADJUSTMENTS,
         {"STOPS": 64, "WORDS": 256, "LENGTH": 16}
         | {"STOPS_BLOCK": 64, "WORDS_BLOCK": 256, "LENGTH_BLOCK": 16, "TOKENS": 1024},

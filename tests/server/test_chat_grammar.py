@@ -247,8 +247,9 @@ class TestReasoning:
             return
         for num_tokens in (64, 0, -1, None):
             await chosen(client, thinking_budget_tokens=num_tokens, max_tokens=4)
-        position = {"assistant:": 65, "assistant:<think>\n": 64}.get(ending)
-        expected = None if position is None else ThinkingBudget(position, end_id)
+        start_id = tokenizer.token_id("<think>")
+        places = {"assistant:": (65, end_id, start_id), "assistant:<think>\n": (64, end_id)}
+        expected = ThinkingBudget(*places[ending]) if ending in places else None
         sampling = [request.sampling.thinking_budget for request in engine.submitted]
         assert sampling[0] == expected
         assert (sampling[1] is None) == (expected is None)

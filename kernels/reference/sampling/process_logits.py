@@ -19,8 +19,8 @@ def process_logits(
     """[rows, window, vocab] float32 or float64, `logits` left as they are where anything changes.
 
     In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words
-    to -inf; at a row's forced position, unless its output has the forced token by then, 0 for that token and -inf for all
-    others. Before the last place all of window_tokens count as output, before the one ahead of it all but
+    to -inf; at a row's forced position, 0 for the forced token and -inf for all others, unless its output has that token
+    by then, or lacks the one that it must follow. Before the last place all of window_tokens count as output, before the one ahead of it all but
     the last, and so on: the target's K + 1 places have K drafts, a drafter's single place those that it made so far. A place
     with NaN or +inf has NaN or +inf in the result: `sample` looks for them there.
     """
@@ -121,14 +121,26 @@ def _force(
     processors: LogitsProcessorState,
 ) -> None:
     """NaN and +inf stay, as they do where tokens are masked."""
-    window, forced = values.shape[1], processors.forced_token_ids[:, None]
-    is_in_window = torch.nn.functional.pad((window_tokens == forced).cumsum(1) > 0, (1, 0))[:, -window:]
-    is_in_output = is_in_window | (processors.token_counts.gather(1, forced) > 0)
+    window, forced, after = values.shape[1], processors.forced_token_ids[:, None], processors.forced_after_ids
+    has_forced = _is_in_output(forced, window_tokens, window, processors)
+    may_be_forced = (after < 0)[:, None] | _is_in_output(after[:, None], window_tokens, window, processors)
     places = torch.arange(window, device=values.device)
-    is_forced = (positions[:, None] + places == processors.forced_positions[:, None]) & ~is_in_output
+    is_there = positions[:, None] + places == processors.forced_positions[:, None]
+    is_forced = is_there & may_be_forced & ~has_forced
     line = torch.full_like(values[:, 0], -torch.inf).scatter_(1, forced, 0)
     is_set = is_forced[:, :, None] & (values < torch.inf)
     values.copy_(torch.where(is_set, line[:, None], values))
+
+
+def _is_in_output(
+    token_ids: torch.Tensor,  # [rows, 1] int64
+    window_tokens: torch.Tensor,
+    window: int,
+    processors: LogitsProcessorState,
+) -> torch.Tensor:
+    """[rows, window] bool: whether the output has the row's token before each place; anything for negative ids."""
+    is_in_window = torch.nn.functional.pad((window_tokens == token_ids).cumsum(1) > 0, (1, 0))[:, -window:]
+    return is_in_window | (processors.token_counts.gather(1, token_ids.clamp(min=0)) > 0)
 
 
 def _mask(values: torch.Tensor, token_ids: torch.Tensor, is_masked: torch.Tensor) -> None:

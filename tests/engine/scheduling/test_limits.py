@@ -53,6 +53,11 @@ REFUSED: dict[str, tuple[Request, str, str]] = {
         "thinking_budget_tokens",
         "token id 100",
     ),
+    "thinking budget opener": (
+        request(thinking_budget=ThinkingBudget(5, 3, 100)),
+        "thinking_budget_tokens",
+        "token id 100",
+    ),
     "logprobs": (request(num_logprobs=21), "logprobs", "is 21, it must be 0 to 20"),
     "prompt logprobs": (request(num_prompt_logprobs=-1), "prompt_logprobs", "is -1"),
     "all allowed are bad": (

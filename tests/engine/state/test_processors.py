@@ -50,7 +50,8 @@ def test_stop_tokens_are_masked_from_the_prompt_on() -> None:
 
 def test_a_thinking_budget_is_counted_from_the_end_of_the_prompt() -> None:
     row = contents(table_with(thinking_budget=ThinkingBudget(4, 9)), 1)
-    assert (row["forced_positions"], row["forced_token_ids"]) == (3 + 4, 9)
+    assert (row["forced_positions"], row["forced_token_ids"], row["forced_after_ids"]) == (3 + 4, 9, -1)
+    assert contents(table_with(thinking_budget=ThinkingBudget(4, 9, 8)), 1)["forced_after_ids"] == 8
     assert contents(table_with(min_tokens=4), 1)["forced_positions"] == -1
 
 
@@ -77,7 +78,7 @@ def test_a_row_keeps_nothing_of_who_had_it_before() -> None:
     everything = {
         "logit_bias": {1: 2.0}, "allowed_token_ids": [1, 2], "bad_words_token_ids": [[1, 2]], "min_tokens": 3,
         "repetition_penalty": 2.0, "frequency_penalty": 1.0, "presence_penalty": 1.0,
-        "thinking_budget": ThinkingBudget(4, 9),
+        "thinking_budget": ThinkingBudget(4, 9, 8),
     }  # fmt: skip
     used = table_with(**everything)
     used.release(1)

@@ -31,11 +31,13 @@ class Row:
     min_tokens: int = 0
     bad_words: list[list[int]] = field(default_factory=list)
     forced: tuple[int, int] | None = None  # a number of tokens and what follows them
+    after: int = -1  # a token that must be before it
 
     def expected(self, logits: list[float], num_drafts: int) -> list[float]:
         output = self.output + self.drafts[:num_drafts]
         text = self.prompt + output
-        if self.forced is not None and len(output) == self.forced[0] and self.forced[1] not in output:
+        is_due = self.forced is not None and len(output) == self.forced[0] and self.forced[1] not in output
+        if self.forced is not None and is_due and self.after in (-1, *output):
             return [0.0 if token == self.forced[1] else -math.inf for token in range(len(logits))]
         values = []
         for token, logit in enumerate(logits):
@@ -71,6 +73,7 @@ def adjustments(rows: list[Row | None], device: torch.device) -> LogitsProcessor
         recent_tokens=torch.full((num, LENGTH - 1), 3),
         forced_positions=torch.zeros(num, dtype=torch.int64),
         forced_token_ids=torch.full((num,), VOCAB - 1),
+        forced_after_ids=torch.full((num,), 77),
     )
     for index, row in enumerate(rows):
         if row is not None:
@@ -93,6 +96,7 @@ def fill(table: LogitsProcessorState, index: int, row: Row) -> None:
     num_tokens, token_id = row.forced or (-1 - len(row.prompt), 0)
     table.forced_positions[index] = len(row.prompt) + num_tokens
     table.forced_token_ids[index] = token_id
+    table.forced_after_ids[index] = row.after
 
 
 def positions(rows: list[Row | None], num_counted: int) -> torch.Tensor:
@@ -139,7 +143,7 @@ def random_row(chance: random.Random, num_drafts: int) -> Row:
         stops=[chance.randrange(5) for _ in range(chance.randint(0, STOPS))],
         min_tokens=chance.randint(0, 10),
         bad_words=[tokens(LENGTH, 1) for _ in range(chance.randint(0, WORDS))],
-        forced=chance.choice([None, (chance.randint(0, 9), chance.randrange(7))]),
+        forced=chance.choice([None, (chance.randint(0, 9), chance.randrange(7))]), after=chance.choice([-1, chance.randrange(7)]),
     )  # fmt: skip
 
 
@@ -162,6 +166,9 @@ ALONE: dict[str, dict[str, object]] = {
     "a token forced that the output has": {"forced": (3, 1)},
     "a token forced that the window has": {"forced": (4, 2)},
     "a token forced that the prompt has": {"forced": (2, 5)},
+    "a token forced after one of the output": {"forced": (3, 12), "after": 1},
+    "a token forced after one of the window": {"forced": (4, 12), "after": 2},
+    "a token not forced without the one before it": {"forced": (3, 12), "after": 5},
     "all": {
         "repetition": 0.7, "frequency": 0.2, "presence": 0.4, "bias": {3: 1.0}, "stops": [0], "min_tokens": 9,
         "bad_words": [[1, 2]],
@@ -232,6 +239,7 @@ def test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin(
         recent_tokens=ints(0, 3, rows, length - 1),
         forced_positions=torch.tensor([9, 9, 10, -1, 9]),
         forced_token_ids=torch.tensor([2499, 0, 1300, 7, 0]),
+        forced_after_ids=torch.tensor([-1, 1, 2499, -1, 2]),
     )
     logits = floats(rows, window, vocab).to(dtype)
     tokens = ints(0, 3, drafted, rows).T

@@ -86,7 +86,8 @@ def adjusted(raw: list[float], ask: Ask, output: list[int]) -> list[float]:
     if len(output) < sampling.min_tokens:
         banned |= set(ask.stop_token_ids)
     budget = sampling.thinking_budget
-    if budget is not None and len(output) == budget.num_tokens and budget.end_id not in output:
+    is_due = budget is not None and len(output) == budget.num_tokens and budget.end_id not in output
+    if budget is not None and is_due and (budget.start_id is None or budget.start_id in output):
         return [0.0 if token_id == budget.end_id else -math.inf for token_id in range(len(raw))]
     return [-math.inf if token_id in banned else value for token_id, value in enumerate(logits)]
 
