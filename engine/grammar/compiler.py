@@ -45,4 +45,4 @@ class GrammarCompiler:
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar.source)
-        return Guide(self._kept[grammar.source].deep_copy(), grammar.thinking, end_ids=self._end_ids)
+        return Guide(self._kept[grammar.source], grammar.thinking, end_ids=self._end_ids)

@@ -18,9 +18,12 @@ class Guide:
     def __init__(
         self, matcher: LLMatcher, thinking: Thinking | None = None, *, end_ids: Sequence[int] = ()
     ) -> None:
-        """matcher: at the beginning of the grammar; the guide's own. end_ids: the tokens that end a text, which the reasoning before
-        a grammar must not do."""
-        self.matcher = matcher
+        """matcher: at the beginning of the grammar, where it stays. end_ids: the tokens that end a text, which the reasoning before a
+        grammar must not do."""
+        self._beginning = matcher
+        self.matcher = matcher.deep_copy()
+        self._consumed: list[int] = []
+        self._dead_end: tuple[int, str] | None = None  # tokens up to it, and why nothing may follow them
         self.end_ids = tuple(end_ids)
         self._thinking = thinking
         self._is_free = thinking is not None and thinking.is_open
@@ -50,18 +53,44 @@ class Guide:
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Takes in tokens of the output. Raises RequestError where the grammar does not go on with one."""
-        for token_id in token_ids:
+        for count, token_id in enumerate(token_ids):
+            if self._dead_end is not None and self._dead_end[0] == count:
+                raise self.dead_end(self._dead_end[1])
             if self.opening_id == token_id:
                 self._is_free = True
             elif self._is_free:
                 self._is_free = not self._closes(self._recent, token_id)
-            elif not self.matcher.consume_token(token_id):
-                raise self.dead_end()
+            elif self.matcher.consume_token(token_id):
+                self._consumed.append(token_id)
+            else:
+                raise self.dead_end(self.matcher.get_error())
             self._is_first = False
+        self._dead_end = None
 
-    def dead_end(self) -> RequestError:
-        """Returns the error of a request for which no token is left."""
-        reason = self.matcher.get_error().splitlines()
+    def look_ahead(self, num_free: int, drafts: Sequence[int]) -> list[bytes]:
+        """Returns the masks of the places from num_free on, as far as the drafts lead, after a fault of the library at one of them.
+
+        A fault is for ever, and a draft may be none of the text: the matcher is made anew, and the text ends only where it comes to
+        the place of the fault. Raises RequestError where that is the next place.
+        """
+        self.matcher = self._beginning.deep_copy()
+        self.matcher.consume_tokens(self._consumed)
+        ahead, masks = self.matcher.deep_copy(), list[bytes]()
+        for draft in (*drafts[num_free:], None):
+            mask = ahead.compute_bitmask()
+            if ahead.is_error():
+                self._dead_end = num_free + len(masks), ahead.get_error()
+                break
+            masks.append(mask)
+            if draft is None or not ahead.consume_token(draft):
+                break
+        if self._dead_end is not None and self._dead_end[0] == 0:
+            raise self.dead_end(self._dead_end[1])
+        return masks
+
+    def dead_end(self, why: str = "") -> RequestError:
+        """Returns the error of a request for which no token is left. why: the reason of the library."""
+        reason = why.splitlines()
         detail = f": {reason[0][:300]}" if reason else ""
         message = (
             "the text cannot be continued within its grammar: no token of this model is allowed at this place"

@@ -82,13 +82,30 @@ class MaskFiller:
 
     def _finish(self, window: GuidedWindow, buffer: MaskBuffer) -> tuple[Guide, RequestError] | None:
         guide, first = window.guide, buffer.address_of(window.entry)
+        if guide.matcher.is_error():
+            try:
+                self._look_ahead(window, buffer)
+            except RequestError as error:
+                return self._dead_end(window, buffer, error)
         if guide.opening_id is not None:
             _set(first, guide.opening_id, is_allowed=True)
-        is_empty = not any(ctypes.string_at(first, buffer.line_bytes))
-        if not is_empty and not guide.matcher.is_error():
+        if any(ctypes.string_at(first, buffer.line_bytes)):
             return None
-        ctypes.memset(first, _ALL, buffer.window * buffer.line_bytes)
-        return guide, guide.dead_end()
+        return self._dead_end(window, buffer, guide.dead_end())
+
+    def _look_ahead(self, window: GuidedWindow, buffer: MaskBuffer) -> None:
+        """Fills the places up to the one at which the library failed."""
+        num_free = window.guide.num_free(window.drafts)
+        masks = window.guide.look_ahead(num_free, window.drafts)
+        self._prepare(window, buffer)
+        for place, mask in enumerate(masks, start=num_free):
+            ctypes.memmove(buffer.address_of(window.entry, place), mask, buffer.line_bytes)
+
+    def _dead_end(
+        self, window: GuidedWindow, buffer: MaskBuffer, error: RequestError
+    ) -> tuple[Guide, RequestError]:
+        ctypes.memset(buffer.address_of(window.entry), _ALL, buffer.window * buffer.line_bytes)
+        return window.guide, error
 
 
 def _set(address: int, token_id: int, *, is_allowed: bool) -> None:

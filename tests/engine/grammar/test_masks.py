@@ -7,7 +7,13 @@ import random
 
 import pytest
 
-from headway.engine.grammar.compile import compile_matcher, json_schema_source, make_tokenizer, regex_source
+from headway.engine.grammar.compile import (
+    compile_matcher,
+    json_schema_source,
+    lark_source,
+    make_tokenizer,
+    regex_source,
+)
 from headway.engine.grammar.guide import Guide
 from headway.engine.grammar.masks import GuidedWindow, MaskBuffer, MaskFiller
 from headway.engine.protocol.errors import RequestError
@@ -122,6 +128,34 @@ def test_a_text_that_no_token_continues_ends_its_request_alone() -> None:
     assert "no token of this model is allowed" in str(error)
     assert memory.allowed(0, 0) == EVERYTHING
     assert memory.allowed(1, 0) == {ord("x")}
+
+
+# After b no text is left, which the library finds out there alone, by a fault that lasts.
+FAULTY = lark_source('start: "x" ("ac" | "ab" NOTHING)\nNOTHING: /p/ & /q/')
+
+
+@pytest.mark.parametrize("thinking", [None, REASONING], ids=["alone", "after reasoning"])
+def test_a_fault_that_a_draft_leads_to_is_none_of_the_text(thinking: Thinking | None) -> None:
+    one = Guide(compile_matcher(TOKENIZER, FAULTY), thinking, end_ids=[END])
+    before = [] if thinking is None else [CLOSE]
+    start = [EVERYTHING - {END}] * len(before)
+    found = places(one, [*before, ord("x"), ord("a"), ord("b")][: WINDOW - 1])
+    assert found == [*start, {ord("x")}, {ord("a")}, {ord("b"), ord("c")}, EVERYTHING][:WINDOW]
+    one.advance([*before, ord("x"), ord("a")])
+    assert places(one, [ord("b")]) == [{ord("b"), ord("c")}, EVERYTHING]
+    one.advance([ord("c")])
+    assert places(one, []) == [{END}]
+
+
+@pytest.mark.parametrize("after", [END, ord("p"), ord("z")])
+def test_a_text_that_comes_to_the_place_of_a_fault_ends_there(after: int) -> None:
+    one = Guide(compile_matcher(TOKENIZER, FAULTY), end_ids=[END])
+    one.advance([ord("x")])
+    places(one, [ord("a"), ord("b")])
+    one.advance([ord("a")])
+    places(one, [ord("b"), ord("b")])
+    with pytest.raises(RequestError, match="cannot be continued within its grammar"):
+        one.advance([ord("b"), after])
 
 
 def test_a_token_outside_of_the_grammar_is_an_error_of_the_request() -> None:

@@ -25,7 +25,7 @@ def compiled(pattern: str) -> LLMatcher:
 
 
 def new_guide(pattern: str, thinking: Thinking | None = None) -> Guide:
-    return Guide(compiled(pattern).deep_copy(), thinking, end_ids=[END_ID])
+    return Guide(compiled(pattern), thinking, end_ids=[END_ID])
 
 
 class MaskMemory:
