@@ -179,7 +179,8 @@ class EngineLoop:
             else:
                 self._compiling[message.request_id] = message, self._compiler.compile(message.grammar)
         elif isinstance(message, Abort):
-            self._compiling.pop(message.request_id, None)
+            if (compiling := self._compiling.pop(message.request_id, None)) is not None:
+                compiling[1].cancel()  # unless it has begun
             try:
                 self._scheduler.abort(message.request_id, message.reason)
             except Exception:

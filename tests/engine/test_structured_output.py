@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Event
 
 import jsonschema
 import pytest
@@ -15,9 +16,11 @@ import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LocalEngine, Output
 from headway_testing.padded import PaddedLaunches
+from llguidance import LLMatcher, LLTokenizer
 
 from headway.engine.execution.step_key import StepGrid, row_counts
-from headway.engine.grammar.compile import json_schema_source, regex_source
+from headway.engine.grammar import compiler
+from headway.engine.grammar.compile import compile_matcher, json_schema_source, regex_source
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.grammar import Grammar, Thinking, TokenTable
 from headway.engine.protocol.messages import Abort
@@ -239,6 +242,31 @@ def test_an_abort_before_the_grammar_is_compiled_leaves_nothing(folder: Path) ->
     del engine.outputs[request_id]
     assert engine.generate([50], max_tokens=3)
     assert not engine.engine.scheduler.has_work
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(folder)
+    compiled: list[str] = []
+    may_go_on = Event()
+
+    def slow(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+        assert may_go_on.wait(30)
+        compiled.append(source)
+        return compile_matcher(tokenizer, source)
+
+    monkeypatch.setattr(compiler, "compile_matcher", slow)
+    sources = [regex_source(pattern) for pattern in ("a{3}", "b{3}", "c{3}")]
+    first, left, last = (engine.submit([40], max_tokens=3, grammar=Grammar(source)) for source in sources)
+    engine.step()
+    engine.post.inbox.append(Abort(left))
+    engine.step()
+    may_go_on.set()
+    del engine.outputs[left]
+    outputs = engine.run()
+    assert [bytes(outputs[i].token_ids) for i in (first, last)] == [b"aaa", b"ccc"]
+    assert compiled == [sources[0], sources[2]]
 
 
 def test_the_second_half_is_launched_whatever_happens_between(
