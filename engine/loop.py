@@ -109,6 +109,7 @@ class EngineLoop:
         """
         since = self._clock()
         if not self._take_mail():
+            self._compiler.close()
             return False
         plan = None if self._is_paused else self._scheduler.plan()
         if plan is not None:

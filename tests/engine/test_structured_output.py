@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from headway.engine.grammar import compiler
 from headway.engine.grammar.compile import compile_matcher, json_schema_source, regex_source
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.grammar import Grammar, Thinking, TokenTable
-from headway.engine.protocol.messages import Abort
+from headway.engine.protocol.messages import Abort, Shutdown
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 
 VOCAB_SIZE, END, THINK, CLOSE = 128, 3, 1, 2
@@ -244,29 +244,52 @@ def test_an_abort_before_the_grammar_is_compiled_leaves_nothing(folder: Path) ->
     assert not engine.engine.scheduler.has_work
 
 
-def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = engine_of(folder)
-    compiled: list[str] = []
-    may_go_on = Event()
+class SlowCompiler:
+    """Stands in for `compile_matcher`."""
 
-    def slow(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-        assert may_go_on.wait(30)
-        compiled.append(source)
+    def __init__(self) -> None:
+        self.may_go_on = Event()
+        self.sources: list[str] = []
+
+    def __call__(self, tokenizer: LLTokenizer, source: str) -> LLMatcher:
+        self.sources.append(source)
+        assert self.may_go_on.wait(30)
         return compile_matcher(tokenizer, source)
 
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowCompiler]:
+    slow = SlowCompiler()
     monkeypatch.setattr(compiler, "compile_matcher", slow)
-    sources = [regex_source(pattern) for pattern in ("a{3}", "b{3}", "c{3}")]
-    first, left, last = (engine.submit([40], max_tokens=3, grammar=Grammar(source)) for source in sources)
+    yield slow
+    slow.may_go_on.set()
+
+
+THREE = [regex_source(pattern) for pattern in ("a{3}", "b{3}", "c{3}")]
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(folder: Path, slow: SlowCompiler) -> None:
+    engine = engine_of(folder)
+    first, left, last = (engine.submit([40], max_tokens=3, grammar=Grammar(source)) for source in THREE)
     engine.step()
     engine.post.inbox.append(Abort(left))
     engine.step()
-    may_go_on.set()
+    slow.may_go_on.set()
     del engine.outputs[left]
     outputs = engine.run()
     assert [bytes(outputs[i].token_ids) for i in (first, last)] == [b"aaa", b"ccc"]
-    assert compiled == [sources[0], sources[2]]
+    assert slow.sources == [THREE[0], THREE[2]]
+
+
+def test_a_shutdown_waits_for_no_grammar_that_is_queued(folder: Path, slow: SlowCompiler) -> None:
+    engine = engine_of(folder)
+    for source in THREE:
+        engine.submit([40], max_tokens=3, grammar=Grammar(source))
+    engine.step()
+    engine.post.inbox.append(Shutdown())
+    assert not engine.loop.step()
+    slow.may_go_on.set()
+    assert all(guide.cancelled() for _, guide in list(engine.loop._compiling.values())[1:])
 
 
 def test_the_second_half_is_launched_whatever_happens_between(
