@@ -10,7 +10,7 @@ import msgspec
 
 from headway.engine import RequestError, json_schema_source, lark_source, regex_source
 from headway.server.grammar_frames import TextForm
-from headway.server.json_schema import WRITING, enforceable, keyword_places
+from headway.server.json_schema import enforceable, keyword_places
 
 MAX_SOURCE_CHARACTERS = {
     "json_object": 0, "json_schema": 262_144, "regex": 8_192, "choice": 262_144, "lark": 262_144,
@@ -108,8 +108,7 @@ def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
     except (ValueError, RecursionError) as error:
         message = f"{param} has a %json that is no JSON: {error}"
         raise RequestError(message, param=param, code="invalid_grammar") from None
-    is_enforceable = schema.get("x-guidance") == WRITING  # `enforceable` wrote it: a tool's
-    return json.dumps(schema if is_enforceable else enforceable(schema, param)), end
+    return json.dumps(enforceable(schema, param)), end
 
 
 def _refusal(form: TextForm, message: str) -> RequestError:

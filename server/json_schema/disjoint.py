@@ -93,11 +93,11 @@ def _type_of(value: object) -> str:
 
 
 def _key(value: object) -> tuple[str, str]:
-    """Equal for equal values of JSON; 1 and 1.0 are equal, 1 and true are not."""
-    text = (
-        repr(float(value)) if _type_of(value) == "number" and isinstance(value, int | float) else repr(value)
-    )
-    return (_type_of(value), text if _type_of(value) not in ("array", "object") else "")
+    """Equal for equal values of JSON; 0, 0.0 and -0.0 are equal, 0 and false are not."""
+    kind = _type_of(value)
+    if isinstance(value, int | float) and kind == "number":
+        return kind, repr(float(value) + 0.0)
+    return kind, repr(value) if kind not in ("array", "object") else ""
 
 
 def _properties(schema: dict[str, object]) -> dict[str, object]:

@@ -13,6 +13,7 @@ from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.grammars import fits
 
 from headway.server.grammars import Grammars, no_grammars
+from headway.server.json_schema import WRITING
 from headway.server.metrics import Metrics
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
@@ -171,6 +172,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no-json": ({"guided_json": "{"}, "guided_json", "is no JSON schema"),
     "list": ({"guided_json": "[]"}, "guided_json", "must be an object, true or false"),
     "oneof": ({"guided_json": {"items": {"oneOf": [{"minimum": 1}, {"maximum": 5}]}}}, "guided_json", "(at #/items)"),
+    "oneof-of-zeros": ({"guided_json": {"oneOf": [{"const": 0}, {"enum": [1, -0.0]}]}}, "guided_json", "(at #)"),
     "empty": ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}, "guided_json", "minimum (3) is greater than maximum (2)"),
     "circle": ({"guided_json": {"$ref": "#"}}, "guided_json", "it allows no text"),
     "deep": ({"guided_json": {"const": json.loads("[" * 500 + "]" * 500)}}, "guided_json", "nested too deeply"),
@@ -179,6 +181,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "lark": ({"guided_grammar": "start: x"}, "guided_grammar", 'unknown name: "x"'),
     "lark-option": ({"guided_grammar": 'start: a\na[stop="x"]: /.*/'}, "guided_grammar", "has the option stop="),
     "lark-json": ({"guided_grammar": 'start: %json {"not": {}}'}, "guided_grammar", "not at # cannot be enforced"),
+    "lark-json-with-options": ({"guided_grammar": f'start: %json {json.dumps({"x-guidance": WRITING, "not": {}})}'}, "guided_grammar", "x-guidance at #"),
     "lark-no-json": ({"guided_grammar": "start: %json {"}, "guided_grammar", "a %json that is no JSON"),
     "no-lark": ({"guided_grammar": ' {"grammars": [{"json_schema": {"not": {}, "x-guidance": {"lenient": true}}}]}'}, "guided_grammar", "is JSON"),
     "empty-choice": ({"guided_choice": ["a", ""]}, "guided_choice", "an empty string"),
