@@ -10,6 +10,8 @@ from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import Thinking
 
 DEAD_END = "grammar_dead_end"
+# The library's words where no token, or none that was given, continues the text.
+_NOTHING_FITS = ("NoExtension", "doesn't satisfy the grammar")
 
 
 class Guide:
@@ -89,13 +91,11 @@ class Guide:
         return masks
 
     def dead_end(self, why: str = "") -> RequestError:
-        """Returns the error of a request for which no token is left. why: the reason of the library."""
-        reason = why.splitlines()
-        detail = f": {reason[0][:300]}" if reason else ""
-        message = (
-            "the text cannot be continued within its grammar: no token of this model is allowed at this place"
-            f"{detail}. Loosen the schema or the grammar"
-        )
+        """Returns the error of a request for which no token is left. why: the reason of the library; others than that are its limits."""
+        reason = "no token of this model is allowed at this place; loosen the schema or the grammar"
+        if why and not any(part in why for part in _NOTHING_FITS):
+            reason = f"{why.splitlines()[0][:300]}; simplify the schema or the grammar"
+        message = f"the text cannot be continued within its grammar: {reason}"
         return RequestError(message, code=DEAD_END)
 
     def _closes(self, recent: list[int], token_id: int) -> bool:

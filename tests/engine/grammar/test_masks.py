@@ -154,10 +154,25 @@ def test_a_text_that_comes_to_the_place_of_a_fault_ends_there(after: int) -> Non
     places(one, [ord("a"), ord("b")])
     one.advance([ord("a")])
     places(one, [ord("b"), ord("b")])
-    with pytest.raises(RequestError, match="cannot be continued within its grammar"):
+    with pytest.raises(RequestError, match="cannot be continued within its grammar: no token of this model"):
         one.advance([ord("b"), after])
 
 
+def test_a_limit_of_the_library_is_told_from_a_text_without_continuation() -> None:
+    """Each of its thousands of ways through is an item of the library's."""
+    source = lark_source('start: a{1000}\na: b{1000}\nb: c{1000}\nc: "x"')
+    one, memory = Guide(compile_matcher(TOKENIZER, source)), Buffer(1)
+
+    def write() -> None:
+        for _ in range(9):
+            for _, error in MaskFiller().fill([GuidedWindow(one, [], 0)], memory.buffer):
+                raise error
+            one.advance([ord("x")])
+
+    with pytest.raises(RequestError, match=r"within its grammar: parser error: Too many items .*; simplify"):
+        write()
+
+
 def test_a_token_outside_of_the_grammar_is_an_error_of_the_request() -> None:
-    with pytest.raises(RequestError, match="cannot be continued within its grammar"):
+    with pytest.raises(RequestError, match="cannot be continued within its grammar: no token of this model"):
         guide("ab").advance([ord("a"), ord("x")])
