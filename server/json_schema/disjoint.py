@@ -10,15 +10,30 @@ from headway.server.json_schema.keywords import TYPES
 
 MAX_MEMBERS = 64
 MAX_STEPS = 8  # references followed and objects entered
+MAX_WORK = 200_000  # values and names that are looked at for one document, some 1 us each
+_WORK_OF_A_PAIR = 15
 
 _ALL = frozenset(TYPES) - {"integer"}  # integers are numbers
 
 
 class Document:
-    """A schema with all that its references point into."""
+    """A schema with all that its references point into. Mutable: counts the work, which a circle of references multiplies."""
 
     def __init__(self, root: object) -> None:
         self._root = root
+        self._work_left = MAX_WORK
+
+    @property
+    def is_too_much(self) -> bool:
+        """Returns whether nothing more is to be looked at."""
+        return self._work_left <= 0
+
+    def count(self, *schemas: object) -> None:
+        """Notes that the schemas are compared."""
+        lists = (
+            s.get(name) for s in schemas if isinstance(s, dict) for name in ("enum", "required", "properties")
+        )
+        self._work_left -= _WORK_OF_A_PAIR + sum(len(one) for one in lists if isinstance(one, list | dict))
 
     def resolved(self, schema: object) -> object:
         """Returns the schema that a reference leads to; true, which all values fit, for one that leads nowhere."""
@@ -37,24 +52,27 @@ class Document:
 
 
 def are_disjoint(members: Sequence[object], document: Document) -> bool:
-    """No value fits two of the schemas, as far as types, constants and required properties prove it."""
+    """No value fits two of the schemas, as far as types, constants and required properties prove it in time."""
     if len(members) > MAX_MEMBERS:
         return False
     return all(_is_disjoint(first, second, document, 0) for first, second in combinations(members, 2))
 
 
 def _is_disjoint(first: object, second: object, document: Document, depth: int) -> bool:
+    if depth > MAX_STEPS or document.is_too_much:
+        return False
     a, b = document.resolved(first), document.resolved(second)
+    document.count(a, b)
     if a is False or b is False:
         return True
-    if not isinstance(a, dict) or not isinstance(b, dict) or depth > MAX_STEPS:
+    if not isinstance(a, dict) or not isinstance(b, dict):
         return False
     common = _types(a) & _types(b)
     if not common:
         return True
     values, others = _values(a), _values(b)
     if values is not None and others is not None:
-        return not any(_key(value) in {_key(other) for other in others} for value in values)
+        return {_key(value) for value in values}.isdisjoint(_key(other) for other in others)
     return common == {"object"} and _properties_differ(a, b, document, depth)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +40,33 @@ WAYS_ROUND: dict[str, tuple[Any, list[str], list[str]]] = {
 def test_there_is_no_way_round_a_schema(schema: Any, fitting: list[str], others: list[str]) -> None:
     found = source(schema)
     assert [text for text in fitting + others if fits(found, text)] == fitting
+
+
+def mirrored(count: int) -> object:
+    """Two objects whose properties all lead back to their own kind."""
+    names = [f"p{i}" for i in range(count)]
+    kinds = {
+        kind: {"required": names, "type": "object", "properties": {name: {"$ref": f"#/$defs/{kind}"} for name in names}}
+        for kind in "ab"
+    }  # fmt: skip
+    return {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": kinds}
+
+
+MAX_SECONDS = 2.0  # several times what it takes
+SLOW: dict[str, object] = {
+    "circles": mirrored(40), "circle": mirrored(4),
+    "values": {"oneOf": [{"enum": list(range(8000 * i, 8000 * i + 8000))} for i in range(3)]},
+    "members": {"items": [{"oneOf": [{"const": i} for i in range(64)]} for _ in range(70)]},
+    "members-of-values": {"oneOf": [{"enum": list(range(700 * i, 700 * i + 700))} for i in range(64)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SLOW.values(), ids=SLOW)
+def test_a_one_of_is_looked_at_for_a_bounded_time(schema: object) -> None:
+    """The event loop of the API process does it for tools."""
+    start = time.process_time()
+    enforceable(schema, "tools")
+    assert time.process_time() - start < MAX_SECONDS
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
