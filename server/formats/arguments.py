@@ -17,18 +17,31 @@ MAX_NAME = 256  # characters of a name of a tool or a parameter
 Tell = Callable[[ToolCall], None]
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]  # by the name of the tool: the schema of its arguments
+_JSON = msgspec.json.Decoder(msgspec.Raw)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
 _TYPES = (
     (bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (type(None), "null"), (Mapping, "object"), (Sequence, "array"),
 )  # fmt: skip
-_DEEPEST_REF = 8
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Schema]:
     """Returns the schemas of the tools, which come in OpenAI's form. A tool without parameters takes an empty object."""
     functions = [tool.get("function", tool) for tool in tools or ()]
-    return {function["name"]: function.get("parameters") or {} for function in functions}
+    return {function["name"]: _dereferenced(function.get("parameters") or {}) for function in functions}
+
+
+def _dereferenced(root: Schema) -> Schema:
+    """Returns a schema that only refers to one of its definitions as that definition, beside the others."""
+    around = {name: root[name] for name in ("$schema", "$defs", "definitions") if name in root}
+    schema, seen = root, set[str]()
+    while isinstance(reference := schema.get("$ref"), str) and not set(schema) - {"$ref", *around}:
+        target = resolve(reference, root)
+        if reference in seen or not isinstance(target, Mapping) or set(target) & set(around):
+            return root
+        seen.add(reference)
+        schema = {**around, **target}
+    return schema
 
 
 def members(text: str) -> dict[str, str]:
@@ -63,28 +76,30 @@ def call_of(text: str, argument_keys: Sequence[str], *, arguments_required: bool
     return ToolCall(name, object_text(arguments or "{}"))
 
 
-def types_of(schema: Any, root: Any, depth: int = 0) -> set[str]:
+def types_of(schema: Any, root: Any) -> set[str]:
     """Returns the JSON types that a schema allows by its words; empty where it says nothing. root: the schema that references are in."""
-    if not isinstance(schema, Mapping) or depth > _DEEPEST_REF:
-        return set()
-    if isinstance(reference := schema.get("$ref"), str):
-        return types_of(resolve(reference, root), root, depth + 1)
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        types = {declared}
-    elif isinstance(declared, list):
-        types = {name for name in declared if isinstance(name, str)}
-    else:
-        values = (
-            schema["enum"]
-            if isinstance(schema.get("enum"), list)
-            else [schema[k] for k in ("const",) if k in schema]
-        )
-        types = {type_name(value) for value in values}
-        for union in ("anyOf", "oneOf", "allOf"):
-            for choice in schema.get(union) or ():
-                types |= types_of(choice, root, depth + 1)
-    return types | ({"null"} if schema.get("nullable") else set())
+    types, left, seen = set[str](), [schema], set[str]()
+    while left:
+        one = left.pop()
+        if not isinstance(one, Mapping):
+            continue
+        if isinstance(reference := one.get("$ref"), str):
+            left += [] if reference in seen else [resolve(reference, root)]
+            seen.add(reference)
+            continue
+        declared, values = one.get("type"), one.get("enum")
+        if isinstance(declared, str):
+            types.add(declared)
+        elif isinstance(declared, list):
+            types |= {name for name in declared if isinstance(name, str)}
+        else:
+            constants = values if isinstance(values, list) else [one[k] for k in ("const",) if k in one]
+            types |= {type_name(value) for value in constants}
+            unions = (one.get(name) for name in ("anyOf", "oneOf", "allOf"))
+            left += [member for union in unions if isinstance(union, list) for member in union]
+        if one.get("nullable"):
+            types.add("null")
+    return types
 
 
 def resolve(reference: str, root: Any) -> Any:
@@ -99,59 +114,85 @@ def type_name(value: object) -> str:
     return next(name for kind, name in _TYPES if isinstance(value, kind))
 
 
-def value_of(text: str, schema: Any, root: Any) -> Any:
-    """Returns the value that a parameter's text stands for, by the parameter's schema.
+def value_of(text: str, schema: Any, root: Any) -> str:
+    """Returns the value that a parameter's text stands for, by the parameter's schema, as JSON in the model's own spelling.
 
     A parameter that can only be a string takes the text as it is. Else JSON and Python's literals are read; the text stays where
     they are not of the schema's types.
     """
     types = types_of(schema, root)
     if types == {"string"}:
-        return text
+        return quoted(text)
     try:
         value = literal(text)
     except NoCallError:
-        return text
-    if isinstance(value, float) and value.is_integer() and "integer" in types and "number" not in types:
-        value = int(value)
-    allowed = types | ({"integer"} if "number" in types else set())
-    return text if "string" in types and type_name(value) not in allowed else value
-
-
-def literal(text: str) -> Any:
-    """Returns the value of a text in JSON or of a literal in Python. Raises NoCallError where it is neither."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            value = ast.literal_eval(text.strip())
-        json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise NoCallError from error
+        return quoted(text)
+    kind = _type_of(value)
+    if "string" in types:
+        allowed = types | ({"integer"} if "number" in types else set())
+        is_pythons = kind == "string" and value != text.strip()  # its quotes may be those of a text
+        return quoted(text) if kind not in allowed or is_pythons else value
+    if kind == "number" and "integer" in types and "number" not in types and float(value).is_integer():
+        return str(int(float(value)))
     return value
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def dump(arguments: Mapping[str, Any]) -> str:
-    """Returns the arguments as JSON text. Raises NoCallError where they are no JSON."""
+def json_text(text: str) -> str:
+    """Returns a text of JSON without whitespace around it. Raises NoCallError for another text."""
     try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        text.encode()  # raises at half a surrogate pair, which an escape in a literal can give
-        return text
-    except (ValueError, TypeError, RecursionError) as error:
+        return bytes(_JSON.decode(text.encode())).decode()
+    except (ValueError, RecursionError) as error:  # msgspec's errors and those of encodings are ValueErrors
         raise NoCallError from error
 
 
-def literal_or_text(text: str) -> Any:
+def literal(text: str) -> str:
+    """Returns as JSON the value of a text in JSON or of a literal in Python, with the constants of either. Raises NoCallError where
+    it is neither."""
+    try:
+        return json_text(text)
+    except NoCallError:
+        pass
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            expression = ast.parse(text.strip(), mode="eval")
+        value = json.dumps(
+            ast.literal_eval(_JsonNames().visit(expression)), ensure_ascii=False, allow_nan=False
+        )
+        value.encode()  # raises at half a surrogate pair, which an escape in a literal can give
+        return value
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise NoCallError from error
+
+
+class _JsonNames(ast.NodeTransformer):
+    """Takes JSON's names of constants for Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        names = {"true": True, "false": False, "null": None}
+        return ast.Constant(names[node.id]) if node.id in names else node
+
+
+def _type_of(value: str) -> str:
+    """Returns the type of a JSON text."""
+    types = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+    return types.get(value[0]) or ("integer" if value.removeprefix("-").isdecimal() else "number")
+
+
+def literal_or_text(text: str) -> str:
     try:
         return literal(text)
     except NoCallError:
-        return text
+        return quoted(text)
+
+
+def quoted(text: str) -> str:
+    """Returns a text as a string of JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def object_of(arguments: Mapping[str, str]) -> str:
+    """Returns arguments, whose values are JSON, as a JSON object."""
+    return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in arguments.items()) + "}"
 
 
 def parameter_schema(schema: Any, key: str) -> Any:

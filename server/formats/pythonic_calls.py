@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import warnings
+import re
 from dataclasses import dataclass
-from typing import Any
 
-from headway.server.formats.arguments import MAX_NAME, Schemas, Tell, dump
+from headway.server.formats.arguments import MAX_NAME, Schemas, Tell, literal, object_of
 from headway.server.formats.cursor import Cursor, NoCallError, Wait, optional
 from headway.server.formats.pieces import ToolCall
+
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[()\[\]{},]', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class PythonicCalls:
         if (yield from cursor.until("(", limit=MAX_NAME)).strip() not in schemas:
             raise NoCallError
         cursor.position = start
-        calls = _python_calls((yield from cursor.balanced("[", "\"'")))
+        calls = _calls_of((yield from cursor.balanced("[", "\"'")))
         if any(call.name not in schemas for call in calls):
             raise NoCallError
         yield from optional(cursor, self.closer)
@@ -39,39 +38,33 @@ class PythonicCalls:
             tell(call)
 
 
-def _python_calls(text: str) -> list[ToolCall]:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            expression = ast.parse(text, mode="eval").body
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise NoCallError from error
-    if not isinstance(expression, ast.List):
-        raise NoCallError
-    return [_python_call(node, text) for node in expression.elts]
+def _calls_of(text: str) -> list[ToolCall]:
+    """Returns the calls of a list. Names need not be Python's: a tool may be `get-time`, and a parameter `from`."""
+    calls = []
+    for call in _items(text):
+        name, opened, arguments = call.partition("(")
+        if not opened or not arguments.endswith(")"):
+            raise NoCallError
+        values: dict[str, str] = {}
+        for argument in _items(opened + arguments):
+            key, _, value = argument.partition("=")
+            if not key.rstrip().isidentifier():
+                raise NoCallError
+            values[key.rstrip()] = literal(value)
+        calls.append(ToolCall(name.strip(), object_of(values)))
+    return calls
 
 
-def _python_call(node: ast.expr, text: str) -> ToolCall:
-    if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
-        raise NoCallError
-    arguments = {str(k.arg): _value(k.value, text) for k in node.keywords}
-    return ToolCall(ast.unparse(node.func), dump(arguments))
-
-
-def _value(node: ast.expr, text: str) -> Any:
-    """Returns the value of an argument: as JSON where it is, else as Python with the constants of either."""
-    try:
-        return json.loads(ast.get_source_segment(text, node) or "")
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return ast.literal_eval(_JsonNames().visit(node))
-    except (ValueError, TypeError, MemoryError, RecursionError) as error:
-        raise NoCallError from error
-
-
-class _JsonNames(ast.NodeTransformer):
-    """Takes JSON's names of constants for Python's."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        names = {"true": True, "false": False, "null": None}
-        return ast.Constant(names[node.id]) if node.id in names else node
+def _items(text: str) -> list[str]:
+    """Returns what stands between the commas within a pair of brackets that is all of the text; the last item may be empty.
+    Raises NoCallError where the text is more than that pair."""
+    items, depth, start = list[str](), 0, 1
+    for match in _TOKENS.finditer(text):
+        token = match.group()
+        if depth == 0 and match.start():
+            raise NoCallError
+        depth += (token in "([{") - (token in ")]}")
+        if (token == "," and depth == 1) or depth == 0:
+            items.append(text[start : match.start()].strip())
+            start = match.end()
+    return items if items and items[-1] else items[:-1]

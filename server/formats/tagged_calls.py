@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 from headway.server.formats.arguments import (
     MAX_NAME,
     Schemas,
     Tell,
-    dump,
     literal_or_text,
+    object_of,
     parameter_schema,
     plain_name,
+    quoted,
     value_of,
 )
 from headway.server.formats.cursor import Cursor, NoCallError, Wait, follows, optional
@@ -47,7 +47,7 @@ class TaggedCalls:
         if opener == self.call and name not in schemas:
             raise NoCallError
         schema = schemas.get(name, {})
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, str] = {}
         while True:
             yield from cursor.space()
             if (yield from cursor.expect(self.parameter, self.call_end, self.closer)) != self.parameter:
@@ -57,7 +57,7 @@ class TaggedCalls:
             text = yield from self._read_value(cursor)
             arguments[key] = value_of(text, parameter_schema(schema, key), schema)
         yield from optional(cursor, self.closer)
-        tell(ToolCall(name, dump(arguments)))
+        tell(ToolCall(name, object_of(arguments)))
 
     def _read_value(self, cursor: Cursor) -> Generator[None, None, str]:
         """A value ends at a tag that another tag follows; at a line that begins with another tag, if its own closing tag is missing."""
@@ -98,7 +98,7 @@ class KeyedCalls:
     def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
         name = plain_name((yield from cursor.until(self.key[0], self.closer, "\n", limit=MAX_NAME)))
         schema = schemas.get(name, {})
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, str] = {}
         while True:
             yield from cursor.space()
             if (yield from cursor.expect(self.key[0], self.closer)) == self.closer:
@@ -109,7 +109,7 @@ class KeyedCalls:
             yield from cursor.expect(self.value[0])
             text = yield from self._read_value(cursor)
             arguments[key] = value_of(text, parameter_schema(schema, key), schema)
-        tell(ToolCall(name, dump(arguments)))
+        tell(ToolCall(name, object_of(arguments)))
 
     def _read_value(self, cursor: Cursor) -> Generator[None, None, str]:
         """A value ends at its closing tag, if another tag follows. The answer's last value may lack it."""
@@ -178,19 +178,19 @@ class InvokeCalls:
 
     def _read_call(self, cursor: Cursor, schemas: Schemas) -> Generator[None, None, ToolCall]:
         name = plain_name((yield from cursor.until('"', limit=MAX_NAME)))
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, str] = {}
         if (yield from cursor.expect('"/>', '" />', '">')) != '">':
             return ToolCall(name, "{}")
         schema = schemas.get(name, {})
         while True:
             yield from cursor.space()
             if (yield from cursor.expect(self.parameter, self.call_end)) == self.call_end:
-                return ToolCall(name, dump(arguments))
+                return ToolCall(name, object_of(arguments))
             key = yield from cursor.until('"', limit=MAX_NAME)
             kind = yield from cursor.expect('" string="true">', '" string="false">', '">')
             text = yield from self._read_value(cursor)
             if "true" in kind:
-                arguments[key] = text
+                arguments[key] = quoted(text)
             elif "false" in kind:
                 arguments[key] = literal_or_text(text)
             else:

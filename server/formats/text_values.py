@@ -30,6 +30,7 @@ _FORMATS = {
 }
 # A text that is read as no literal of JSON or Python, for a parameter that may be a string or something else.
 _NO_LITERAL = rf"([^\s0-9\[{{(+.-]{ANY})?"
+_NO_LINE_BREAKS = rf"([^\n]({ANY}[^\n])?)?"  # at either end
 
 
 @dataclass(frozen=True)
@@ -85,49 +86,61 @@ def json_value(lark: Lark, parameter: Parameter) -> str:
     return lark.json({**parameter.schema, **{name: parameter.root[name] for name in names}})
 
 
-def text_value(lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str]) -> str:
-    """Returns an expression for the parameter's value and the tag that closes it, as `value_of` reads values."""
+def text_value(
+    lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str], *, is_bare: bool = False
+) -> str:
+    """Returns an expression for the parameter's value and the tag that closes it, as `value_of` reads values.
+
+    is_bare: of a string, a line break at either end is no part of the value.
+    """
     if parameter.is_string:
-        return string_text(lark, parameter, closer, excluded)
+        return string_text(lark, parameter, closer, excluded, is_bare=is_bare)
     value = f"{json_value(lark, parameter)} {lark.literal(closer)}"
-    if "string" not in types_of(parameter.schema, parameter.root) or not _is_any_string(
-        parameter.schema, parameter.root
-    ):
+    if not _is_any_string(parameter.schema, parameter.root):
         return lark.rule(value)
     return lark.rule(f"{value} | {lark.text(closer, excluded=excluded, patterns=[_NO_LITERAL])}")
 
 
-def string_text(lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str]) -> str:
+def string_text(
+    lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str], *, is_bare: bool = False
+) -> str:
     """Returns an expression for the text of a string and the tag that closes it. Raises RequestError for what cannot be enforced."""
-    branches = _string_branches(parameter, parameter.schema)
     texts = []
-    for branch in branches:
+    for branch in _string_branches(parameter):
         values = branch.get("enum", [branch["const"]] if "const" in branch else None)
         if values is None:
-            texts.append(lark.text(closer, excluded=excluded, patterns=_patterns(parameter, branch)))
+            patterns = [*_patterns(parameter, branch), *([_NO_LINE_BREAKS] if is_bare else ())]
+            texts.append(lark.text(closer, excluded=excluded, patterns=patterns))
             continue
         if any(tag in value for value in values for tag in excluded):
             raise parameter.refuse("enum")
-        texts += [lark.literal(f"{value}{closer}") for value in values]
+        for value in values:
+            frame = "\n" if is_bare and value != value.strip("\n") else ""
+            texts.append(lark.literal(f"{frame}{value}{frame}{closer}"))
     return lark.rule(" | ".join(texts))
 
 
-def _string_branches(parameter: Parameter, schema: Any, depth: int = 0) -> list[Mapping[str, Any]]:
+def _string_branches(parameter: Parameter) -> list[Mapping[str, Any]]:
     """Returns the schemas of which the text must match one, without references and unions."""
-    if depth > 8:
-        raise parameter.refuse("$ref")
-    if isinstance(reference := schema.get("$ref"), str):
-        return _string_branches(parameter, resolve(reference, parameter.root), depth + 1)
-    for union in ("anyOf", "oneOf"):
-        if union in schema:
-            if set(schema) - _UNCONSTRAINED - {union}:
-                raise parameter.refuse(union)
-            return [branch for one in schema[union] for branch in _string_branches(parameter, one, depth + 1)]
-    if "allOf" in schema:
-        if len(schema["allOf"]) != 1 or set(schema) - _UNCONSTRAINED - {"allOf"}:
-            raise parameter.refuse("allOf")
-        return _string_branches(parameter, schema["allOf"][0], depth + 1)
-    return [schema]
+    branches, left, seen = list[Mapping[str, Any]](), list[Any]([parameter.schema]), set[str]()
+    while left:
+        schema = left.pop(0)
+        if not isinstance(schema, Mapping):
+            branches += [{}] if schema is True else []
+            continue
+        if isinstance(reference := schema.get("$ref"), str):
+            if reference not in seen:
+                left.insert(0, resolve(reference, parameter.root))
+            seen.add(reference)
+            continue
+        union = next((name for name in ("anyOf", "oneOf", "allOf") if name in schema), None)
+        if union is None:
+            branches.append(schema)
+        elif set(schema) - _UNCONSTRAINED - {union} or (union == "allOf" and len(schema[union]) != 1):
+            raise parameter.refuse(union)
+        else:
+            left = [*schema[union], *left]
+    return branches
 
 
 def _patterns(parameter: Parameter, schema: Mapping[str, Any]) -> list[str]:
@@ -153,12 +166,20 @@ def _whole(pattern: str) -> str:
 
 
 def _is_any_string(schema: Any, root: Any) -> bool:
-    """Whether the schema allows every string, among other types."""
-    if not isinstance(schema, Mapping):
-        return False
-    if isinstance(reference := schema.get("$ref"), str):
-        return _is_any_string(resolve(reference, root), root)
-    for union in ("anyOf", "oneOf"):
-        if union in schema:
-            return any("string" in types_of(one, root) and _is_any_string(one, root) for one in schema[union])
-    return not set(schema) - _UNCONSTRAINED
+    """Whether the schema allows every string."""
+    left, seen = [schema], set[str]()
+    while left:
+        one = left.pop()
+        if not isinstance(one, Mapping):
+            continue
+        if isinstance(reference := one.get("$ref"), str):
+            left += [] if reference in seen else [resolve(reference, root)]
+            seen.add(reference)
+            continue
+        union = next((name for name in ("anyOf", "oneOf") if name in one), None)
+        if set(one) - _UNCONSTRAINED - {union}:
+            continue
+        if union is None and "string" in types_of(one, root):
+            return True
+        left += one[union] if union is not None else []
+    return False

@@ -62,8 +62,8 @@ def harmony_grammar(
     next_message = "<|end|><|start|>assistant"
     reasoning = f"{lark.literal('<|channel|>analysis<|message|>')} {lark.text(next_message)}"
     calls = [
-        f"{lark.literal(f'<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>')} {lark.json(object_schema(schema))}"
-        for name, schema in schemas_of(tools).items()
+        f"{lark.literal(f'<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>')} {lark.json(schema)}"
+        for name, schema in object_schemas(tools).items()
     ]
     call = lark.rule(" | ".join(calls))
     if required:
@@ -73,9 +73,20 @@ def harmony_grammar(
     return lark.source(f"({reasoning} | {preamble})* ({call} | {final})")
 
 
-def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of arguments, which are an object whatever it says. A tool without parameters takes an empty one."""
-    return {"type": "object", **schema} if schema else NO_ARGUMENTS
+def object_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the schemas of the tools' arguments, which are objects. A tool without parameters takes an empty one. Raises
+    RequestError where a schema allows no object."""
+    schemas = {}
+    for name, schema in schemas_of(tools).items():
+        types = schema.get("type", "object")
+        if "object" not in ([types] if isinstance(types, str) else types):
+            raise RequestError(
+                f'the parameters of the tool {name!r}: type is {json.dumps(types)}, it must be "object" or left out',
+                code="invalid_value",
+                param="tools",
+            )
+        schemas[name] = {**schema, "type": "object"} if schema else NO_ARGUMENTS
+    return schemas
 
 
 def _start(form: CallForm) -> str:
@@ -104,7 +115,7 @@ def _separator(form: CallForm) -> str | None:
 
 def _body(lark: Lark, form: CallForm, tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
     """Returns an expression for what follows the opener: one call, or all calls of a section."""
-    schemas = {name: object_schema(schema) for name, schema in schemas_of(tools).items()}
+    schemas = object_schemas(tools)
 
     def calls(write: Write) -> str:
         return lark.rule(" | ".join(lark.rule(write(name, schema)) for name, schema in schemas.items()))
@@ -156,7 +167,9 @@ def _tagged(lark: Lark, form: TaggedCalls) -> Write:
     def write(name: str, schema: dict[str, Any]) -> str:
         parts = [lark.literal(f"\n{form.call}{name}>\n")]
         for one in parameters_of(name, schema, forbidden=">\n"):
-            value = text_value(lark, one, f"{line}{form.parameter_end}\n", excluded)
+            value = text_value(
+                lark, one, f"{line}{form.parameter_end}\n", excluded, is_bare=not form.has_lines
+            )
             parts.append(_optional(lark, one, f"{lark.literal(f'{form.parameter}{one.key}>{line}')} {value}"))
         return " ".join([*parts, lark.literal(f"{form.call_end}\n{form.closer}")])
 
@@ -217,13 +230,14 @@ def _pythonic(lark: Lark) -> Write:
         written = {p.key: lark.rule(f"{lark.literal(f'{p.key}=')} {json_value(lark, p)}") for p in parameters}
         required = [written[p.key] for p in parameters if p.is_required]
         others = [written[p.key] for p in parameters if not p.is_required]
-        comma = lark.literal(", ")
-        rows = [required] if required else [[first] for first in others]
-        texts = []
-        for row in rows:
-            left = others if required else others[others.index(row[0]) + 1 :]
-            texts.append(f" {comma} ".join(row) + "".join(f" ({comma} {one})?" for one in left))
-        arguments = f"({' | '.join(texts)}){'' if required else '?'}" if texts else ""
+        comma, rest, firsts = lark.literal(", "), "", list[str]()
+        for other in reversed(others):
+            firsts.insert(0, f"{other} {rest}")
+            rest = lark.rule(f"({comma} {other})? {rest}")
+        if required:
+            arguments = f"{f' {comma} '.join(required)} {rest}"
+        else:
+            arguments = f"({' | '.join(firsts)})?" if firsts else ""
         return f"{lark.literal(f'{name}(')} {arguments} {lark.literal(')')}"
 
     return write

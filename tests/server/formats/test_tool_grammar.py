@@ -195,6 +195,67 @@ def test_calls_that_are_not_required_are_valid_or_text_comes(one: OutputFormat, 
     assert kinds == {Content, ToolCall}
 
 
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "number"}, "y": {"type": "integer"}, "any": {}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+WORDS = ["from", "class", "None", "gr\u00f6\u00dfe", "\ufb01x"]
+ODD_TOOLS = {
+    "get-time": {"$ref": "#/$defs/point", "$defs": {"point": POINT}},
+    "a.b-c": {"type": ["object", "null"], "properties": {"x": {"type": "number"}}, "required": ["x"]},
+    "class": {
+        "properties": {word: {"type": "boolean"} for word in WORDS},
+        "required": WORDS,
+        "additionalProperties": False,
+    },
+    "1st": {"type": "object"},
+}
+
+
+@pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
+def test_names_numbers_and_references_of_any_kind_make_valid_calls(one: OutputFormat) -> None:
+    functions = [{"name": name, "parameters": schema} for name, schema in ODD_TOOLS.items()]
+    offered = [{"type": "function", "function": function} for function in functions]
+    vocabulary = vocabulary_of(one, with_special=True)
+    grammar = one.tool_grammar(offered, required=True, parallel=False, special_ids=vocabulary.special_ids)
+    called = set()
+    for text in vocabulary.walks(grammar, seed=8, count=30, prefer=12):
+        pieces = parse(one, text, offered)
+        assert not any(isinstance(piece, Content) for piece in pieces), (text, pieces)
+        (call,) = check_calls(pieces, offered)
+        called.add(call.name)
+    assert called == set(ODD_TOOLS)
+
+
+@pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
+def test_arguments_that_are_no_object_are_refused(one: OutputFormat) -> None:
+    offered = [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]
+    with pytest.raises(RequestError, match='the tool \'f\': type is "string", it must be "object"'):
+        one.tool_grammar(offered, required=True, parallel=False, special_ids={})
+
+
+@pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
+def test_a_grammar_is_about_as_long_as_its_schemas(one: OutputFormat) -> None:
+    levels = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 20} for i in range(4)}
+    circle = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/circle"}, {"type": "string"}]}
+    schema = {
+        "type": "object",
+        "properties": {
+            "s": {"$ref": "#/$defs/d0"},
+            "c": {"$ref": "#/$defs/circle"},
+            "t": {"anyOf": [{"type": "string"}, True]},
+        }
+        | {f"p{i}": {"type": "integer"} for i in range(200)},
+        "$defs": {**levels, "d4": {"type": "string", "maxLength": 3}, "circle": circle},
+    }
+    offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    grammar = one.tool_grammar(offered, required=True, parallel=False, special_ids={})
+    definitions = json.dumps(schema["$defs"])
+    assert len(grammar.replace(definitions[1:-1], "")) < 200_000
+
+
 STRINGS: tuple[dict[str, Any], ...] = (
     {"type": "string", "minLength": 2, "maxLength": 5},
     {"type": "string", "pattern": "b[0-9]", "maxLength": 4},
@@ -205,6 +266,9 @@ STRINGS: tuple[dict[str, Any], ...] = (
     {"type": "string", "format": "ipv4"},
     {"const": "only </b> this"},
     {"enum": ["a\nb", ""]},
+    {"enum": ["\na\n", "\n", " x "]},
+    {"type": "string", "pattern": "^[\\n ]{1,3}x?$"},
+    {"anyOf": [{"type": "string"}, {"type": "null"}], "maxLength": 3},
     {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "string", "enum": ["longer"]}]},
     {"type": ["string", "integer", "null"], "maxLength": 3},
     {
@@ -214,6 +278,7 @@ STRINGS: tuple[dict[str, Any], ...] = (
         ]
     },
     {"$ref": "#/$defs/short"},
+    {"anyOf": [{"type": "string", "maxLength": 2}, False]},
     {"allOf": [{"$ref": "#/$defs/short"}], "description": "what pydantic writes"},
 )
 
