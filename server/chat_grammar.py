@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 
 from headway.engine import Grammar, ThinkingBudget
@@ -11,10 +9,8 @@ from headway.server.chat_output import callable_tools, is_call_required, is_sing
 from headway.server.choice_output import OutputOptions
 from headway.server.errors import ApiError
 from headway.server.formats import OutputFormat
-from headway.server.formats.lark import slashes
-from headway.server.grammar_frames import TextForm
+from headway.server.grammar_frames import TextForm, ToolCalls
 from headway.server.grammars import check_company
-from headway.server.json_schema import enforceable
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.structured import text_form
 from headway.server.services import Services, engine_info
@@ -37,7 +33,7 @@ async def chat_grammar(body: ChatRequest, output: OutputOptions | None, services
         _check_form(form, services.output_format, with_tools=is_enforced and not is_call_required(body))
         source = await services.grammars.compile(form)
     if is_enforced:
-        value = _with_calls(body, None if is_call_required(body) else form, services)
+        value = _calls(body, None if is_call_required(body) else form, services.output_format)
         source = await services.grammars.compile(TextForm("tools", value, param))
     if output is None or services.output_format.is_harmony:
         return Grammar(source)
@@ -58,36 +54,18 @@ def _check_form(form: TextForm, output_format: OutputFormat, *, with_tools: bool
         raise ApiError(message, param=form.param, code="unsupported_parameter")
 
 
-def _with_calls(body: ChatRequest, form: TextForm | None, services: Services) -> str:
-    """Returns the source in Lark of calls, or of calls and what else the text may be."""
-    tools = []
-    for i, tool in enumerate(callable_tools(body)):
-        function = dict(tool["function"])
-        if "parameters" in function:
-            schema = enforceable(function["parameters"], f"tools[{i}].function.parameters")
-            # How whitespace is written is a part of the format.
-            function["parameters"] = {name: value for name, value in schema.items() if name != "x-guidance"}
-        tools.append({**tool, "function": function})
-    source = services.output_format.tool_grammar(
+def _calls(body: ChatRequest, text: TextForm | None, output_format: OutputFormat) -> str:
+    """Returns the value of a form of calls. text: what may stand in their place."""
+    places = {tool.function.name: i for i, tool in enumerate(body.tools or ()) if tool.function is not None}
+    tools = [(places[tool["function"]["name"]], tool) for tool in callable_tools(body)]
+    calls = ToolCalls(
+        output_format.name,
         tools,
-        required=form is not None or is_call_required(body),
+        required=is_call_required(body),
         parallel=not is_single_call(body),
-        special_ids=services.tokenizer.special_ids(),
+        text=text,
     )
-    if form is None:
-        return source
-    calls = source.replace("start:", "calls:", 1)
-    return f"start: calls | answer\nanswer: {_expression(form)}\n{calls}"
-
-
-def _expression(form: TextForm) -> str:
-    """Returns a form that has passed as an expression of Lark."""
-    if form.kind == "regex":
-        return f"/{slashes(form.value)}/"
-    if form.kind == "choice":
-        return " | ".join(json.dumps(text) for text in msgspec.json.decode(form.value, type=list[str]))
-    schema = {"type": "object"} if form.kind == "json_object" else msgspec.json.decode(form.value)
-    return "%json " + json.dumps(enforceable(schema, form.param))
+    return msgspec.json.encode(calls).decode()
 
 
 def thinking_budget(

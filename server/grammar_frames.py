@@ -6,7 +6,7 @@ Each frame is four bytes of length, then MessagePack.
 from __future__ import annotations
 
 import struct
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,14 +21,28 @@ KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lar
 class TextForm(msgspec.Struct, frozen=True):
     """What a text may be, as the client wrote it.
 
-    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object. That of
-    tools is a Lark grammar of the server's own, whose schemas have passed `enforceable`.
-    param: the field that it came in.
+    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object; that of
+    tools is a ToolCalls as JSON. param: the field that it came in.
     """
 
     kind: Kind
     value: str
     param: str
+
+
+class ToolCalls(msgspec.Struct, frozen=True):
+    """What an answer may call.
+
+    output_format: the name of one of FORMATS. tools: those that may be called, in OpenAI's form, by their place in the request.
+    required: only calls; else text, which is of the form `text` where there is one, may stand in their place. parallel: one or
+    more; else one.
+    """
+
+    output_format: str
+    tools: list[tuple[int, dict[str, Any]]]
+    required: bool
+    parallel: bool
+    text: TextForm | None = None
 
 
 class TargetVocabulary(msgspec.Struct, frozen=True):
@@ -39,10 +53,12 @@ class TargetVocabulary(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The answer to a form; exactly one field is set. source: see `Grammar`. error: why it cannot be enforced."""
+    """The answer to a form; either source or error is set. source: see `Grammar`. error: why it cannot be enforced.
+    param: the field at fault, where it is another than the form's."""
 
     source: str | None = None
     error: str | None = None
+    param: str | None = None
 
 
 def frame(content: TextForm | TargetVocabulary | Checked) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from headway.engine import RequestError, json_schema_source, lark_source, regex_source
-from headway.server.grammar_frames import TextForm
+from headway.server.formats import find_format
+from headway.server.formats.lark import slashes
+from headway.server.grammar_frames import TextForm, ToolCalls
 from headway.server.json_schema import enforceable, keyword_places
 
 MAX_SOURCE_CHARACTERS = {
@@ -38,13 +40,16 @@ def check_size(form: TextForm) -> None:
         raise RequestError(message, param=form.param, code="invalid_grammar")
 
 
-def checked_source(form: TextForm, check: Callable[[str], None]) -> str:
-    """Returns the source of a form that compiles. Raises RequestError that names the form's field.
+def checked_source(
+    form: TextForm, check: Callable[[str], None], special_ids: Mapping[str, int] | None = None
+) -> str:
+    """Returns the source of a form that compiles. Raises RequestError that names the field at fault.
 
-    check: from make_grammar_check. It may take long, or end the process, over a hostile form.
+    check: from make_grammar_check. It may take long, or end the process, over a hostile form. special_ids: the ids of special
+    tokens by their names, in which calls are written.
     """
     try:
-        source = _source(form)
+        source = lark_source(_calls(form.value, special_ids or {})) if form.kind == "tools" else _source(form)
         check(source)
     except RequestError as error:
         raise error if error.param is not None else _refusal(form, str(error)) from error
@@ -63,8 +68,6 @@ def _source(form: TextForm) -> str:
     if form.kind == "choice":
         texts = msgspec.json.decode(form.value, type=list[str])
         return lark_source("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
-    if form.kind == "tools":
-        return lark_source(form.value)
     if form.value.lstrip().startswith("{"):  # the library takes JSON for a list of grammars
         message = f"{form.param} is JSON, it must be a Lark grammar"
         raise RequestError(message, param=form.param, code="invalid_grammar")
@@ -73,6 +76,40 @@ def _source(form: TextForm) -> str:
 
 def _schema_source(schema: object, param: str) -> str:
     return json_schema_source(msgspec.json.encode(enforceable(schema, param)).decode())
+
+
+def _calls(value: str, special_ids: Mapping[str, int]) -> str:
+    """Returns the Lark grammar of calls, or of calls and what else the text may be."""
+    calls = msgspec.json.decode(value, type=ToolCalls)
+    tools = []
+    for i, tool in calls.tools:
+        function = dict(tool["function"])
+        if "parameters" in function:
+            schema = enforceable(function["parameters"], f"tools[{i}].function.parameters")
+            # How whitespace is written is a part of the format.
+            function["parameters"] = {name: value for name, value in schema.items() if name != "x-guidance"}
+        tools.append({**tool, "function": function})
+    grammar = find_format(None, name=calls.output_format).tool_grammar(
+        tools,
+        required=calls.required or calls.text is not None,
+        parallel=calls.parallel,
+        special_ids=special_ids,
+    )
+    if calls.text is None:
+        return grammar
+    return (
+        f"start: calls | answer\nanswer: {_expression(calls.text)}\n{grammar.replace('start:', 'calls:', 1)}"
+    )
+
+
+def _expression(form: TextForm) -> str:
+    """Returns a form that has passed as an expression of Lark."""
+    if form.kind == "regex":
+        return f"/{slashes(form.value)}/"
+    if form.kind == "choice":
+        return " | ".join(json.dumps(text) for text in msgspec.json.decode(form.value, type=list[str]))
+    schema = {"type": "object"} if form.kind == "json_object" else _parsed(form.value, form.param)
+    return "%json " + json.dumps(enforceable(schema, form.param))
 
 
 def _parsed(text: str, param: str) -> object:

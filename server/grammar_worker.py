@@ -11,13 +11,13 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from headway.engine import RequestError, make_grammar_check
+from headway.engine import RequestError, TokenTable, make_grammar_check
 from headway.server.grammar_frames import LENGTH, Checked, TargetVocabulary, TextForm, frame
 from headway.server.grammar_sources import checked_source
 
@@ -32,17 +32,23 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
     os.nice(NICENESS)
     target = msgspec.msgpack.decode(_read(source), type=TargetVocabulary)
     check = make_grammar_check(target.table, target.vocab_size)
+    special_ids = special_tokens(target.table)
     threading.stack_size(STACK_BYTES)
     _limit_memory()
     _write(sink, Checked())
     while payload := _read(source):
-        _write(sink, _in_time(msgspec.msgpack.decode(payload, type=TextForm), check))
+        _write(sink, _in_time(msgspec.msgpack.decode(payload, type=TextForm), special_ids, check))
 
 
-def _in_time(form: TextForm, check: Callable[[str], None]) -> Checked:
+def special_tokens(table: TokenTable) -> dict[str, int]:
+    """Returns the ids of special tokens, which no text of a grammar matches, by their names."""
+    return {table.tokens[i].decode(errors="replace"): i for i in table.special_ids if table.tokens[i]}
+
+
+def _in_time(form: TextForm, special_ids: Mapping[str, int], check: Callable[[str], None]) -> Checked:
     """Ends the process, by the timer's signal, where checking takes too much processor time."""
     answers: list[Checked] = []
-    thread = threading.Thread(target=lambda: answers.append(answer_to(form, check)))
+    thread = threading.Thread(target=lambda: answers.append(answer_to(form, special_ids, check)))
     signal.setitimer(signal.ITIMER_PROF, CHECK_SECONDS)
     try:
         thread.start()
@@ -52,11 +58,11 @@ def _in_time(form: TextForm, check: Callable[[str], None]) -> Checked:
     return answers[0]
 
 
-def answer_to(form: TextForm, check: Callable[[str], None]) -> Checked:
+def answer_to(form: TextForm, special_ids: Mapping[str, int], check: Callable[[str], None]) -> Checked:
     try:
-        return Checked(source=checked_source(form, check))
+        return Checked(source=checked_source(form, check, special_ids))
     except RequestError as error:
-        return Checked(error=str(error))
+        return Checked(error=str(error), param=error.param)
 
 
 def _read(source: BinaryIO) -> bytes:

@@ -149,7 +149,7 @@ async def _exchange(worker: Process, content: TextForm | TargetVocabulary) -> Ch
 
 def _source_of(form: TextForm, checked: Checked) -> str:
     if checked.source is None:
-        raise RequestError(str(checked.error), param=form.param, code="invalid_grammar")
+        raise RequestError(str(checked.error), param=checked.param or form.param, code="invalid_grammar")
     return checked.source
 
 

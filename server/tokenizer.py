@@ -182,12 +182,6 @@ class Tokenizer:
         """Returns the id of the token with this content; None if there is none."""
         return self.vocabulary.tokenizer.token_to_id(content)
 
-    def special_ids(self) -> dict[str, int]:
-        """Returns the ids of special tokens, which no text of a grammar matches, by their contents."""
-        added = self.vocabulary.tokenizer.get_added_tokens_decoder()
-        ends = set(self.stop_token_ids)
-        return {token.content: i for i, token in added.items() if token.special or i in ends}
-
     def token_table(self) -> TokenTable | None:
         """Returns the vocabulary as grammars see it; some 0.7 s for 152,064 tokens. None where no token ends a text.
 

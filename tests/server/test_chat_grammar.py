@@ -265,9 +265,23 @@ async def test_what_a_grammar_excludes_is_refused_by_both_names(client: httpx.As
 async def test_a_schema_that_cannot_be_enforced_is_refused_by_its_path(client: httpx.AsyncClient) -> None:
     wrong = {"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}
     given = [*tools("stop"), {"type": "function", "function": {"name": "f", "parameters": wrong}}]
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice in ("required", named):
+        error = await refusal(client, tools=given, tool_choice=choice)
+        assert error["param"] == "tools[1].function.parameters"
+        assert error["message"].startswith("tools[1].function.parameters: contains at #/properties/a")
+
+
+async def test_arguments_that_are_no_object_are_refused_where_they_are_enforced(
+    client: httpx.AsyncClient,
+) -> None:
+    given = [
+        *tools("stop"),
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
+    ]
     error = await refusal(client, tools=given, tool_choice="required")
-    assert error["param"] == "tools[1].function.parameters"
-    assert "contains" in error["message"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_grammar")
+    assert "the tool 'f'" in error["message"]
 
 
 class TestAFormatWithoutReasoning:

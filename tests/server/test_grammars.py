@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
+import msgspec
 import pytest
 from headway_testing.grammars import END, TABLE, fits
 from headway_testing.hostile_grammars import HOSTILE, lark, regex, schema
@@ -15,8 +17,9 @@ from prometheus_client import CollectorRegistry
 from headway.engine import RequestError
 from headway.server import grammars as module
 from headway.server.errors import ApiError
-from headway.server.grammar_frames import Kind, TextForm
+from headway.server.grammar_frames import Kind, TextForm, ToolCalls
 from headway.server.grammars import Grammars
+from headway.server.json_schema import WRITING
 from headway.server.request_metrics import RequestMetrics
 
 SECONDS = 2.0 + 0.5  # for a machine that does other things meanwhile
@@ -32,6 +35,25 @@ async def grammars() -> AsyncIterator[Grammars]:
 
 @pytest.mark.parametrize("form", HOSTILE.values(), ids=HOSTILE)
 async def test_a_hostile_form_is_a_source_or_a_refusal_in_time(grammars: Grammars, form: TextForm) -> None:
+    await check_in_time(grammars, form)
+
+
+@pytest.mark.parametrize("output_format", ["hermes", "qwen_xml", "llama_pythonic"])
+@pytest.mark.parametrize(
+    "name", ["product", "doubled", "many-values", "many-properties", "names", "one-of", "tree", "circle"]
+)
+async def test_a_tool_of_a_hostile_schema_is_a_source_or_a_refusal_in_time(
+    grammars: Grammars, name: str, output_format: str
+) -> None:
+    inner = json.loads(HOSTILE[name].value)
+    definitions = inner.pop("$defs", {})
+    parameters = {"type": "object", "properties": {"a": inner}, "required": ["a"], "$defs": definitions}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    calls = ToolCalls(output_format, [(0, tool)], required=True, parallel=False)
+    await check_in_time(grammars, TextForm("tools", json.dumps(msgspec.to_builtins(calls)), "tools"))
+
+
+async def check_in_time(grammars: Grammars, form: TextForm) -> None:
     gaps: list[float] = []
 
     async def streams() -> None:
@@ -46,11 +68,20 @@ async def test_a_hostile_form_is_a_source_or_a_refusal_in_time(grammars: Grammar
     stream.cancel()
     assert max((b - a for a, b in pairwise(gaps)), default=0) < 0.5
     if isinstance(outcome, RequestError):
-        assert (outcome.param, outcome.code) == (form.param, "invalid_grammar")
+        assert outcome.param in (form.param, "tools[0].function.parameters")
+        assert outcome.code == "invalid_grammar"
         assert form.param in str(outcome)
         assert len(str(outcome)) < 700
     else:
         assert isinstance(outcome, str)
+
+
+async def test_a_schema_within_a_grammar_is_refused_whatever_it_says_of_how_it_is_written(
+    grammars: Grammars,
+) -> None:
+    held = json.dumps({"not": {"const": 1}, "x-guidance": WRITING})
+    with pytest.raises(RequestError, match=r"not at # cannot be enforced|x-guidance at # "):
+        await grammars.compile(lark(f"start: %json {held}"))
 
 
 async def test_after_a_form_that_ended_the_process_others_are_served(grammars: Grammars) -> None:
