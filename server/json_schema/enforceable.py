@@ -6,6 +6,7 @@ What the library would take in silence and not enforce, or enforce in another se
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from urllib.parse import unquote
@@ -295,7 +296,7 @@ def _escaped(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 

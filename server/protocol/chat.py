@@ -231,13 +231,18 @@ def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool) -
     for i, part in enumerate(content):
         if is_assistant and part.type in THOUGHT_TYPES:
             continue
-        text = part.text if part.type in TEXT_TYPES else None
-        if is_assistant and part.type == "refusal":
-            text = part.refusal
-        if text is None or (part.image_url, part.input_audio, part.file) != (None, None, None):
+        field = "refusal" if is_assistant and part.type == "refusal" else "text"
+        is_text = part.type in TEXT_TYPES or field == "refusal"
+        text = getattr(part, field)
+        if not is_text or (part.image_url, part.input_audio, part.file) != (None, None, None):
             path = f"{where}[{i}].type"
             message = f"{path} is {part.type!r}; this server reads parts of type 'text' that have a text and nothing else"
             raise ApiError(message, param=path, code="unsupported_content")
+        if text is None:
+            path = f"{where}[{i}].{field}"
+            raise ApiError(
+                f"{path} is missing; it is required", param=path, code="missing_required_parameter"
+            )
         lines.append(text)
     return "\n".join(lines)
 

@@ -163,7 +163,7 @@ CHAT = table((
           {"verbosity": ("medium",)}),
     Group("OpenAI", "searching the web", "put what was found into a message", _never("web_search_options")),
     Group("OpenAI", "moderation of input and output", "call a moderation service beside this server", _never("moderation")),
-    Group("vLLM, SGLang, llama.cpp, TGI", "control over the chat template", _OWN_TEMPLATE,
+    Group("vLLM, SGLang, llama.cpp, TGI", "control over the chat template", f"start the server with `--chat-template`, or {_OWN_TEMPLATE}",
           {"chat_template": ("",), "add_special_tokens": (False,), "task": ()}),
     Group("vLLM", "echo and the best of several in a chat", "use /v1/completions", {"echo": (False,), "best_of": (1,)}),
 ))  # fmt: skip
@@ -172,7 +172,7 @@ TOKENIZE = {name: CHAT[name] for name in ("chat_template", "mm_processor_kwargs"
 MESSAGE = table((
     Group("Kimi", "tools that a message brings", _TOOLS, {"tools": ([],)}),
     Group("OpenAI", "sound of an earlier answer", "send its transcript as content", {"audio": ({},)}),
-    Group("DeepSeek, Mistral, SGLang", "an answer that is to be continued", _OWN_TEMPLATE, {"prefix": (False,), "partial": (False,)}),
+    Group("DeepSeek, Mistral, SGLang", "an answer that is to be continued", "send `continue_final_message` beside `messages`", {"prefix": (False,), "partial": (False,)}),
     Group("Ollama", "images beside the content", "send text", {"images": ([],)}),
     Group("OpenAI, LiteLLM, LangChain, Vercel, OpenRouter", "what clients keep with a message; it carries no text of the conversation", "",
           _never("annotations", "reasoning_details", "reasoning_signature", "thinking", "thinking_blocks",

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from headway_testing.api_examples import examples
 from headway_testing.chat_models import HERMES_TEMPLATE, scripted_model
 from headway_testing.daemon import running_scripted_server
 
@@ -252,3 +253,13 @@ def test_the_template_file_must_be_there(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "none.jinja" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), examples(), ids=[f"{i}-{path}" for i, (path, _) in enumerate(examples())]
+)
+def test_the_commands_of_the_page_of_the_api_are_served(
+    client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
+from headway_testing.api_examples import examples
 from headway_testing.daemon import Server
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -52,3 +54,19 @@ def test_the_first_text_does_not_repeat_itself(server: Server, body_of: Any) -> 
         counts = list(pool.map(most_frequent_line, range(NUM_SEEDS)))
     assert max(counts) <= 2
     assert sum(count == 2 for count in counts) <= NUM_SEEDS // 6
+
+
+def test_the_forms_that_the_page_of_the_api_asks_for_come(server: Server) -> None:
+    forms = [
+        (path, body) for path, body in examples() if {"response_format", "structured_outputs"} & set(body)
+    ]
+    assert len(forms) == 2
+    for path, body in forms:
+        answer = httpx.post(f"{server.url}{path}", json=body, timeout=300)
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+        if "structured_outputs" in body:
+            assert re.fullmatch(body["structured_outputs"]["regex"], choice["text"])
+        else:
+            schema = body["response_format"]["json_schema"]["schema"]
+            jsonschema.validate(json.loads(choice["message"]["content"]), schema)

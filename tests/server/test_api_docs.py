@@ -52,6 +52,12 @@ def test_every_row_names_a_test_that_exists() -> None:
     assert len(ROWS) == len({row[0] for row in ROWS})
 
 
+def test_no_table_says_two_things_of_one_row() -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE):
+        first = [line.split("|")[1].strip() for line in table.splitlines()]
+        assert len(first) == len(set(first)), [cell for cell in first if first.count(cell) > 1]
+
+
 @pytest.mark.parametrize("values", [parameters.RANGES, completions.RANGES], ids=["shared", "completions"])
 def test_the_ranges_on_the_page_are_those_of_the_code(values: parameters.Ranges) -> None:
     told = {row[0]: row[3] for row in ROWS}
