@@ -7,10 +7,9 @@ from starlette.requests import Request
 from headway.server.access import record_of
 from headway.server.chat_grammar import chat_grammar, thinking_budget
 from headway.server.chat_output import output_options
-from headway.server.chat_prompt import chat_prompt
+from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.prompt import encode_chat
-from headway.server.protocol.chat import ChatRequest, check, conversation_of
-from headway.server.reasoning_effort import with_effort
+from headway.server.protocol.chat import ChatRequest, check
 from headway.server.response import GenerationResponse, new_header, new_response
 from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
 from headway.server.services import Services, check_model, engine_info, request_id_of
@@ -29,7 +28,7 @@ async def begin_chat(
     record.model = body.model or services.model_name
     services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
     check(body)
-    conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
+    conversation = conversation_for(body, services)
     chat = await chat_prompt(conversation, services)
     output = output_options(body, chat, services.output_format, services.tokenizer)
     info = engine_info(services)

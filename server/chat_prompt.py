@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+from headway.server.call_ids import with_call_ids
 from headway.server.control_text import ChatPrompt
 from headway.server.conversation import Conversation, is_nested_beyond
 from headway.server.errors import ApiError
 from headway.server.marker import Marker
+from headway.server.protocol.chat import ConversationFields, conversation_of
+from headway.server.reasoning_effort import with_effort
 from headway.server.services import Services
 from headway.server.template_frames import MarkedConversation
 
-__all__ = ["Conversation", "chat_prompt", "ending"]
+__all__ = ["Conversation", "chat_prompt", "conversation_for", "ending"]
 
 MAX_NESTING = 64
 THREAD_CHARACTERS = 8192  # longer chats are searched for structural tokens off the event loop
@@ -40,6 +43,12 @@ def ending(add_generation_prompt: bool | None, continue_final_message: bool | No
         )
     continues = bool(continue_final_message)
     return (not continues if add_generation_prompt is None else add_generation_prompt), continues
+
+
+def conversation_for(body: ConversationFields, services: Services) -> Conversation:
+    """Returns what the model's chat template is given of a body."""
+    conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
+    return with_call_ids(conversation, services.output_format.call_id_length)
 
 
 async def chat_prompt(conversation: Conversation, services: Services) -> ChatPrompt:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -49,6 +50,11 @@ class ChatTemplate:
     tool_source: str | None = None
     stop_strings: tuple[str, ...] = ()
     note: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All that the templates say."""
+        return self.source + (self.tool_source or "")
 
     def source_for(self, conversation: Conversation) -> str:
         return self.source if self.tool_source is None or not conversation.tools else self.tool_source
@@ -116,7 +122,7 @@ class ChatRenderer:
 
     async def render(self, conversation: Conversation) -> str:
         """Raises ApiError: the template refused the conversation, failed, took too long or wrote too much."""
-        return _text(await self._answer(conversation, None))
+        return _text(await self._answer(conversation, None), conversation)
 
     async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
         """The text of the conversation with marks where clients spelled structural tokens.
@@ -126,7 +132,7 @@ class ChatRenderer:
         answer = await self._answer(conversation, marked)
         if answer.inspected is not None:
             raise _inspected(conversation, marked, answer.inspected)
-        return ChatPrompt(_text(answer), marked.mark, marked.spelled)
+        return ChatPrompt(_text(answer, conversation), marked.mark, marked.spelled)
 
     async def _answer(self, conversation: Conversation, marked: MarkedConversation | None) -> Rendered:
         async with self._turn:
@@ -213,14 +219,19 @@ async def _exchange(worker: Process, job: RenderJob) -> Rendered:
     return msgspec.json.decode(await worker.stdout.readexactly(length), type=Rendered)
 
 
-def _text(answer: Rendered) -> str:
-    if answer.text is None:
-        raise ApiError(
-            f"the model's chat template does not take these messages: {answer.error}",
-            param="messages",
-            code="chat_template_error",
-        )
-    return answer.text
+def _text(answer: Rendered, conversation: Conversation) -> str:
+    if answer.text is not None:
+        return answer.text
+    message = f"the model's chat template does not take these messages: {answer.error}"
+    odd = next((i for i, one in enumerate(conversation.messages) if _has_odd_arguments(one)), None)
+    if odd is not None:
+        message += f"; the arguments of a call in messages[{odd}] are no JSON object, which it may need"
+    param = "messages" if odd is None else f"messages[{odd}]"
+    raise ApiError(message, param=param, code="chat_template_error")
+
+
+def _has_odd_arguments(message: Mapping[str, Any]) -> bool:
+    return any(isinstance(call["function"]["arguments"], str) for call in message.get("tool_calls") or ())
 
 
 def _inspected(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headway.engine import Thinking
+from headway.server.call_ids import new_call_id
 from headway.server.formats import Content, OutputFormat, Piece, Reasoning, ToolCall
 
 
@@ -64,6 +64,7 @@ class ChoiceOutput:
         self._is_single_call = options.is_single_call
         calls = options.format.calls if options.tools else None
         self._openers = () if calls is None else calls.openers
+        self._call_id_length = options.format.call_id_length
         self.num_calls = 0
         self.num_malformed = 0  # beginnings of calls that are content
 
@@ -92,7 +93,7 @@ class ChoiceOutput:
                     self.num_malformed += sum(piece.text.count(opener) for opener in self._openers)
                 yield piece
                 continue
-            yield NumberedCall(self.num_calls, f"call_{secrets.token_hex(12)}", piece.name, piece.arguments)
+            yield NumberedCall(self.num_calls, new_call_id(self._call_id_length), piece.name, piece.arguments)
             self.num_calls += 1
             if self.is_complete:
                 return

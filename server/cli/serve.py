@@ -62,7 +62,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             token_table=token_table,
         )
         name, *other_names = config.served_model_name or [model_name(source)]
-        source_text = "" if template is None else template.source
+        source_text = "" if template is None else template.text
         output_format = find_format(source_text, name=config.tool_format)
         metrics = Metrics(
             lambda: engine.stats,

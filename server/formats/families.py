@@ -29,8 +29,8 @@ FORMATS = (
     OutputFormat("deepseek_v32", InvokeCalls("function_calls"), THINK),
     OutputFormat("deepseek_v31", SeparatedCalls(), THINK),
     OutputFormat("deepseek_v3", SeparatedCalls(has_fence=True), THINK),
-    OutputFormat("mistral", BracketCalls(), BRACKETED_THINK),
-    OutputFormat("mistral_list", BracketCalls(is_list=True), BRACKETED_THINK),
+    OutputFormat("mistral", BracketCalls(), BRACKETED_THINK, call_id_length=9),
+    OutputFormat("mistral_list", BracketCalls(is_list=True), BRACKETED_THINK, call_id_length=9),
     OutputFormat("glm", KeyedCalls(), THINK, calls_end_thinking=True),
     OutputFormat("glm_lines", KeyedCalls(has_lines=True), THINK, calls_end_thinking=True),
     OutputFormat("qwen_xml", TaggedCalls(), THINK, calls_end_thinking=True),
@@ -70,6 +70,7 @@ _MARKS = (
     ("hermes", (r"<tool_call>",)),
     ("llama_pythonic", (r"\[func_name1\(",)),
     ("llama_json", (r"<\|python_tag\|>|<\|python_start\|>",)),
+    ("llama_json", (r"<\|start_header_id\|>ipython", r'"parameters\\?": ')),
     ("think", (r"</think>|\[/THINK\]",)),
 )
 

@@ -29,6 +29,7 @@ class OutputFormat:
 
     thinking: the pairs of delimiters of reasoning, the usual one first. calls_end_thinking: a call that ends reasoning which was not
     closed is a call. is_harmony: messages with headers instead, whose tool grammar covers the reasoning before a call, too.
+    call_id_length: of ids of letters and digits alone, where the family's templates take no others.
     """
 
     name: str
@@ -36,6 +37,7 @@ class OutputFormat:
     thinking: Sequence[tuple[str, str]] = ()
     calls_end_thinking: bool = False
     is_harmony: bool = False
+    call_id_length: int | None = None
 
     @property
     def thinking_start(self) -> str | None:

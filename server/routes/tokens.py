@@ -13,17 +13,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway.server.body import read_body
-from headway.server.chat_prompt import chat_prompt
+from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.detokenizer import Vocabulary
 from headway.server.errors import ApiError
 from headway.server.logprobs import token_name
 from headway.server.prompt import check_ids
-from headway.server.protocol.chat import check_effort, conversation_of
+from headway.server.protocol.chat import check_effort
 from headway.server.protocol.checks import require
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
 from headway.server.protocol.tools import check_tools
-from headway.server.reasoning_effort import with_effort
 from headway.server.services import Services, check_model, engine_info, services_of
 
 router = APIRouter()
@@ -78,7 +77,7 @@ async def _encoder(
     if body.messages is not None and body.prompt is None:
         check_tools(body.tools, None)
         check_effort(body.reasoning_effort)
-        conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
+        conversation = conversation_for(body, services)
         chat = await chat_prompt(conversation, services)
         return chat.text, lambda: [tokenizer.encode_chat(chat)]
     if body.prompt is not None and body.messages is None:

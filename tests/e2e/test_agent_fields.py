@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -263,3 +264,19 @@ def test_the_commands_of_the_page_of_the_api_are_served(
 ) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
+
+
+def test_the_form_of_calls_may_be_that_of_a_template_for_tools_alone(tmp_path: Path) -> None:
+    """As in models that have two templates, of which the usual one knows no tools."""
+    model = scripted_model(tmp_path / "two-templates")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    templates = {"default": plain, "tool_use": HERMES_TEMPLATE}
+    config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    for server in running_scripted_server(str(model)):
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            assert client.get("/ready").json()["tool_format"] == "hermes"
+            (call,) = said(client, CALL, tools=[TOOL])["message"]["tool_calls"]
+            assert call["function"]["name"] == "get_time"
+            assert said(client, "Hello.")["message"]["content"] == "Hello."

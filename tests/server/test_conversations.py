@@ -449,3 +449,14 @@ async def test_tokenize_refuses_what_a_chat_refuses(
     async with httpx.AsyncClient(transport=transport, base_url="http://headway") as client:
         answer = await client.post("/tokenize", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_arguments_that_the_template_cannot_read_are_named(tokenizer: Tokenizer) -> None:
+    function = {"name": "f", "arguments": '{"city": '}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+    ]
+    with pytest.raises(ApiError, match=r"arguments of a call in messages\[1\] are no JSON object") as caught:
+        await rendered(Conversation(messages), chat_templates.CODER, tokenizer)
+    assert (caught.value.param, caught.value.code) == ("messages[1]", "chat_template_error")

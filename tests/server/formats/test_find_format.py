@@ -30,6 +30,12 @@ MISTRAL_V11 = '{{- "[TOOL_CALLS]" + tool_call.function.name + "[ARGS]" + argumen
 MAGISTRAL = MISTRAL_V11 + "{{- '[THINK]' + block.thinking + '[/THINK]' }}"
 LLAMA_3 = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}
 {{- "<|python_tag|>" + tool_call.name + ".call(" }}"""
+LLAMA_32 = """{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}{{- tool_call.arguments | tojson }}
+{{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}"""
+LLAMA_32_ESCAPED = """{{- "\\"parameters\\": " }}{{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}"""
+LLAMA_3_WITHOUT_TOOLS = (
+    "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' }}"
+)
 PYTHONIC = "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]<|python_tag|>"
 HARMONY = (
     '{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}to=functions.'
@@ -56,6 +62,9 @@ CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['cont
         (MISTRAL_V11, "mistral", None),
         (MAGISTRAL, "mistral", "[THINK]"),
         (LLAMA_3, "llama_json", None),
+        (LLAMA_32, "llama_json", None),
+        (LLAMA_32_ESCAPED, "llama_json", None),
+        (LLAMA_3_WITHOUT_TOOLS, "plain", None),
         (PYTHONIC, "llama_pythonic", None),
         (HARMONY, "harmony", "<|channel|>analysis<|message|>"),
         (R1_DISTILL, "think", "<think>"),
