@@ -35,7 +35,8 @@ from headway.server.json_schema.keywords import (
     texts_in,
 )
 from headway.server.json_schema.patterns import PatternError, rust_pattern
-from headway.server.json_schema.string_formats import FORMATS, format_constraint
+from headway.server.json_schema.property_names import without_property_names
+from headway.server.json_schema.string_formats import FORMATS, PATTERN_FORMATS, format_constraint
 
 Schema = dict[str, object]
 
@@ -94,6 +95,8 @@ class _Walk:
             )
         if depth == 0:
             self._read_draft(schema)
+        if "propertyNames" in schema:
+            schema = without_property_names(schema)
         written: Schema = {}
         extra: list[Schema] = []  # constraints that a keyword becomes beside those of the same name
         for keyword, value in schema.items():
@@ -141,7 +144,8 @@ class _Walk:
         elif keyword in ONE_SCHEMA:
             written[keyword] = self.schema(value, inner, depth + 1)
         elif keyword == "format":
-            extra.append(self._format(value, place))
+            if value not in PATTERN_FORMATS or "pattern" not in schema:
+                extra.append(self._format(value, place))
         elif keyword not in ("$schema", "$id"):
             written[keyword] = self._value(keyword, value, place)
         elif depth:

@@ -17,6 +17,10 @@ _MAX_MAILBOX_CHARACTERS = 254
 _OF_THE_LIBRARY = ("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 _MAX_HOSTNAME_CHARACTERS = 253
 
+# Zod's names for patterns, which it writes beside them.
+PATTERN_FORMATS = frozenset((
+    "starts_with", "ends_with", "includes", "lowercase", "uppercase", "regex", "cuid", "cuid2", "ulid", "nanoid", "xid", "ksuid", "e164",
+))  # fmt: skip
 FORMATS = tuple(sorted((*_PATTERNS, *_OF_THE_LIBRARY)))
 
 

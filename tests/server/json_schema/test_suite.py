@@ -110,7 +110,7 @@ def test_what_is_refused_of_the_suite_is_named_with_its_place(draft: str, with_d
         assert is_empty or named is not None, str(error)
         refused[(named[1] if named is not None else "") or "library"] += 1
     for keyword in ("not", "if", "contains", "propertyNames", "uniqueItems", "$ref", "format"):
-        assert refused[keyword] >= 3, (keyword, refused)
+        assert refused[keyword] >= 2, (keyword, refused)
 
 
 def walks(draft: str, *, with_draft: bool, count: int) -> Counter[str]:
