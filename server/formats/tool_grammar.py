@@ -99,12 +99,14 @@ def _opener(form: CallForm) -> str:
 
 
 def _separator(form: CallForm) -> str | None:
-    """What stands between two calls that each have an opener; None: one opener holds all."""
+    """What stands between two calls that each have an opener; None: one opener holds all, or one call is all that there may be."""
     match form:
         case BracketCalls(is_list=False):
             return ""
+        case JsonCalls(closer=None):
+            return None  # Llama 3's templates take one call a message, without which the conversation cannot go on
         case JsonCalls():
-            return form.separator or "\n"
+            return "\n"
         case TaggedCalls():
             return "\n"
         case KeyedCalls():
