@@ -73,3 +73,18 @@ class CompleteConfig:
     min_p: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """The configuration of `headway chat`. None: as the server and its model have it."""
+
+    url: str = "http://localhost:8000"
+    api_key: str | None = None
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None

@@ -1,10 +1,11 @@
-"""The command `headway`: serve, warmup, complete, bench."""
+"""The command `headway`: serve, chat, warmup, complete, bench."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -15,11 +16,13 @@ from headway import __version__
 from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging
 from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, bench
+from headway.server.cli.chat import chat
 from headway.server.cli.complete import complete
+from headway.server.cli.console import ReaderGoneError
 from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
 from headway.server.cli.serve import serve
 from headway.server.cli.warmup import warm_up
-from headway.server.config import CompleteConfig, ModelSource, ServerConfig
+from headway.server.config import ChatConfig, CompleteConfig, ModelSource, ServerConfig
 
 Config = TypeVar("Config")
 
@@ -34,6 +37,7 @@ COMPLETE_GROUPS = {
     "model": options.MODEL,
     "speculation": options.SPECULATION,
 }
+CHAT_GROUPS = {"chat": options.CHAT}
 MODEL_HELP = (
     "a folder in Hugging Face layout, or ORG/NAME on the Hugging Face Hub "
     "(HF_TOKEN, HF_ENDPOINT and the Hub's offline cache are respected); "
@@ -53,20 +57,24 @@ then:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that closes stdout is none."""
     arguments = _parser().parse_args(argv)
-    runs = {"serve": _serve, "warmup": _warm_up}
-    run = runs.get(arguments.command, _complete)
-    groups = SERVE_GROUPS if arguments.command in runs else COMPLETE_GROUPS
+    runs = {
+        "serve": (_serve, SERVE_GROUPS),
+        "warmup": (_warm_up, SERVE_GROUPS),
+        "chat": (_chat, CHAT_GROUPS),
+        "complete": (_complete, COMPLETE_GROUPS),
+    }
+    run, groups = runs.get(arguments.command, (_bench, {}))
     try:
-        if arguments.command == "bench":
-            return bench(arguments.kind, arguments.arguments)
         return run(arguments, os.environ)
     except HeadwayError as error:
         if isinstance(error, ConfigError):
             error = name_the_variable(error, arguments, _options(groups), os.environ)
         print(f"headway: {error}", file=sys.stderr)
         return 1
+    except ReaderGoneError:
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
 
@@ -89,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
         "with the same options compiles nothing. Needs a GPU of the kind that will serve.", allow_abbrev=False,
     )  # fmt: skip
     warmup_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    chat_parser = commands.add_parser(
+        "chat", help="chat in the terminal with a running server", allow_abbrev=False,
+        description="Chats with a server that runs, of Headway or another with OpenAI's API. Without a terminal each line of stdin "
+        "is a message.",
+    )  # fmt: skip
+    chat_parser.add_argument("--model", metavar="NAME", help="one of the server's (default: the first)")
     complete_parser = commands.add_parser(
         "complete", help="complete a prompt in the terminal, without a server",
         description="Streams the completion of a prompt to the terminal.", allow_abbrev=False,
@@ -109,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         (serve_parser, SERVE_GROUPS),
         (warmup_parser, SERVE_GROUPS),
         (complete_parser, COMPLETE_GROUPS),
+        (chat_parser, CHAT_GROUPS),
     ):
         for title, group in groups.items():
             add_options(command, title, group)
@@ -121,6 +136,15 @@ def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int
     configure_logging(config.log_level, config.log_format)
     source = _source(arguments.model, values, environment)
     return serve(config, source, _engine_config(values))
+
+
+def _bench(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
+    return bench(arguments.kind, arguments.arguments)
+
+
+def _chat(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_values(arguments, _options(CHAT_GROUPS), environment)
+    return chat(_build(ChatConfig, values), arguments.model)
 
 
 def _warm_up(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from contextlib import aclosing
 
 import msgspec
 
 from headway.engine import EngineConfig, read_model_spec
-from headway.server.cli.console import wait_with_progress
+from headway.server.cli.console import show, wait_with_progress
 from headway.server.config import CompleteConfig, ModelSource
 from headway.server.engine_client import EngineClient
 from headway.server.generation import Generation
@@ -23,7 +20,7 @@ from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 
 def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_config: EngineConfig) -> int:
-    """Prints prompt and completion; returns the exit status, which is SIGPIPE's if the reader has closed the pipe.
+    """Prints prompt and completion; returns the exit status. Raises ReaderGoneError.
 
     The same checks as the API's; Ctrl-C ends the engine too. It takes memory for one request alone.
     """
@@ -41,15 +38,8 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
     )
     check(body)
     engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder), max_running=1))
-    try:
-        asyncio.run(_run(engine, tokenizer, body))
-    except _ReaderGoneError:
-        return 128 + signal.SIGPIPE
+    asyncio.run(_run(engine, tokenizer, body))
     return 0
-
-
-class _ReaderGoneError(Exception):
-    """The reader of stdout has closed it, as with `| head`."""
 
 
 async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionRequest) -> None:
@@ -60,20 +50,10 @@ async def _run(engine: EngineClient, tokenizer: Tokenizer, body: CompletionReque
         ids = [prompt.token_ids for prompt in prompts]
         requests = choice_requests(body, RequestOptions(max_tokens=body.max_tokens), ids, tokenizer, info)
         generation = Generation(engine, tokenizer.vocabulary, requests)
-        _show(str(body.prompt))
+        show(str(body.prompt))
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
-                _show(delta.text)
-        _show("\n")
+                show(delta.text)
+        show("\n")
     finally:
         await engine.close()
-
-
-def _show(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:  # for what stays in the buffer until the exit
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        raise _ReaderGoneError from None

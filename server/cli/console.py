@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import sys
 from contextlib import suppress
@@ -19,7 +20,23 @@ from headway.server.engine_client import EngineClient
 POLL_SECONDS = 0.1
 LINE_EVERY_PERCENT = 25
 DRAFTERS = {"mtp": "by the model's MTP head", "ngram": "by n-gram lookup"}
-EXAMPLE = {"prompt": "def read_config(path):\n", "max_tokens": 64}
+COMPLETION = {"prompt": "def read_config(path):\n", "max_tokens": 64}
+CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+
+
+class ReaderGoneError(Exception):
+    """The reader of stdout has closed it, as with `| head`."""
+
+
+def show(text: str) -> None:
+    """Writes to stdout at once. Raises ReaderGoneError."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:  # for what stays in the buffer until the exit
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise ReaderGoneError from None
 
 
 async def wait_with_progress(engine: EngineClient) -> EngineInfo:
@@ -71,7 +88,9 @@ def banner(
         depth = "0: speculation is off"
     else:
         depth = "0: no MTP head is loaded (--drafter ngram drafts without one)"
-    body = json.dumps(EXAMPLE, separators=(",", ":"))
+    can_chat = tool_format is not None and chat_note is None
+    path, example = ("chat/completions", CHAT) if can_chat else ("completions", COMPLETION)
+    body = json.dumps(example, separators=(",", ":"))
     num_tokens = info.num_blocks * info.block_size
     lines = {
         "model": f"{model} ({info.architecture}, {_millions(info.num_parameters)} parameters, "
@@ -90,7 +109,7 @@ def banner(
         lines["warning"] = "random weights or synthetic acceptance: the text means nothing"
     table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())
     curl = "curl" if unix_socket is None else f"curl --unix-socket {shlex.quote(unix_socket)}"
-    return f"\nHeadway {__version__}\n{table}\n\n  {curl} {url}/v1/completions -d '{body}'\n"
+    return f"\nHeadway {__version__}\n{table}\n\n  {curl} {url}/v1/{path} -d '{body}'\n"
 
 
 def banner_fields(

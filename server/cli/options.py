@@ -35,6 +35,13 @@ def parse_origin(text: str) -> str:
     return text
 
 
+def parse_url(text: str) -> str:
+    """Of a server, with or without the /v1 that clients' base URLs end in."""
+    if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", text):
+        raise ValueError("a URL such as http://localhost:8000")
+    return text.rstrip("/").removesuffix("/v1")
+
+
 def parse_switch(text: str) -> bool:
     values = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
     if text.lower() not in values:
@@ -210,14 +217,24 @@ SERVER = [
            "(for dashboards, autoscalers and benchmarks made for vLLM), or both", "NAME"),
     Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
 ]  # fmt: skip
-GENERATION = [
-    Option("max-tokens", parse_int, 64, "tokens to generate at most"),
+SAMPLING = [
     Option("temperature", numbers_in(0, 2), None, "0 always takes the likeliest token (default: the model's)", "T"),
     Option("top-p", numbers_in(1e-6, 1), None, "sample from the likeliest tokens of this total probability", "P"),
     Option("top-k", parse_int, None, "sample from the k likeliest tokens; 0 is off", "K"),
     Option("min-p", numbers_in(0, 1), None, "drop tokens below this share of the likeliest one's", "P"),
     Option("seed", parse_int, None, "the same seed gives the same text (default: drawn)"),
+]  # fmt: skip
+GENERATION = [
+    Option("max-tokens", parse_int, 64, "tokens to generate at most"),
+    *SAMPLING,
     Option("stop", str, None, "end before this text; may be given again", "TEXT", is_list=True),
+]  # fmt: skip
+CHAT = [
+    Option("url", parse_url, "http://localhost:8000", "where the server is", "URL"),
+    Option("api-key", parse_key, None, "the key that the server wants; better in the variable: others see the command line", "KEY"),
+    Option("system", str, None, "a message that says what the model is to be (default: the model's own)", "TEXT"),
+    Option("max-tokens", parse_count, None, "tokens of an answer at most (default: the server's)"),
+    *SAMPLING,
 ]  # fmt: skip
 
 

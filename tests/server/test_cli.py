@@ -348,6 +348,14 @@ def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, obj
     assert json.loads(body)["prompt"] == "def read_config(path):\n"
 
 
+@pytest.mark.parametrize(("note", "path"), [(None, "chat/completions"), ("continues code", "completions")])
+def test_the_banners_curl_line_chats_with_a_model_that_was_trained_to(note: str | None, path: str) -> None:
+    line = banner("tiny", INFO, "http://x", tool_format="plain", chat_note=note).splitlines()[-1]
+    _, url, _, body = shlex.split(line)
+    assert url == f"http://x/v1/{path}"
+    assert ("messages" in json.loads(body)) == (note is None)
+
+
 def test_the_banner_tells_the_form_of_calls_of_a_model_that_can_chat() -> None:
     assert "hermes (--tool-format)" in banner("tiny", INFO, "http://localhost", tool_format="hermes")
     assert "--tool-format" not in banner("tiny", INFO, "http://localhost")
