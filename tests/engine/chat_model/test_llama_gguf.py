@@ -9,6 +9,7 @@ import pytest
 import torch
 from headway_testing import tiny_gguf
 from headway_testing.families import assert_logits_of_transformers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from headway.engine.chat_model.llama_gguf import convert
@@ -24,9 +25,13 @@ CHATS = [
     ],
 ]
 TEXTS = [
-    "The quick brown fox: 1234 + 56 = 1290, é ½ ² ٣", "def read(path):\n    return 12\n", "日本語 👩‍👩‍👧‍👦\t\r\n  x", "", " ", "don't I'll",
+    "The quick brown fox: 1234 + 56 = 1290, é ½ ² ٣", "def read(path):\n    return 12\n    7   \n  34x", "日本語 👩‍👩‍👧‍👦\t\r\n  x", "", " ", "don't I'll",
     "<|im_start|>user\nhi<|im_end|>\n",
 ]  # fmt: skip
+SMOLLM_PATTERNS = (
+    r"\p{N}",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,7 @@ def test_transformers_reads_the_very_weights(folder: Path, twin: PreTrainedModel
     assert read.state_dict().keys() == theirs.keys()
     assert [name for name, weight in read.state_dict().items() if not torch.equal(weight, theirs[name])] == []
     assert read.config.rms_norm_eps == twin.config.rms_norm_eps
-    assert (read.generation_config.eos_token_id, read.generation_config.temperature) == (2, 0.2)
+    assert (read.generation_config.eos_token_id, read.generation_config.repetition_penalty) == (2, 1.1)
 
 
 def test_progress_is_told_to_the_end(source: Path, twin: PreTrainedModel, tmp_path: Path) -> None:
@@ -85,6 +90,14 @@ def test_digits_stand_alone_and_all_else_is_as_transformers_reads_the_file(
     assert len(ours(" 1234").input_ids) == 5
     without_digits = ["".join(c for c in text if not c.isnumeric()) for text in TEXTS]
     assert [ours(t).input_ids for t in without_digits] == [theirs(t).input_ids for t in without_digits]
+
+
+def test_texts_are_split_as_llama_cpp_splits_them(folder: Path) -> None:
+    """By its two expressions for smollm, one after the other."""
+    ours = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
+    parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SMOLLM_PATTERNS]
+    theirs = pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])  # fmt: skip
+    assert [ours.pre_tokenize_str(text) for text in TEXTS] == [theirs.pre_tokenize_str(t) for t in TEXTS]
 
 
 def test_chats_without_tools_are_rendered_by_the_template_of_the_file(folder: Path) -> None:
