@@ -56,7 +56,7 @@ def chat_model(folder: Path) -> Iterator[Server]:
 def ask(server: Server, question: str = FRANCE, **body: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     url = f"{server.url}/v1/chat/completions"
-    response = httpx.post(url, json={"messages": messages, "max_tokens": 48, **body}, timeout=SECONDS)
+    response = httpx.post(url, json={"messages": messages, "max_tokens": 48} | body, timeout=SECONDS)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
@@ -114,7 +114,9 @@ def test_drafts_change_no_text_and_some_are_accepted(chat_model: Server, samplin
 def test_a_schema_holds(chat_model: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
     for seed in range(4):
-        answer = ask(chat_model, "Name a city.", response_format=form, temperature=1.0, seed=seed)
+        answer = ask(
+            chat_model, "Name a city.", max_tokens=256, response_format=form, temperature=1.0, seed=seed
+        )
         jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
 
 
@@ -124,7 +126,7 @@ def test_a_required_tool_is_called_by_its_schema(chat_model: Server) -> None:
         "function": {"name": "visit", "description": "Visits a city.", "parameters": SCHEMA},
     }
     for seed in range(4):
-        answer = ask(chat_model, "Visit Rome.", tools=[tool], tool_choice="required", temperature=1.0, seed=seed,
+        answer = ask(chat_model, "Visit Rome.", max_tokens=256, tools=[tool], tool_choice="required", temperature=1.0, seed=seed,
                      parallel_tool_calls=False)  # fmt: skip
         choice = answer["choices"][0]
         assert choice["finish_reason"] == "tool_calls"
