@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -42,7 +43,15 @@ class GrammarCompiler:
             )
         if grammar.source not in self._kept:
             self._kept[grammar.source] = compile_matcher(self._tokenizer.result(), grammar.source)
-            if len(self._kept) > _MAX_KEPT:
+            while len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar.source)
-        return Guide(self._kept[grammar.source], grammar.thinking, end_ids=self._end_ids)
+        renew = partial(self._renewed, grammar.source, self._tokenizer.result())
+        return Guide(self._kept[grammar.source], grammar.thinking, end_ids=self._end_ids, renew=renew)
+
+    def _renewed(self, source: str, tokenizer: LLTokenizer, full: LLMatcher) -> LLMatcher:
+        """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is any. Called by the loop."""
+        kept = self._kept.get(source, full)
+        if kept is full:
+            self._kept[source] = kept = compile_matcher(tokenizer, source)
+        return kept

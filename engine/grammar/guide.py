@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llguidance import LLMatcher
 
@@ -10,7 +10,8 @@ from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import Thinking
 
 DEAD_END = "grammar_dead_end"
-# The library's words where no token, or none that was given, continues the text.
+# Words of the library's: where a lexer has as many states as it may, and where no token, or none that was given, continues the text.
+_LEXER_IS_FULL = "too many states"
 _NOTHING_FITS = ("NoExtension", "doesn't satisfy the grammar")
 
 
@@ -18,11 +19,17 @@ class Guide:
     """Mutable: `advance` is called with every token of the output, in its order, by the scheduler alone."""
 
     def __init__(
-        self, matcher: LLMatcher, thinking: Thinking | None = None, *, end_ids: Sequence[int] = ()
+        self,
+        matcher: LLMatcher,
+        thinking: Thinking | None = None,
+        *,
+        end_ids: Sequence[int] = (),
+        renew: Callable[[LLMatcher], LLMatcher] = lambda matcher: matcher,
     ) -> None:
         """matcher: at the beginning of the grammar, where it stays. end_ids: the tokens that end a text, which the reasoning before a
-        grammar must not do."""
+        grammar must not do. renew: returns a matcher in place of one whose lexer is full, which all its copies share."""
         self._beginning = matcher
+        self._renew = renew
         self.matcher = matcher.deep_copy()
         self._consumed: list[int] = []
         self._dead_end: tuple[int, str] | None = None  # tokens up to it, and why nothing may follow them
@@ -62,10 +69,8 @@ class Guide:
                 self._is_free = True
             elif self._is_free:
                 self._is_free = not self._closes(self._recent, token_id)
-            elif self.matcher.consume_token(token_id):
-                self._consumed.append(token_id)
             else:
-                raise self.dead_end(self.matcher.get_error())
+                self._consume(token_id)
             self._is_first = False
         self._dead_end = None
 
@@ -75,8 +80,7 @@ class Guide:
         A fault is for ever, and a draft may be none of the text: the matcher is made anew, and the text ends only where it comes to
         the place of the fault. Raises RequestError where that is the next place.
         """
-        self.matcher = self._beginning.deep_copy()
-        self.matcher.consume_tokens(self._consumed)
+        self._restart()
         ahead, masks = self.matcher.deep_copy(), list[bytes]()
         for draft in (*drafts[num_free:], None):
             mask = ahead.compute_bitmask()
@@ -89,6 +93,22 @@ class Guide:
         if self._dead_end is not None and self._dead_end[0] == 0:
             raise self.dead_end(self._dead_end[1])
         return masks
+
+    def _consume(self, token_id: int) -> None:
+        is_consumed = self.matcher.consume_token(token_id)
+        if not is_consumed and _LEXER_IS_FULL in self.matcher.get_error():
+            self._restart()
+            is_consumed = self.matcher.consume_token(token_id)
+        if not is_consumed:
+            raise self.dead_end(self.matcher.get_error())
+        self._consumed.append(token_id)
+
+    def _restart(self) -> None:
+        """Makes the matcher anew, at the same place."""
+        if _LEXER_IS_FULL in self.matcher.get_error():
+            self._beginning = self._renew(self._beginning)
+        self.matcher = self._beginning.deep_copy()
+        self.matcher.consume_tokens(self._consumed)
 
     def dead_end(self, why: str = "") -> RequestError:
         """Returns the error of a request for which no token is left. why: the reason of the library; others than that are its limits."""

@@ -6,7 +6,9 @@ import ctypes
 import random
 
 import pytest
+from llguidance import LLParserLimits
 
+from headway.engine.grammar import compile as compile_module
 from headway.engine.grammar.compile import (
     compile_matcher,
     json_schema_source,
@@ -14,19 +16,18 @@ from headway.engine.grammar.compile import (
     make_tokenizer,
     regex_source,
 )
+from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.grammar.guide import Guide
 from headway.engine.grammar.masks import GuidedWindow, MaskBuffer, MaskFiller
 from headway.engine.protocol.errors import RequestError
-from headway.engine.protocol.grammar import Thinking, TokenTable
+from headway.engine.protocol.grammar import Grammar, Thinking, TokenTable
 
 END, THINK, CLOSE = 256, 257, 258
 VOCAB, WINDOW = 300, 4
-TOKENIZER = make_tokenizer(
-    TokenTable(
-        [*(bytes([i]) for i in range(256)), b"<end>", b"<think>", b"</think>"], [END, THINK, CLOSE], [END]
-    ),
-    VOCAB,
+TABLE = TokenTable(
+    [*(bytes([i]) for i in range(256)), b"<end>", b"<think>", b"</think>"], [END, THINK, CLOSE], [END]
 )
+TOKENIZER = make_tokenizer(TABLE, VOCAB)
 EVERYTHING = set(range(VOCAB))
 REASONING = Thinking(end_ids=[CLOSE], is_open=True)
 
@@ -171,6 +172,22 @@ def test_a_limit_of_the_library_is_told_from_a_text_without_continuation() -> No
 
     with pytest.raises(RequestError, match=r"within its grammar: parser error: Too many items .*; simplify"):
         write()
+
+
+def test_a_lexer_that_others_have_filled_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with the same source share its lexer, whose states are limited in number."""
+    limits = LLParserLimits(max_lexer_states=400, step_lexer_fuel=200_000, precompute_large_lexemes=True)
+    monkeypatch.setattr(compile_module, "LIMITS", limits)
+    compiler = GrammarCompiler(TABLE, VOCAB)
+    chance, memory = random.Random(0), Buffer(1)
+    for _ in range(12):
+        one = compiler.compile(Grammar(regex_source("[abc]*a[abc]{60}"))).result()
+        for _ in range(40):
+            text = [ord(chance.choice("abc")) for _ in range(3)]
+            assert MaskFiller().fill([GuidedWindow(one, text, 0)], memory.buffer) == []
+            assert {ord(letter) for letter in "abc"} <= memory.allowed(0, 3)
+            one.advance(text[: chance.randint(1, 3)])
+    compiler.close()
 
 
 def test_a_token_outside_of_the_grammar_is_an_error_of_the_request() -> None:
