@@ -13,7 +13,8 @@ from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import Grammar, TokenTable
 
-_MAX_KEPT = 128  # sources
+MAX_KEPT = 128  # sources
+MAX_KEPT_CHARACTERS = 2 * 2**20  # of theirs: a text of 200,000 characters makes a lexer of 60 MiB
 
 
 class GrammarCompiler:
@@ -41,13 +42,15 @@ class GrammarCompiler:
                 "this server's tokenizer gives its tokens no text, so that no grammar can be enforced; leave the grammar out",
                 code="unsupported_parameter",
             )
-        if grammar.source not in self._kept:
-            self._kept[grammar.source] = compile_matcher(self._tokenizer.result(), grammar.source)
-            while len(self._kept) > _MAX_KEPT:
+        tokenizer, matcher = self._tokenizer.result(), self._kept.get(grammar.source)
+        if matcher is None:
+            matcher = self._kept[grammar.source] = compile_matcher(tokenizer, grammar.source)
+            while len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_CHARACTERS:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar.source)
-        renew = partial(self._renewed, grammar.source, self._tokenizer.result())
-        return Guide(self._kept[grammar.source], grammar.thinking, end_ids=self._end_ids, renew=renew)
+        else:
+            self._kept.move_to_end(grammar.source)
+        renew = partial(self._renewed, grammar.source, tokenizer)
+        return Guide(matcher, grammar.thinking, end_ids=self._end_ids, renew=renew)
 
     def _renewed(self, source: str, tokenizer: LLTokenizer, full: LLMatcher) -> LLMatcher:
         """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is any. Called by the loop."""

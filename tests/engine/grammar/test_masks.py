@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLParserLimits
 
 from headway.engine.grammar import compile as compile_module
+from headway.engine.grammar import compiler as compiler_module
 from headway.engine.grammar.compile import (
     compile_matcher,
     json_schema_source,
@@ -172,6 +173,22 @@ def test_a_limit_of_the_library_is_told_from_a_text_without_continuation() -> No
 
     with pytest.raises(RequestError, match=r"within its grammar: parser error: Too many items .*; simplify"):
         write()
+
+
+def test_what_is_kept_is_bounded_in_number_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(TABLE, VOCAB)
+
+    def kept_after(*patterns: str) -> list[str]:
+        for pattern in patterns:
+            assert places(compiler.compile(Grammar(regex_source(pattern))).result(), [])
+        return list(compiler._kept)
+
+    monkeypatch.setattr(compiler_module, "MAX_KEPT", 2)
+    assert kept_after("a", "b", "a", "c") == [regex_source("a"), regex_source("c")]
+    monkeypatch.setattr(compiler_module, "MAX_KEPT_CHARACTERS", 200)
+    assert kept_after("d" * 100) == [regex_source("d" * 100)]
+    assert kept_after("e" * 300) == [], "a source that is too long serves its request alone"
+    compiler.close()
 
 
 def test_a_lexer_that_others_have_filled_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
