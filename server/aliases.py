@@ -7,6 +7,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 ALIASES = {
     "/completions": "/v1/completions",
     "/chat/completions": "/v1/chat/completions",
+    "/messages": "/v1/messages",
+    "/messages/count_tokens": "/v1/messages/count_tokens",
     "/models": "/v1/models",
     "/v1/tokenize": "/tokenize",
     "/v1/detokenize": "/detokenize",

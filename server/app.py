@@ -19,6 +19,7 @@ from headway.server.routes import (
     completions,
     dashboard,
     description,
+    messages,
     models,
     ops,
     speculation,
@@ -46,7 +47,18 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.services = services
-    for module in (completions, chat, tokens, speculation, models, ops, admin, description, dashboard):
+    for module in (
+        completions,
+        chat,
+        messages,
+        tokens,
+        speculation,
+        models,
+        ops,
+        admin,
+        description,
+        dashboard,
+    ):
         app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)
     guarded: ASGIApp = Guard(HeadAsGet(app), services.keys, sites or Sites())

@@ -8,6 +8,7 @@ from headway.server.access import record_of
 from headway.server.chat_grammar import chat_grammar, thinking_budget
 from headway.server.chat_output import output_options
 from headway.server.chat_prompt import chat_prompt, conversation_for
+from headway.server.keys import credentials
 from headway.server.prompt import encode_chat
 from headway.server.protocol.chat import ChatRequest, check
 from headway.server.response import GenerationResponse, new_header, new_response
@@ -16,17 +17,23 @@ from headway.server.services import Services, check_model, engine_info, request_
 
 
 async def begin_chat(
-    body: ChatRequest, request: Request, services: Services, *, prefix: str, kind: str
+    body: ChatRequest,
+    request: Request,
+    services: Services,
+    *,
+    prefix: str,
+    kind: str,
+    fits_context: bool = False,
 ) -> tuple[GenerationResponse, list[int]]:
     """Returns the answer, whose generation has not started, and the prompt's token ids.
 
-    prefix, kind: how OpenAI's ids of such an object begin, and what it is called. Raises ApiError and RequestError for whatever
-    this server cannot serve, by the names of the chat's fields.
+    prefix, kind: how OpenAI's ids of such an object begin, and what it is called. fits_context: as RequestOptions has it.
+    Raises ApiError and RequestError for whatever this server cannot serve, by the names of the chat's fields.
     """
     check_model(body.model, services)
     record = record_of(request)
     record.model = body.model or services.model_name
-    services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
+    services.keys.check_priority(body.priority, credentials(request.headers))
     check(body)
     conversation = conversation_for(body, services)
     chat = await chat_prompt(conversation, services)
@@ -44,8 +51,9 @@ async def begin_chat(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,
         limit_name=body.token_limit_name,
+        fits_context=fits_context,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        owner=services.keys.owner(request.headers.get("Authorization", "")),
+        owner=services.keys.owner(credentials(request.headers)),
         bad_words=await encode_bad_words(body, services.tokenizer),
         grammar=grammar,
         end_strings=services.chat_stop_strings if grammar is None else (),

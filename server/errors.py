@@ -1,4 +1,4 @@
-"""Faults as the client sees them: OpenAI's nested envelope, its status codes and its types.
+"""Faults as the client sees them: OpenAI's nested envelope, its status codes and its types; Anthropic's on the paths of its API.
 
 HeadwayError (engine)
  └─ ApiError             a request refused by this process; carries the status and headers of the answer
@@ -29,6 +29,17 @@ _TYPES = {
     429: "rate_limit_error",
     500: "internal_error",
     503: "service_unavailable_error",
+}
+
+MESSAGES_PATHS = re.compile(r"/v1/messages(/.*)?")
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 
 # APIs of OpenAI, Anthropic and other servers, below /v1 or without it.
@@ -92,6 +103,24 @@ class ErrorEnvelope(msgspec.Struct):
     error: ErrorBody
 
 
+class MessagesErrorDetails(msgspec.Struct):
+    error_code: str | None
+    param: str | None
+
+
+class MessagesErrorBody(msgspec.Struct):
+    type: str
+    message: str
+    details: MessagesErrorDetails
+
+
+class MessagesErrorEnvelope(msgspec.Struct, tag_field="type", tag="error"):
+    """Anthropic's."""
+
+    error: MessagesErrorBody
+    request_id: str
+
+
 def as_api_error(error: Exception) -> ApiError:
     """Returns the error that a client gets for an exception."""
     if isinstance(error, ApiError):
@@ -108,8 +137,17 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(message, status=500, code=INTERNAL_ERROR)
 
 
-def envelope(error: ApiError) -> bytes:
+def is_messages(scope: Scope) -> bool:
+    """The path is one of Anthropic's API, whose clients know its envelope alone."""
+    return MESSAGES_PATHS.fullmatch(scope["path"]) is not None
+
+
+def envelope(error: ApiError, scope: Scope) -> bytes:
     """The JSON body of an error, also the payload of an error event in a stream."""
+    if is_messages(scope):
+        kind = _MESSAGES_TYPES.get(error.status, "invalid_request_error")
+        body = MessagesErrorBody(kind, str(error), MessagesErrorDetails(error.code, error.param))
+        return msgspec.json.encode(MessagesErrorEnvelope(body, scope["state"]["request_id"]))
     kind = _TYPES.get(error.status, "invalid_request_error")
     return msgspec.json.encode(ErrorEnvelope(ErrorBody(str(error), kind, error.param, error.code)))
 
@@ -119,8 +157,8 @@ class ErrorResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(envelope(error), error.status, dict(error.headers or {}))
+    def __init__(self, error: ApiError, scope: Scope) -> None:
+        super().__init__(envelope(error, scope), error.status, dict(error.headers or {}))
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +192,7 @@ async def _handle(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted(_allowed_methods(request)))
         message = f"{request.method} is not allowed on {request.url.path}; allowed: {allowed}"
         error = ApiError(message, status=405, code="method_not_allowed", headers={"Allow": allowed})
-    return ErrorResponse(as_api_error(error))
+    return ErrorResponse(as_api_error(error), request.scope)
 
 
 def _unsupported(path: str) -> ApiError | None:
@@ -162,8 +200,8 @@ def _unsupported(path: str) -> ApiError | None:
     if UNSERVED_PATHS.fullmatch(path) is None:
         return None
     message = (
-        f"{path} is not served here; use POST /v1/completions, POST /v1/chat/completions, GET /v1/models, "
-        "POST /tokenize or POST /detokenize; docs/api.md describes them"
+        f"{path} is not served here; use POST /v1/completions, POST /v1/chat/completions, POST /v1/messages, "
+        "GET /v1/models, POST /tokenize or POST /detokenize; docs/api.md describes them"
     )
     return ApiError(message, code="unsupported_endpoint")
 

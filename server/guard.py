@@ -8,8 +8,8 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.server.errors import RETRY_AFTER, ApiError, ErrorResponse
-from headway.server.keys import Keys
+from headway.server.errors import RETRY_AFTER, ApiError, ErrorResponse, is_messages
+from headway.server.keys import Keys, credentials
 from headway.server.routes.dashboard import PAGE_PATHS
 from headway.server.sites import Sites
 
@@ -44,7 +44,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                if is_messages(scope):
+                    headers["request-id"] = request_id  # where Anthropic's clients look for it
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -82,7 +85,7 @@ class Guard:
             try:
                 self._check(scope)
             except ApiError as error:
-                await ErrorResponse(error)(scope, receive, send)
+                await ErrorResponse(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -101,4 +104,4 @@ class Guard:
             message = "the server has as many connections as its file descriptors allow for; try again later"
             closing = {**RETRY_AFTER, "Connection": "close"}
             raise ApiError(message, status=503, code="too_many_connections", headers=closing)
-        self._keys.check(headers.get("Authorization", ""))
+        self._keys.check(credentials(headers))

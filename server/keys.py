@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
+from starlette.datastructures import Headers
+
 from headway.server.errors import ApiError
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
@@ -23,7 +25,9 @@ class Keys:
         """authorization: the header's value. Raises ApiError 401."""
         known = (*self.api, self.admin) if self.admin is not None else self.api
         if self.api and not _is_among(_token(authorization), known):
-            raise _refusal("the API key is missing or wrong; send it as `Authorization: Bearer KEY`")
+            raise _refusal(
+                "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            )
 
     def check_admin(self, authorization: str) -> None:
         """Raises ApiError: 403 if there is no admin key at all, else 401."""
@@ -48,6 +52,13 @@ class Keys:
     def owner(self, authorization: str) -> str:
         """Returns whose prefixes of the cache a request shares: a hash of its key, of one length, or "" where none is needed."""
         return _hash(_token(authorization)).hex() if self.api else ""
+
+
+def credentials(headers: Headers) -> str:
+    """Returns the value of Authorization by which a request shows its key: the header's own, or what Anthropic's clients say
+    by x-api-key, where the former has no bearer token."""
+    given, key = headers.get("Authorization", ""), headers.get("x-api-key", "")
+    return f"Bearer {key}" if key and not _token(given) else given
 
 
 def _token(authorization: str) -> str:

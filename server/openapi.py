@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from headway import __version__
-from headway.server.errors import ErrorEnvelope
-from headway.server.protocol import chat, completions, models, parameters, tokens, unserved
+from headway.server.errors import ErrorEnvelope, MessagesErrorEnvelope
+from headway.server.protocol import chat, completions, messages_api, models, parameters, tokens, unserved
 from headway.server.routes import admin, ops, speculation
 
 Schema = dict[str, object]
@@ -17,7 +17,7 @@ REFERENCE = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """answer: None for plain text. statuses: others that carry the same answer."""
+    """answer: None for plain text. statuses: others that carry the same answer. refusal: the envelope of errors."""
 
     method: str
     path: str
@@ -26,6 +26,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     streams: bool = False
     statuses: tuple[int, ...] = ()
+    refusal: type[msgspec.Struct] = ErrorEnvelope
 
 
 OPERATIONS = (
@@ -33,6 +34,10 @@ OPERATIONS = (
               streams=True),
     Operation("post", "/v1/chat/completions", "Answer a conversation", chat.ChatCompletion, chat.ChatRequest,
               streams=True),
+    Operation("post", "/v1/messages", "Answer a conversation, by Anthropic's API", messages_api.MessagesAnswer,
+              messages_api.MessagesRequest, streams=True, refusal=MessagesErrorEnvelope),
+    Operation("post", "/v1/messages/count_tokens", "Tokens of a conversation, by Anthropic's API",
+              messages_api.MessagesCount, messages_api.MessagesCountRequest, refusal=MessagesErrorEnvelope),
     Operation("get", "/v1/models", "The model that is served", models.ModelList),
     Operation("get", "/v1/models/{model}", "One model", models.ModelCard),
     Operation("get", "/v1/speculation", "Depth and acceptance of drafts", speculation.SpeculationState),
@@ -57,6 +62,7 @@ EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "
 RANGES = {
     "CompletionRequest": parameters.RANGES | completions.RANGES,
     "ChatRequest": parameters.RANGES | chat.RANGES,
+    "MessagesRequest": messages_api.RANGES,
 }
 UNSERVED = {
     "CompletionRequest": unserved.COMPLETIONS,
@@ -66,19 +72,22 @@ UNSERVED = {
     "FunctionDefinition": unserved.FUNCTION,
     "TokenizeRequest": unserved.TOKENIZE,
     "StructuredOutputs": unserved.STRUCTURED_OUTPUTS,
+    "MessagesRequest": unserved.MESSAGES,
+    "MessagesCountRequest": unserved.MESSAGES,
 }
 
 
 def description() -> Schema:
     types = [kind for o in OPERATIONS for kind in (o.body, o.answer) if kind is not None]
     _, schemas = msgspec.json.schema_components(
-        [*types, ErrorEnvelope], ref_template=REFERENCE, schema_hook=_any
+        [*types, ErrorEnvelope, MessagesErrorEnvelope], ref_template=REFERENCE, schema_hook=_any
     )
     for name, ranges in RANGES.items():
         _limit(_properties(schemas[name]), ranges)
     for name, table in UNSERVED.items():
         _properties(schemas[name]).update({field: _unserved(field, group) for field, group in table.items()})
-    _properties(schemas["Message"])["role"] = {"enum": list(chat.ROLES)}
+    for name, roles in {"Message": chat.ROLES, "MessagesTurn": messages_api.ROLES}.items():
+        _properties(schemas[name])["role"] = {"enum": list(roles)}
     for schema in schemas.values():
         if schema.get("additionalProperties") is False:
             schema["additionalProperties"] = {"type": "null"}  # null is left out, whatever the field
@@ -130,7 +139,7 @@ def _operation(operation: Operation) -> Schema:
 
 
 def _responses(operation: Operation) -> Schema:
-    """default: every refusal, whatever its status, has OpenAI's envelope."""
+    """default: every refusal, whatever its status, has the envelope of the API."""
     text: Schema = {"text/plain": {"schema": {"type": "string"}}}
     content = text if operation.answer is None else _json(operation.answer)
     if operation.streams:
@@ -138,7 +147,7 @@ def _responses(operation: Operation) -> Schema:
     responses: Schema = {"200": {"description": "the answer", "content": content}}
     for status in operation.statuses:
         responses[str(status)] = {"description": "not now", "content": content}
-    return responses | {"default": {"description": "a refusal", "content": _json(ErrorEnvelope)}}
+    return responses | {"default": {"description": "a refusal", "content": _json(operation.refusal)}}
 
 
 def _json(kind: type[msgspec.Struct]) -> Schema:

@@ -36,7 +36,7 @@ class RequestOptions:
     """The options that completions and chat express in different fields.
 
     num_candidates: choices generated for each prompt. limit_name: the field that max_tokens came in.
-    default_max_tokens: None for what the context leaves.
+    default_max_tokens: None for what the context leaves. fits_context: a max_tokens beyond that is cut to it, not refused.
     num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
     owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
     bad_words: their ids, from encode_bad_words. grammar: from grammar_of; the same for all choices.
@@ -48,6 +48,7 @@ class RequestOptions:
     max_tokens: int | None = None
     limit_name: str = "max_tokens"
     default_max_tokens: int | None = None
+    fits_context: bool = False
     num_logprobs: int | None = None
     scores_prompt: bool = False
     owner: str = ""
@@ -117,11 +118,11 @@ def _max_tokens(
     fields: GenerationFields, wanted: RequestOptions, num_prompt_tokens: int, max_model_len: int
 ) -> int:
     """Returns at least 1: the engine always generates, for a request of 0 tokens unseen."""
-    if wanted.max_tokens is not None:
+    if wanted.max_tokens is not None and not wanted.fits_context:
         check_length(wanted.limit_name, num_prompt_tokens, wanted.max_tokens, max_model_len)
     room = max_model_len - num_prompt_tokens
     default = room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
-    max_tokens = default if wanted.max_tokens is None else max(1, wanted.max_tokens)
+    max_tokens = default if wanted.max_tokens is None else max(1, min(wanted.max_tokens, room))
     require(
         (fields.min_tokens or 0) <= max_tokens,
         "min_tokens",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headway.server.errors import ApiError, ClientGoneError, as_api_error, envelope, note_error
+from headway.server.errors import ApiError, ClientGoneError, as_api_error, envelope, is_messages, note_error
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -25,17 +25,24 @@ logger = logging.getLogger("headway.server")
 class EventStreamResponse(Response):
     """Sends events as they come. A fault before anything was sent is an HTTP error; a later one is an event.
 
-    keep_alive_seconds: after so long without an event a comment is sent; 0 for none.
+    keep_alive_seconds: after so long without an event keep_alive is sent, a comment or an event; 0 for never.
     Mutable: `events` is run through once.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, keep_alive_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        keep_alive_seconds: float = 0.0,
+        keep_alive: bytes = KEEP_ALIVE,
+    ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._keep_alive_seconds = keep_alive_seconds
+        self._keep_alive_event = keep_alive
         self._is_started = False
         self._sent_seconds = time.monotonic()
 
@@ -63,7 +70,7 @@ class EventStreamResponse(Response):
                     raise
                 api_error = _told(error)
                 note_error(scope, api_error)
-                await self._send_body(send, _error_event(api_error))
+                await self._send_body(send, _error_event(api_error, scope))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_body(self, send: Send, body: bytes) -> None:
@@ -79,7 +86,7 @@ class EventStreamResponse(Response):
         while True:
             silence = time.monotonic() - self._sent_seconds
             if silence >= self._keep_alive_seconds:
-                await self._send_body(send, KEEP_ALIVE)
+                await self._send_body(send, self._keep_alive_event)
                 silence = 0.0
             await asyncio.sleep(self._keep_alive_seconds - silence)
 
@@ -111,8 +118,9 @@ def _told(error: Exception) -> ApiError:
     return api_error
 
 
-def _error_event(error: ApiError) -> bytes:
-    return b"data: " + escape_line_ends(envelope(error)) + b"\n\n"
+def _error_event(error: ApiError, scope: Scope) -> bytes:
+    data = b"data: " + escape_line_ends(envelope(error, scope)) + b"\n\n"
+    return b"event: error\n" + data if is_messages(scope) else data
 
 
 def escape_line_ends(payload: bytes) -> bytes:

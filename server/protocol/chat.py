@@ -175,7 +175,7 @@ def conversation_of(body: ConversationFields) -> Conversation:
     )
 
 
-def check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[object]) -> None:
     require(len(messages) > 0, "messages", "empty", "a list of 1 message or more")
     check_count("messages", messages, MAX_MESSAGES, "messages")
 

@@ -191,3 +191,11 @@ FUNCTION = table((
     Group("LiteLLM, Google, others", "what clients keep with a function", "",
           _never("cache_control", "return", "response", "returns", "examples", "input_examples"), is_ignored=True),
 ))  # fmt: skip
+MESSAGES = table((
+    Group("Anthropic", "conversations, programs and tools that the server keeps", "send the whole conversation, with tools of your own",
+          {"container": (), "mcp_servers": ([],), "thread": (), "compaction": ({},)}),
+    Group("Anthropic", "where, how fast and at what price the answer is made", "leave it out: this server makes every answer itself",
+          {"speed": ("standard",), "inference_geo": ("global",), "fallbacks": ([],), "fallback_credit_token": (), "billing_policy": ({},)}),
+    Group("Anthropic", "caching, diagnosis and versions of the API", "",
+          _never("cache_control", "diagnostics", "anthropic_version", "anthropic_beta", "betas"), is_ignored=True),
+))  # fmt: skip

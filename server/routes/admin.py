@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from headway.server.engine_client import State
 from headway.server.errors import ApiError
+from headway.server.keys import credentials
 from headway.server.services import Services, services_of
 
 router = APIRouter()
@@ -30,7 +31,7 @@ class Activity(msgspec.Struct):
 async def abort(request: Request, name: str) -> Response:
     """name: the X-Request-Id of the request, or the id of its answer."""
     services = services_of(request)
-    services.keys.check_admin(request.headers.get("Authorization", ""))
+    services.keys.check_admin(credentials(request.headers))
     num_aborted = services.running.abort(name)
     if not num_aborted:
         raise ApiError(f"no request '{name}' is running; it may have finished", status=404, code="not_found")
@@ -44,7 +45,7 @@ async def pause(request: Request) -> Response:
     An engine that loads or restarts begins paused.
     """
     services = services_of(request)
-    services.keys.check_admin(request.headers.get("Authorization", ""))
+    services.keys.check_admin(credentials(request.headers))
     services.engine.pause()
     return _json(_activity(services))
 
@@ -52,7 +53,7 @@ async def pause(request: Request) -> Response:
 @router.post("/resume")
 async def resume(request: Request) -> Response:
     services = services_of(request)
-    services.keys.check_admin(request.headers.get("Authorization", ""))
+    services.keys.check_admin(credentials(request.headers))
     services.engine.resume()
     return _json(_activity(services))
 

@@ -17,6 +17,7 @@ from headway.server.choice import Delta
 from headway.server.errors import ApiError
 from headway.server.fim import FAMILIES
 from headway.server.grammars import grammar_of
+from headway.server.keys import credentials
 from headway.server.logprobs import completion_logprobs, prompt_tokens
 from headway.server.prompt import EncodedPrompt, PromptOptions, encode_prompts
 from headway.server.protocol.checks import check_count
@@ -53,7 +54,7 @@ async def create_completion(request: Request) -> Response:
     check_model(body.model, services)
     record = record_of(request)
     record.model = body.model or services.model_name
-    services.keys.check_priority(body.priority, request.headers.get("Authorization", ""))
+    services.keys.check_priority(body.priority, credentials(request.headers))
     check(body)
     writer = await _writer(body, services, request)
     record.answer = writer.answer
@@ -77,7 +78,7 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
         _check_gaps(body.prompt, services)
     prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
-    owner = services.keys.owner(request.headers.get("Authorization", ""))
+    owner = services.keys.owner(credentials(request.headers))
     wanted = replace(
         _wanted(body, services, owner, await encode_bad_words(body, tokenizer)),
         grammar=await grammar_of(body, services.grammars, info),

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from headway.engine import DrafterName, EngineStats
 from headway.server.body import read_body
+from headway.server.keys import credentials
 from headway.server.protocol.checks import check_range
 from headway.server.protocol.decoding import decode
 from headway.server.services import Services, engine_info, max_draft_tokens, services_of
@@ -48,7 +49,7 @@ async def show_speculation(request: Request) -> Response:
 async def limit_speculation(request: Request) -> Response:
     """Changes the depth of running requests, too: it never changes a text. The limit survives a restart of the engine."""
     services = services_of(request)
-    services.keys.check_admin(request.headers.get("Authorization", ""))
+    services.keys.check_admin(credentials(request.headers))
     body = decode(await read_body(request), SpeculationLimit)
     check_range("max_draft_tokens", body.max_draft_tokens, 0, engine_info(services).depth)
     services.depth_limit.max_draft_tokens = body.max_draft_tokens

@@ -12,7 +12,7 @@ import pytest
 from headway.server.body import BODY_SECONDS
 from headway.server.cli.http_protocol import HEAD_SECONDS, STALLED_SECONDS
 from headway.server.cli.serve import KEPT_SECONDS
-from headway.server.protocol import chat, completions, parameters, unserved
+from headway.server.protocol import chat, completions, messages_api, parameters, unserved
 from headway.server.protocol.unserved import Group
 
 TESTS = Path(__file__).parents[1]
@@ -42,6 +42,12 @@ def test_the_page_has_a_row_for_every_field_and_no_other(endpoint: str) -> None:
     stated = {row[0]: row[column] for row in ROWS if row[column] != "-"}
     fields = set(KINDS[endpoint].__struct_fields__)
     assert stated == {name: "ignored" if name in IGNORED else "served" for name in fields}
+
+
+def test_the_page_has_a_row_for_every_field_of_anthropics_api_and_no_other() -> None:
+    section = PAGE.split("## Anthropic's Messages API\n")[1].split("\n### ")[0]
+    told = re.findall(r"^\| `(\w+)` \| .+ \| test_\w+ \|$", section, flags=re.MULTILINE)
+    assert sorted(told) == sorted(messages_api.MessagesRequest.__struct_fields__)
 
 
 def test_every_row_names_a_test_that_exists() -> None:
@@ -93,6 +99,7 @@ def _values(group: Group, name: str) -> str:
         ("In bodies", (unserved.COMPLETIONS, unserved.CHAT)),
         ("In structured_outputs", (unserved.STRUCTURED_OUTPUTS,)),
         ("In messages", (unserved.MESSAGE,)),
+        ("In bodies of /v1/messages", (unserved.MESSAGES,)),
         ("In tools", (unserved.TOOL, unserved.FUNCTION)),
     ],
 )

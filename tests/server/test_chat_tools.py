@@ -7,16 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.control_text import ChatPrompt
 from headway.server.conversation import Conversation
 from headway.server.formats import find_format
 from headway.server.grammars import Grammars
 from headway.server.metrics import Metrics
 from headway.server.services import Services
-from headway.server.template_frames import MarkedConversation
 from headway.server.tokenizer import Tokenizer
 
 URL = "/v1/chat/completions"
@@ -25,20 +23,6 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "default":
 WEATHER = {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": WEATHER}
 TIME = {"type": "function", "function": {"name": "time"}}
-
-
-class RecordingChat(FakeChat):
-    """Mutable: keeps the conversations that it renders, each as one line."""
-
-    def __init__(self) -> None:
-        self.seen: list[Conversation] = []
-
-    async def render(self, conversation: Conversation) -> str:
-        self.seen.append(conversation)
-        return "assistant:"
-
-    async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
-        return ChatPrompt(await self.render(conversation))
 
 
 @pytest.fixture

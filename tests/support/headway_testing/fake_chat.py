@@ -33,3 +33,17 @@ class JoinedContents(FakeChat):
 class RoleLines(FakeChat):
     async def render(self, conversation: Conversation) -> str:
         return "".join(f"{m['role']}: {m['content']}\n" for m in conversation.messages)
+
+
+class RecordingChat(FakeChat):
+    """Mutable: keeps the conversations that it renders, each as one line."""
+
+    def __init__(self) -> None:
+        self.seen: list[Conversation] = []
+
+    async def render(self, conversation: Conversation) -> str:
+        self.seen.append(conversation)
+        return "assistant:"
+
+    async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
+        return ChatPrompt(await self.render(conversation))

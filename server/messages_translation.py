@@ -1,0 +1,226 @@
+"""Anthropic's Messages API in the words of a chat: requests there, and errors back. Pure functions of the body."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.server.errors import ApiError
+from headway.server.messages_turns import Turn, turns_of
+from headway.server.protocol.chat import ChatRequest
+from headway.server.protocol.checks import check_range, require
+from headway.server.protocol.messages_api import (
+    MessagesFormat,
+    MessagesRequest,
+    MessagesThinking,
+    MessagesTool,
+    PromptFields,
+)
+from headway.server.protocol.parameters import MAX_INTEGER
+from headway.server.protocol.structured import JsonSchemaFormat, ResponseFormat
+from headway.server.protocol.tools import FunctionDefinition, NamedChoice, NamedFunction, Tool, ToolChoice
+from headway.server.protocol.unserved import PAGE
+from headway.server.reasoning_effort import effort_variables
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+THINKING = ("enabled", "adaptive", "disabled")
+DISPLAYS = ("summarized", "omitted")
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# What it asks for holds already: the chat template decides which thoughts of earlier turns the model sees.
+EDITS = ("clear_thinking_20251015",)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingModel:
+    """What a request's wishes about thinking depend on. template: the source of the chat template.
+
+    is_bounded: a single token closes the model's reasoning, so that a budget of tokens can be enforced.
+    """
+
+    template: str = ""
+    is_bounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text came in."""
+
+    chat: ChatRequest
+    turns: Sequence[Turn]
+    format_path: str = "output_config.format"
+
+    def told(self, error: ApiError) -> ApiError:
+        """The error in the words of the Messages API: its field, and fields that its message names."""
+        param = None if error.param is None else self._path(error.param)
+        message = _PATHS.sub(lambda match: self._path(match.group()), str(error))
+        if error.param is not None and param is not None and message.startswith(f"{error.param} "):
+            message = param + message[len(error.param) :]
+        if error.code == "context_length_exceeded":
+            message = (
+                f"prompt is too long: {message}"  # by these words clients know that they must shorten it
+            )
+        return ApiError(message, status=error.status, param=param, code=error.code, headers=error.headers)
+
+    def _path(self, path: str) -> str:
+        """messages[3].tool_calls[0].function.arguments -> messages[2].content[1].input"""
+        found = re.fullmatch(r"messages\[(\d+)\](.*)", path)
+        if found is not None:
+            index = int(found[1])
+            return self.turns[index].path(found[2]) if index < len(self.turns) else path
+        for pattern, name in _NAMES:
+            if pattern.match(path):
+                return pattern.sub(name.format(format=self.format_path), path)
+        return path
+
+
+_PATHS = re.compile(r"\b(?:messages\[\d+\]|tools\[\d+\]\.function|response_format)(?:\.\w+|\[\d+\])*")
+_NAMES = tuple((re.compile(pattern), name) for pattern, name in (
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"), (r"(tools\[\d+\])\.function", r"\1"),
+    (r"response_format(\.json_schema)?", "{format}"), (r"stop$", "stop_sequences"), (r"reasoning_effort$", "output_config.effort"),
+    (r"thinking_budget_tokens$", "thinking.budget_tokens"), (r"parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
+    (r"tool_choice\.function", "tool_choice"), (r"max_completion_tokens$", "max_tokens"),
+))  # fmt: skip
+
+
+def translate(
+    body: PromptFields, model: ThinkingModel | None = None, *, folds_system: bool = False
+) -> Translation:
+    """folds_system: what the system says in the middle of the conversation becomes a part of the turn before it, for chat
+    templates that know a system at the beginning alone. Raises ApiError by the names of the Messages API."""
+    _check_edits(body)
+    turns = turns_of(body, folds_system=folds_system)
+    thinking = _Thinking.of(body, model or ThinkingModel())
+    form, format_path = _form(body)
+    chat = ChatRequest(
+        model=body.model,
+        messages=[turn.message() for turn in turns],
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())] or None,
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=False
+        if body.tool_choice and body.tool_choice.disable_parallel_tool_use
+        else None,
+        reasoning_effort=thinking.effort,
+        thinking_budget_tokens=thinking.budget_tokens,
+        response_format=form,
+        continue_final_message=_continues(turns),
+    )
+    if isinstance(body, MessagesRequest):
+        chat.max_tokens, chat.stream, chat.stop = body.max_tokens, body.stream, body.stop_sequences
+        chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
+    return Translation(chat, turns, format_path)
+
+
+def _check_edits(body: PromptFields) -> None:
+    edits = (body.context_management.edits if body.context_management else None) or ()
+    for i, edit in enumerate(edits):
+        if edit.type not in EDITS:
+            path = f"context_management.edits[{i}].type"
+            message = f"{path} is {edit.type!r}, which is not served; this server leaves every turn as it is: shorten the messages yourself"
+            raise ApiError(message, param=path, code="unsupported_parameter")
+
+
+def _continues(turns: Sequence[Turn]) -> bool | None:
+    """A conversation that ends with an answer is one that goes on with it."""
+    if not turns or turns[-1].role != "assistant":
+        return None
+    if turns[-1].calls:
+        path = turns[-1].calls[-1].path
+        message = f"{path} is a tool_use without its tool_result; send a message of the user with the result after it"
+        raise ApiError(message, param=path, code="invalid_value")
+    return True
+
+
+def _tool(tool: MessagesTool, where: str) -> Tool:
+    if tool.type not in (None, "custom"):
+        message = (
+            f"{where}.type is {tool.type!r}, it must be 'custom' or left out: this server runs no tools itself; describe the tool "
+            f"by its name and input_schema, and run it yourself. See {PAGE}"
+        )
+        raise ApiError(message, param=f"{where}.type", code="unsupported_parameter")
+    for name in ("name", "input_schema"):
+        if getattr(tool, name) is None:
+            raise _missing(f"{where}.{name}")
+    assert tool.name is not None
+    return Tool("function", FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict))
+
+
+def _tool_choice(body: PromptFields) -> ToolChoice | None:
+    choice = body.tool_choice
+    if choice is None:
+        return None
+    kinds = ", ".join(map(repr, (*CHOICES, "tool")))
+    require(
+        choice.type in CHOICES or choice.type == "tool",
+        "tool_choice.type",
+        repr(choice.type),
+        f"one of {kinds}",
+    )
+    has_tools = bool(body.tools) or choice.type in ("auto", "none")
+    require(has_tools, "tool_choice.type", repr(choice.type), "'auto' or 'none' where there are no tools")
+    if choice.type != "tool":
+        return CHOICES[choice.type]
+    if choice.name is None:
+        raise _missing("tool_choice.name")
+    return NamedChoice("function", NamedFunction(choice.name))
+
+
+def _form(body: PromptFields) -> tuple[ResponseFormat | None, str]:
+    """(the form of the text, the path of its field)."""
+    forms: Mapping[str, MessagesFormat | None] = {
+        "output_config.format": body.output_config.format if body.output_config else None,
+        "output_format": body.output_format,
+    }
+    given = [(path, form) for path, form in forms.items() if form is not None]
+    if not given:
+        return None, "output_config.format"
+    require(len(given) == 1, "output_format", "given", "left out beside output_config.format")
+    ((path, form),) = given
+    require(form.type == "json_schema", f"{path}.type", repr(form.type), "'json_schema'")
+    if form.schema is None:
+        raise _missing(f"{path}.schema")
+    return ResponseFormat("json_schema", JsonSchemaFormat(schema=dict(form.schema))), path
+
+
+@dataclass(frozen=True, slots=True)
+class _Thinking:
+    """The wishes about thinking as far as the model can follow them: how much a model thinks changes no text's form, and clients
+    send their wishes to every model."""
+
+    effort: str | None = None
+    budget_tokens: int | None = None
+
+    @classmethod
+    def of(cls, body: PromptFields, model: ThinkingModel) -> _Thinking:
+        effort = body.output_config.effort if body.output_config else None
+        require(
+            effort is None or effort in EFFORTS,
+            "output_config.effort",
+            repr(effort),
+            f"one of {', '.join(EFFORTS)}",
+        )
+        wanted = body.thinking
+        if wanted is not None:
+            _check_thinking(wanted)
+        if wanted is not None and wanted.type == "disabled":
+            return cls("none")
+        is_told = effort is not None and bool(effort_variables(effort, model.template))
+        if not is_told and wanted is not None:
+            # A template that only turns thinking on and off is told to turn it on.
+            variables = effort_variables("high", model.template)
+            effort, is_told = "high", bool(variables) and "reasoning_effort" not in variables
+        return cls(
+            effort if is_told else None,
+            wanted.budget_tokens if wanted is not None and model.is_bounded else None,
+        )
+
+
+def _check_thinking(wanted: MessagesThinking) -> None:
+    require(wanted.type in THINKING, "thinking.type", repr(wanted.type), f"one of {', '.join(THINKING)}")
+    check_range("thinking.budget_tokens", wanted.budget_tokens, 1, MAX_INTEGER)
+    is_known = wanted.display is None or wanted.display in DISPLAYS
+    require(is_known, "thinking.display", repr(wanted.display), f"one of {', '.join(DISPLAYS)}")
+
+
+def _missing(path: str) -> ApiError:
+    return ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")

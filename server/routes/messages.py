@@ -1,0 +1,105 @@
+"""POST /v1/messages and /v1/messages/count_tokens: chats by Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.engine import RequestError
+from headway.server.body import read_body
+from headway.server.chat_answer import begin_chat
+from headway.server.chat_prompt import chat_prompt, conversation_for
+from headway.server.errors import ApiError, as_api_error
+from headway.server.messages_output import PING, MessageWriter
+from headway.server.messages_translation import ThinkingModel, Translation, translate
+from headway.server.protocol import chat
+from headway.server.protocol.decoding import decode
+from headway.server.protocol.messages_api import (
+    MessagesCount,
+    MessagesCountRequest,
+    MessagesRequest,
+    PromptFields,
+)
+from headway.server.services import Services, check_model, engine_info, services_of
+from headway.server.sse import EventStreamResponse, unless_disconnected
+
+router = APIRouter(prefix="/v1/messages")
+
+Result = TypeVar("Result")
+Work = Callable[[Translation], Coroutine[Any, Any, Result]]
+
+
+@router.post("")
+async def create_message(request: Request) -> Response:
+    services = services_of(request)
+    body = decode(await read_body(request), MessagesRequest)
+    writer = await _translated(body, services, partial(_begin, body, request, services))
+    if body.stream:
+        seconds = services.limits.keep_alive_seconds
+        return EventStreamResponse(writer.events(), keep_alive_seconds=seconds, keep_alive=PING)
+    message = await unless_disconnected(request.receive, writer.message())
+    return Response(msgspec.json.encode(message), media_type="application/json")
+
+
+@router.post("/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    """The length of the prompt that the same body of /v1/messages would have, whether it fits or not."""
+    services = services_of(request)
+    body = decode(await read_body(request), MessagesCountRequest)
+    count = await _translated(body, services, partial(_count, services))
+    return Response(msgspec.json.encode(count), media_type="application/json")
+
+
+async def _translated(body: PromptFields, services: Services, work: Work[Result]) -> Result:
+    """The result for the body as a chat; with what the system says later in the turns before it, where the chat template refuses
+    the conversation otherwise."""
+    check_model(body.model, services)
+    model = _thinking_model(services)
+    try:
+        return await _told(translate(body, model), work)
+    except ApiError as error:
+        if error.code != "chat_template_error" or all(turn.role != "system" for turn in body.messages):
+            raise
+    return await _told(translate(body, model, folds_system=True), work)
+
+
+async def _told(translation: Translation, work: Work[Result]) -> Result:
+    try:
+        return await work(translation)
+    except (ApiError, RequestError) as error:
+        raise translation.told(as_api_error(error)) from error
+
+
+async def _begin(
+    body: MessagesRequest, request: Request, services: Services, translation: Translation
+) -> MessageWriter:
+    answer, prompt = await begin_chat(
+        translation.chat, request, services, prefix="msg", kind="message", fits_context=True
+    )
+    thinking = body.thinking
+    return MessageWriter(
+        answer,
+        is_cut=body.max_tokens > engine_info(services).max_model_len - len(prompt),
+        shows_thinking=thinking is None or thinking.type != "disabled",
+        omits_thinking=thinking is not None and thinking.display == "omitted",
+    )
+
+
+async def _count(services: Services, translation: Translation) -> MessagesCount:
+    chat.check(translation.chat)
+    prompt = await chat_prompt(conversation_for(translation.chat, services), services)
+    ids = await services.tokenizer.pool.run([prompt.text], partial(services.tokenizer.encode_chat, prompt))
+    return MessagesCount(len(ids))
+
+
+def _thinking_model(services: Services) -> ThinkingModel:
+    form = services.output_format
+    end = None if form.is_harmony else form.thinking_end
+    is_bounded = end is not None and services.tokenizer.token_id(end) is not None
+    return ThinkingModel(services.template_source, is_bounded)
