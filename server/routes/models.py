@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.protocol.models import ModelCard, ModelList
+from headway.server.capabilities import capabilities, supported_parameters
+from headway.server.protocol.models import Modalities, ModelCard, ModelList
 from headway.server.services import Services, check_model, services_of
 
 router = APIRouter(prefix="/v1/models")
@@ -16,7 +19,9 @@ router = APIRouter(prefix="/v1/models")
 @router.get("")
 async def list_models(request: Request) -> Response:
     services = services_of(request)
-    return _json(ModelList([_card(name, services) for name in services.names]))
+    names = services.names
+    cards = [_card(name, services) for name in names]
+    return _json(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
 
 @router.get("/{model:path}")
@@ -28,7 +33,20 @@ async def show_model(request: Request, model: str) -> Response:
 
 def _card(name: str, services: Services) -> ModelCard:
     info = services.engine.info
-    return ModelCard(name, services.started_unix, info.max_model_len if info else None)
+    length = info.max_model_len if info else None
+    return ModelCard(
+        id=name,
+        created=services.started_unix,
+        max_model_len=length,
+        context_length=length,
+        max_input_tokens=length,
+        max_tokens=length,
+        display_name=name,
+        created_at=datetime.fromtimestamp(services.started_unix, UTC).isoformat(),
+        architecture=Modalities(["text"], ["text"]),
+        supported_parameters=supported_parameters(services),
+        capabilities=capabilities(services),
+    )
 
 
 def _json(content: ModelCard | ModelList) -> Response:
