@@ -58,7 +58,7 @@ CODES = (
     "headers_too_large", "host_not_allowed", "internal_error", "invalid_api_key", "invalid_content_encoding",
     "invalid_grammar", "invalid_json", "invalid_type", "invalid_value", "method_not_allowed", "missing_required_parameter",
     "model_not_found", "not_found", "origin_not_allowed", "priority_not_allowed", "queue_full",
-    "request_timeout", "structural_token", "too_many_bytes", "too_many_connections", "too_much_text",
+    "request_timeout", "structural_token", "thread_unsupported_request", "too_many_bytes", "too_many_connections", "too_much_text",
     "unknown_parameter", "unsupported_content", "unsupported_content_encoding", "unsupported_endpoint",
     "unsupported_parameter",
 )  # fmt: skip

@@ -88,6 +88,9 @@ def translate(
 ) -> Translation:
     """folds_system: what the system says in the middle of the conversation becomes a part of the turn before it, for chat
     templates that know a system at the beginning alone. Raises ApiError by the names of the Messages API."""
+    if body.thread is not None:
+        message = "thread is not served: this server keeps no conversations; send the whole conversation"
+        raise ApiError(message, param="thread", code="thread_unsupported_request")
     _check_edits(body)
     turns = turns_of(body, folds_system=folds_system)
     thinking = _Thinking.of(body, model or ThinkingModel())

@@ -94,7 +94,8 @@ class MessagesContext(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PromptFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the prompt is made of. output_format: what output_config.format was called before."""
+    """What the prompt is made of. output_format: what output_config.format was called before. thread: a conversation that the server
+    keeps, of which there is none."""
 
     unserved: ClassVar[Table] = MESSAGES
 
@@ -107,6 +108,7 @@ class PromptFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     output_config: MessagesOutput | None = None
     output_format: MessagesFormat | None = None
     context_management: MessagesContext | None = None
+    thread: object = None
 
 
 class MessagesCountRequest(PromptFields, forbid_unknown_fields=True, kw_only=True):

@@ -193,7 +193,7 @@ FUNCTION = table((
 ))  # fmt: skip
 MESSAGES = table((
     Group("Anthropic", "conversations, programs and tools that the server keeps", "send the whole conversation, with tools of your own",
-          {"container": (), "mcp_servers": ([],), "thread": (), "compaction": ({},)}),
+          {"container": (), "mcp_servers": ([],), "compaction": ({},)}),
     Group("Anthropic", "where, how fast and at what price the answer is made", "leave it out: this server makes every answer itself",
           {"speed": ("standard",), "inference_geo": ("global",), "fallbacks": ([],), "fallback_credit_token": (), "billing_policy": ({},)}),
     Group("Anthropic", "caching, diagnosis and versions of the API", "",

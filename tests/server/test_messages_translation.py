@@ -303,6 +303,12 @@ def test_what_is_wrong_is_told_by_its_path(body: dict[str, Any], param: str, wor
     assert words in str(error)
 
 
+def test_a_thread_is_refused_by_the_code_at_which_clients_go_on_without() -> None:
+    error = refused(thread={"type": "create"})
+    assert (error.status, error.param, error.code) == (400, "thread", "thread_unsupported_request")
+    assert translated(thread=None).chat == translated().chat
+
+
 PATHS = [
     ("messages[0].content", "system"), ("messages[1].content", "messages[0].content"),
     ("messages[2].tool_calls[1].function.arguments.a[0]", "messages[1].content[2].input"),
