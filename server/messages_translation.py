@@ -25,7 +25,7 @@ from headway.server.reasoning_effort import effort_variables
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "adaptive", "disabled")
-DISPLAYS = ("summarized", "omitted")
+DISPLAYS = ("summarized", "updates", "omitted")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # What it asks for holds already: the chat template decides which thoughts of earlier turns the model sees.
 EDITS = ("clear_thinking_20251015",)

@@ -14,7 +14,7 @@ from headway.server.protocol.tools import FunctionCall, ToolCall
 
 # Claude Code writes it before its system prompt. It is for billing alone, and differs from request to request, so that no prefix
 # after it would ever be found again.
-BILLING = re.compile(r"x-anthropic-billing-header:.*\n*")
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")
 # The roles of a message that may have blocks of a type.
 _PLACES = {
     "tool_use": "assistant",
@@ -90,10 +90,7 @@ def turns_of(body: PromptFields, *, folds_system: bool) -> list[Turn]:
 
 def _turns(body: PromptFields) -> Iterator[Turn]:
     if body.system is not None:
-        texts = [
-            BILLING.sub("", text, count=1) if BILLING.match(text) else text
-            for text in _texts(body.system, "system")
-        ]
+        texts = [_BILLING.sub("", text) for text in _texts(body.system, "system")]
         if any(texts):
             yield Turn("system", "system", [text for text in texts if text])
     for i, message in enumerate(body.messages):

@@ -74,6 +74,8 @@ UNSERVED = {
     "StructuredOutputs": unserved.STRUCTURED_OUTPUTS,
     "MessagesRequest": unserved.MESSAGES,
     "MessagesCountRequest": unserved.MESSAGES,
+    "MessagesThinking": unserved.MESSAGES_THINKING,
+    "MessagesOutput": unserved.MESSAGES_OUTPUT,
 }
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from headway.server.protocol.parameters import RANGES as CHAT_RANGES
-from headway.server.protocol.unserved import MESSAGES, Table
+from headway.server.protocol.unserved import MESSAGES, MESSAGES_OUTPUT, MESSAGES_THINKING, Table
 
 RANGES = {name: CHAT_RANGES[name] for name in ("temperature", "top_p", "top_k")}
 ROLES = ("user", "assistant", "system")
@@ -66,7 +66,9 @@ class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessagesThinking(msgspec.Struct, forbid_unknown_fields=True):
-    """type: enabled, adaptive or disabled. display: summarized, or omitted for thinking blocks without their text."""
+    """type: enabled, adaptive or disabled. display: summarized, updates, or omitted for thinking blocks without their text."""
+
+    unserved: ClassVar[Table] = MESSAGES_THINKING
 
     type: str
     budget_tokens: int | None = None
@@ -81,6 +83,8 @@ class MessagesFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessagesOutput(msgspec.Struct, forbid_unknown_fields=True):
+    unserved: ClassVar[Table] = MESSAGES_OUTPUT
+
     effort: str | None = None
     format: MessagesFormat | None = None
 
@@ -123,7 +127,6 @@ class MessagesRequest(PromptFields, forbid_unknown_fields=True, kw_only=True):
     top_k: int | None = None
     stream: bool | None = None
     metadata: object = None
-    service_tier: object = None
 
 
 class MessagesCount(msgspec.Struct):

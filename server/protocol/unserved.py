@@ -195,7 +195,15 @@ MESSAGES = table((
     Group("Anthropic", "conversations, programs and tools that the server keeps", "send the whole conversation, with tools of your own",
           {"container": (), "mcp_servers": ([],), "compaction": ({},)}),
     Group("Anthropic", "where, how fast and at what price the answer is made", "leave it out: this server makes every answer itself",
-          {"speed": ("standard",), "inference_geo": ("global",), "fallbacks": ([],), "fallback_credit_token": (), "billing_policy": ({},)}),
-    Group("Anthropic", "caching, diagnosis and versions of the API", "",
-          _never("cache_control", "diagnostics", "anthropic_version", "anthropic_beta", "betas"), is_ignored=True),
+          {"service_tier": ("auto", "standard_only"), "speed": ("standard",), "inference_geo": ("global",), "billing_policy": ({},)}),
+    Group("Anthropic", "caching, diagnosis, versions of the API, and models for what Anthropic's classifiers refuse", "",
+          _never("cache_control", "diagnostics", "anthropic_version", "anthropic_beta", "betas", "fallbacks", "fallback_credit_token"),
+          is_ignored=True),
+))  # fmt: skip
+# Within thinking and output_config.
+MESSAGES_THINKING = table((
+    Group("Anthropic", "what to do with a thinking block of another conversation", "", _never("block_binding"), is_ignored=True),
+))  # fmt: skip
+MESSAGES_OUTPUT = table((
+    Group("Anthropic", "a budget of tokens that the model is told", "bound the answer with `max_tokens`", _never("task_budget")),
 ))  # fmt: skip

@@ -99,7 +99,10 @@ def _values(group: Group, name: str) -> str:
         ("In bodies", (unserved.COMPLETIONS, unserved.CHAT)),
         ("In structured_outputs", (unserved.STRUCTURED_OUTPUTS,)),
         ("In messages", (unserved.MESSAGE,)),
-        ("In bodies of /v1/messages", (unserved.MESSAGES,)),
+        (
+            "In bodies of /v1/messages",
+            (unserved.MESSAGES, unserved.MESSAGES_THINKING, unserved.MESSAGES_OUTPUT),
+        ),
         ("In tools", (unserved.TOOL, unserved.FUNCTION)),
     ],
 )

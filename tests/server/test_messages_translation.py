@@ -197,9 +197,7 @@ def test_tools_and_their_choice_are_those_of_a_chat() -> None:
 
 def test_what_generates_is_the_chats() -> None:
     fields = {"max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "stream": True}
-    chat = translated(
-        **fields, stop_sequences=["a", "b"], metadata={"user_id": "u"}, service_tier="auto"
-    ).chat
+    chat = translated(**fields, stop_sequences=["a", "b"], metadata={"user_id": "u"}).chat
     assert {name: getattr(chat, name) for name in fields} == fields
     assert chat.stop_strings == ("a", "b")
 
@@ -209,7 +207,7 @@ THINKING: list[tuple[ThinkingModel, dict[str, Any], tuple[str | None, int | None
     (SWITCH, {"thinking": {"type": "disabled"}}, ("none", None)),
     (SWITCH, {"thinking": {"type": "enabled", "budget_tokens": 2000}}, ("high", 2000)),
     (SWITCH, {"thinking": {"type": "enabled"}}, ("high", None)),
-    (SWITCH, {"thinking": {"type": "adaptive", "display": "summarized"}}, ("high", None)),
+    (SWITCH, {"thinking": {"type": "adaptive", "display": "summarized", "block_binding": {}}}, ("high", None)),
     (SWITCH, {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, ("none", None)),
     (SWITCH, {"output_config": {"effort": "low"}}, ("low", None)),
     (EFFORT, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, ("max", None)),
@@ -247,8 +245,8 @@ def test_what_changes_nothing_is_accepted() -> None:
     edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
     neutral = {
         "context_management": {"edits": edits}, "cache_control": EPHEMERAL, "diagnostics": {"previous_message_id": None},
-        "container": None, "mcp_servers": [], "speed": "standard", "inference_geo": "global", "fallbacks": [], "stop_sequences": [],
-        "anthropic_version": "bedrock-2023-05-31",
+        "container": None, "mcp_servers": [], "speed": "standard", "inference_geo": "global", "fallbacks": [{"model": "x"}], "stop_sequences": [],
+        "anthropic_version": "bedrock-2023-05-31", "service_tier": "auto",
     }  # fmt: skip
     assert translated(**neutral).chat == translated(stop_sequences=[]).chat
 
@@ -287,7 +285,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format", "left out"),
     ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type", "compact_20260112"),
     ({"max_tokens": None}, "max_tokens", "is missing"),
-    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "tools of your own"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "tools of your own"), ({"service_tier": "flex"}, "service_tier", "leave it out"),
+    ({"output_config": {"task_budget": {"total": 1}}}, "output_config.task_budget", "max_tokens"),
     ({"container": "c"}, "container", "the whole conversation"), ({"speed": "fast"}, "speed", "leave it out"),
     ({"max_completion_tokens": 3}, "max_completion_tokens", "did you mean max_tokens"), ({"stop_sequence": ["x"]}, "stop_sequence", "stop_sequences"),
 ]  # fmt: skip
