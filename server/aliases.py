@@ -9,6 +9,7 @@ ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/messages": "/v1/messages",
     "/messages/count_tokens": "/v1/messages/count_tokens",
+    "/responses": "/v1/responses",
     "/models": "/v1/models",
     "/v1/tokenize": "/tokenize",
     "/v1/detokenize": "/detokenize",

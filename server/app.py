@@ -22,6 +22,7 @@ from headway.server.routes import (
     messages,
     models,
     ops,
+    responses,
     speculation,
     tokens,
 )
@@ -51,6 +52,7 @@ def create_app(
         completions,
         chat,
         messages,
+        responses,
         tokens,
         speculation,
         models,

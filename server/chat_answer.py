@@ -27,7 +27,7 @@ async def begin_chat(
 ) -> tuple[GenerationResponse, list[int]]:
     """Returns the answer, whose generation has not started, and the prompt's token ids.
 
-    prefix, kind: how OpenAI's ids of such an object begin, and what it is called. fits_context: as RequestOptions has it.
+    prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as RequestOptions has it.
     Raises ApiError and RequestError for whatever this server cannot serve, by the names of the chat's fields.
     """
     check_model(body.model, services)

@@ -199,10 +199,13 @@ def _unsupported(path: str) -> ApiError | None:
     """A refusal by 400: proxies such as LiteLLM take a server that answers 404 out of service for everybody."""
     if UNSERVED_PATHS.fullmatch(path) is None:
         return None
-    message = (
-        f"{path} is not served here; use POST /v1/completions, POST /v1/chat/completions, POST /v1/messages, "
-        "GET /v1/models, POST /tokenize or POST /detokenize; docs/api.md describes them"
+    instead = (
+        "use POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, POST /v1/messages, GET /v1/models, "
+        "POST /tokenize or POST /detokenize; docs/api.md describes them"
     )
+    if "/responses/" in path:
+        instead = "no answer is kept here: send the whole conversation as the input of POST /v1/responses; docs/api.md describes it"
+    message = f"{path} is not served here; {instead}"
     return ApiError(message, code="unsupported_endpoint")
 
 

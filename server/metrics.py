@@ -37,13 +37,18 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 # Shown from the start: a counter that appears with its first event hides that event from rate().
 ENDINGS = {reason.value: 0 for reason in FinishReason}
 LAST_MINUTE_SECONDS = 60.0
-ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
+ENDPOINTS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
 OTHER = "other"
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 415, 429, 431, 499, 500, 503, 504)
 
 
 def endpoint_of(path: str) -> str:
-    """The label of an HTTP request: completions, chat, messages or other."""
+    """The label of an HTTP request: completions, chat, responses, messages or other."""
     return ENDPOINTS.get(path, OTHER)
 
 
@@ -65,7 +70,7 @@ class Metrics:
         self.requests = RequestMetrics(self._registry, tool_format)
         self._responses = Counter(
             "headway_http_responses",
-            "HTTP answers by endpoint (completions, chat, messages, other) and status; 499: the client left before it began.",
+            "HTTP answers by endpoint (completions, chat, responses, messages, other) and status; 499: the client left before it began.",
             ["endpoint", "status"],
             registry=self._registry,
         )

@@ -8,7 +8,17 @@ import msgspec
 
 from headway import __version__
 from headway.server.errors import ErrorEnvelope, MessagesErrorEnvelope
-from headway.server.protocol import chat, completions, messages_api, models, parameters, tokens, unserved
+from headway.server.protocol import (
+    chat,
+    completions,
+    messages_api,
+    models,
+    parameters,
+    response_objects,
+    responses,
+    tokens,
+    unserved,
+)
 from headway.server.routes import admin, ops, speculation
 
 Schema = dict[str, object]
@@ -34,6 +44,8 @@ OPERATIONS = (
               streams=True),
     Operation("post", "/v1/chat/completions", "Answer a conversation", chat.ChatCompletion, chat.ChatRequest,
               streams=True),
+    Operation("post", "/v1/responses", "Answer a conversation of items", response_objects.ResponseObject,
+              responses.ResponsesRequest, streams=True),
     Operation("post", "/v1/messages", "Answer a conversation, by Anthropic's API", messages_api.MessagesAnswer,
               messages_api.MessagesRequest, streams=True, refusal=MessagesErrorEnvelope),
     Operation("post", "/v1/messages/count_tokens", "Tokens of a conversation, by Anthropic's API",
@@ -62,12 +74,15 @@ EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "
 RANGES = {
     "CompletionRequest": parameters.RANGES | completions.RANGES,
     "ChatRequest": parameters.RANGES | chat.RANGES,
+    "ResponsesRequest": responses.RANGES,
     "MessagesRequest": messages_api.RANGES,
 }
 UNSERVED = {
     "CompletionRequest": unserved.COMPLETIONS,
     "ChatRequest": unserved.CHAT,
     "Message": unserved.MESSAGE,
+    "ResponsesRequest": unserved.RESPONSES,
+    "FunctionTool": unserved.RESPONSES_TOOL,
     "Tool": unserved.TOOL,
     "FunctionDefinition": unserved.FUNCTION,
     "TokenizeRequest": unserved.TOKENIZE,

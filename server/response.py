@@ -158,8 +158,8 @@ def _vocabulary(fields: GenerationFields, tokenizer: Tokenizer, output: OutputOp
 
 
 def new_header(prefix: str, kind: str, services: Services) -> ChunkHeader:
-    """prefix, kind: how OpenAI's ids of these objects begin, and what the objects are called."""
-    name = f"{prefix}-{secrets.token_hex(12)}"
+    """prefix, kind: with what OpenAI's ids of these objects begin, and what the objects are called."""
+    name = f"{prefix}{secrets.token_hex(12)}"
     return ChunkHeader(name, kind, int(time.time()), services.model_name, system_fingerprint(services))
 
 

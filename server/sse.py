@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -25,8 +25,8 @@ logger = logging.getLogger("headway.server")
 class EventStreamResponse(Response):
     """Sends events as they come. A fault before anything was sent is an HTTP error; a later one is an event.
 
-    keep_alive_seconds: after so long without an event keep_alive is sent, a comment or an event; 0 for never.
-    Mutable: `events` is run through once.
+    keep_alive_seconds: after so long without an event keep_alive is sent, a comment or an event; 0 for never. error_event: a
+    fault as the last event; None for the envelope of the path's API. Mutable: `events` is run through once.
     """
 
     media_type = "text/event-stream"
@@ -37,12 +37,14 @@ class EventStreamResponse(Response):
         *,
         keep_alive_seconds: float = 0.0,
         keep_alive: bytes = KEEP_ALIVE,
+        error_event: Callable[[ApiError], bytes] | None = None,
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._keep_alive_seconds = keep_alive_seconds
         self._keep_alive_event = keep_alive
+        self._error_event = error_event
         self._is_started = False
         self._sent_seconds = time.monotonic()
 
@@ -70,7 +72,12 @@ class EventStreamResponse(Response):
                     raise
                 api_error = _told(error)
                 note_error(scope, api_error)
-                await self._send_body(send, _error_event(api_error, scope))
+                told = (
+                    _error_event(api_error, scope)
+                    if self._error_event is None
+                    else self._error_event(api_error)
+                )
+                await self._send_body(send, told)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_body(self, send: Send, body: bytes) -> None:

@@ -28,6 +28,7 @@ PROVIDER = "headway"
 OPERATIONS = {
     "completions": "text_completion",
     "chat": "chat",
+    "responses": "chat",
     "messages": "chat",
 }  # by endpoint, as the GenAI conventions name them
 Phase = tuple[str, float, float]  # name, begin and end in monotonic seconds

@@ -12,6 +12,10 @@ def require(is_met: bool, name: str, value: object, limit: str) -> None:
         raise ApiError(f"{name} is {value}, it must be {limit}", param=name, code="invalid_value")
 
 
+def missing(path: str) -> ApiError:
+    return ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+
+
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
     """None is no value. NaN is out of every range."""
     require(value is None or low <= value <= high, name, value, f"{low} to {high}")

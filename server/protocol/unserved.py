@@ -69,8 +69,25 @@ _TOOLS = "describe the tools in `tools` and choose among them with `tool_choice`
 _THINKING = ("for a chat template that can turn thinking off send `chat_template_kwargs` ({\"enable_thinking\": false}); "
              "bound it with `thinking_budget_tokens`, and leave it out of the answer with `include_reasoning`")  # fmt: skip
 
+_TIERS = Group(
+    "OpenAI",
+    "price and speed classes",
+    "use `priority` for the order of service",
+    {"service_tier": ("auto", "default")},
+)
+_LABELS = Group("vLLM, SGLang, llama.cpp, LiteLLM, Ollama", "names, labels and hints that do not touch the text", "",
+                _never("request_id", "rid", "session_id", "custom_labels", "id_slot", "slot_id", "keep_alive", "stream_interval", "litellm_metadata",
+                       "litellm_call_id", "litellm_session_id", "litellm_trace_id", "drop_params", "num_retries", "timeout", "tags", "return_full_text",
+                       "num_thread", "num_gpu", "num_batch"), is_ignored=True)  # fmt: skip
+_MODERATION = Group(
+    "OpenAI",
+    "moderation of input and output",
+    "call a moderation service beside this server",
+    _never("moderation"),
+)
+
 SHARED = (
-    Group("OpenAI", "price and speed classes", "use `priority` for the order of service", {"service_tier": ("auto", "default")}),
+    _TIERS,
     Group("OpenAI", "keeping answers on the server", "keep the answer yourself", {"store": (False,)}),
     Group("vLLM, SGLang, llama.cpp, TGI, Ollama", "output in a given form, by another name", _FORM,
           _never("structural_tag", "guided_whitespace_pattern", "ebnf", "grammar_type") | _with("", "regex", "grammar", "format")
@@ -133,10 +150,7 @@ SHARED = (
           {"vllm_xargs": ({},), "options": ({},), "parameters": ({},), "extra_body": ({},), "extra_query": ({},), "extra_headers": ({},)}),
     Group("Ollama", "a prompt template in the request", "render the text yourself and send it to /v1/completions",
           {"template": ("",), "system": ("",), "raw": (False,), "context": ([],)}),
-    Group("vLLM, SGLang, llama.cpp, LiteLLM, Ollama", "names, labels and hints that do not touch the text", "",
-          _never("request_id", "rid", "session_id", "custom_labels", "id_slot", "slot_id", "keep_alive", "stream_interval", "litellm_metadata",
-                 "litellm_call_id", "litellm_session_id", "litellm_trace_id", "drop_params", "num_retries", "timeout", "tags", "return_full_text",
-                 "num_thread", "num_gpu", "num_batch"), is_ignored=True),
+    _LABELS,
 )  # fmt: skip
 # Within structured_outputs.
 STRUCTURED_OUTPUTS = table((
@@ -162,7 +176,7 @@ CHAT = table((
     Group("OpenAI", "how much the model writes", "say it in a message, or bound it with `max_completion_tokens`",
           {"verbosity": ("medium",)}),
     Group("OpenAI", "searching the web", "put what was found into a message", _never("web_search_options")),
-    Group("OpenAI", "moderation of input and output", "call a moderation service beside this server", _never("moderation")),
+    _MODERATION,
     Group("vLLM, SGLang, llama.cpp, TGI", "control over the chat template", f"start the server with `--chat-template`, or {_OWN_TEMPLATE}",
           {"chat_template": ("",), "add_special_tokens": (False,), "task": ()}),
     Group("vLLM", "echo and the best of several in a chat", "use /v1/completions", {"echo": (False,), "best_of": (1,)}),
@@ -206,4 +220,34 @@ MESSAGES_THINKING = table((
 ))  # fmt: skip
 MESSAGES_OUTPUT = table((
     Group("Anthropic", "a budget of tokens that the model is told", "bound the answer with `max_tokens`", _never("task_budget")),
+))  # fmt: skip
+RESPONSES = table((
+    Group("OpenAI", "going on from an answer that the server keeps", "send the whole conversation as `input`: no answer is kept here",
+          _never("previous_response_id", "conversation")),
+    Group("OpenAI", "answers that are fetched later", "wait for the answer, or `stream` it", {"background": (False,)}),
+    Group("OpenAI", "prompts that the server keeps", "send the text as `instructions` and `input`", _never("prompt")),
+    Group("OpenAI", "dropping or compacting the beginning of a long conversation", "shorten `input`, or use `truncate_prompt_tokens`",
+          {"truncation": ("disabled",), "context_management": ([],)}),
+    _TIERS,
+    _MODERATION,
+    Group("OpenAI", "the conversation, as in chats", "send it as `input`, with `instructions`", {"messages": ([],)}),
+    Group("OpenAI", "the limit of new tokens, as in chats", "use `max_output_tokens`", _never("max_tokens", "max_completion_tokens")),
+    Group("OpenAI", "several answers", "send the request several times", {"n": (1,)}),
+    Group("OpenAI", "log-probabilities, as in chats", "use `include` with `message.output_text.logprobs`, and `top_logprobs`", {"logprobs": (False,)}),
+    Group("OpenAI", "how long to think, as in chats", "use `reasoning.effort`", _never("reasoning_effort")),
+    Group("OpenAI", "output in a given form, as in chats", "use `text.format`, or `structured_outputs`", {"response_format": ({"type": "text"},)}),
+    Group("OpenAI, Codex", "limits, labels and hints that do not touch the text", "",
+          _never("max_tool_calls", "prompt_cache_retention", "prompt_cache_options", "image", "access_programs", "client_metadata"), is_ignored=True),
+    _LABELS,
+))  # fmt: skip
+# Within a tool of /v1/responses: also the fields of hosted tools, which are refused by their type.
+RESPONSES_TOOL = table((
+    Group("OpenAI", "functions as chats define them", "put `name`, `description`, `parameters` and `strict` beside `type`", _never("function")),
+    Group("OpenAI", "what clients keep with a function, and fields of tools of other types", "",
+          _never("async", "allowed_callers", "defer_loading", "output_schema", "vector_store_ids", "filters", "max_num_results", "ranking_options",
+                 "display_height", "display_width", "environment", "external_web_access", "search_context_size", "search_content_types",
+                 "user_location", "server_label", "allowed_tools", "authorization", "connector_id", "headers", "require_approval",
+                 "server_description", "server_url", "tunnel_id", "container", "action", "background", "complexity", "frame_count",
+                 "frame_duration_ms", "input_fidelity", "input_image_mask", "model", "moderation", "output_compression", "output_format",
+                 "partial_images", "quality", "size", "svg", "format", "tools", "execution", "cache_control"), is_ignored=True),
 ))  # fmt: skip

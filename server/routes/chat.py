@@ -47,7 +47,7 @@ async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
     body = decode(await read_body(request), ChatRequest)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    answer, prompt = await begin_chat(body, request, services, prefix="chatcmpl", kind=kind)
+    answer, prompt = await begin_chat(body, request, services, prefix="chatcmpl-", kind=kind)
     writer = ChatWriter(body, answer, prompt, services.tokenizer)
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)

@@ -84,7 +84,7 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
         grammar=await grammar_of(body, services.grammars, info),
     )
     requests = choice_requests(body, wanted, ids, tokenizer, info)
-    head = new_header("cmpl", "text_completion", services)
+    head = new_header("cmpl-", "text_completion", services)
     answer = new_response(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 

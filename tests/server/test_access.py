@@ -204,7 +204,7 @@ ERRORS = {
     "mixed": ("POST", URL, {"prompt": ["a", 1]}, "invalid_value", "prompt"),
     "path": ("GET", "/nowhere", None, "not_found", None),
     "method": ("DELETE", URL, None, "method_not_allowed", None),
-    "endpoint": ("POST", "/v1/responses", {}, "unsupported_endpoint", None),
+    "endpoint": ("POST", "/v1/embeddings", {}, "unsupported_endpoint", None),
 }  # fmt: skip
 
 

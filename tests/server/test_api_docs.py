@@ -12,7 +12,7 @@ import pytest
 from headway.server.body import BODY_SECONDS
 from headway.server.cli.http_protocol import HEAD_SECONDS, STALLED_SECONDS
 from headway.server.cli.serve import KEPT_SECONDS
-from headway.server.protocol import chat, completions, messages_api, parameters, unserved
+from headway.server.protocol import chat, completions, messages_api, parameters, responses, unserved
 from headway.server.protocol.unserved import Group
 
 TESTS = Path(__file__).parents[1]
@@ -21,11 +21,17 @@ IGNORED = {
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 }  # fmt: skip
 KINDS = {"completions": completions.CompletionRequest, "chat": chat.ChatRequest}
-ROWS = [
-    [cell.strip().strip("`") for cell in line.strip("|").split("|")]
-    for line in PAGE.splitlines()
-    if re.match(r"\| `\w+` \| (served|ignored|-) \|", line)
-]
+
+
+def rows_below(title: str) -> list[list[str]]:
+    """The rows of a section's table of fields."""
+    section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if re.match(r"\| `\w+` \| (served|ignored|-) \|", line)]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
+ROWS = rows_below("Bodies of /v1/completions and /v1/chat/completions")
+RESPONSES_ROWS = rows_below("Bodies of /v1/responses")
 
 
 def names_of_tests() -> set[str]:
@@ -44,6 +50,14 @@ def test_the_page_has_a_row_for_every_field_and_no_other(endpoint: str) -> None:
     assert stated == {name: "ignored" if name in IGNORED else "served" for name in fields}
 
 
+def test_the_page_has_a_row_for_every_field_of_responses_and_no_other() -> None:
+    stated = {row[0]: row[1] for row in RESPONSES_ROWS}
+    ignored = {"store", "stream_options"}
+    fields = responses.ResponsesRequest.__struct_fields__
+    assert stated == {name: "ignored" if name in ignored else "served" for name in fields}
+    assert len(stated) == len(RESPONSES_ROWS)
+
+
 def test_the_page_has_a_row_for_every_field_of_anthropics_api_and_no_other() -> None:
     section = PAGE.split("## Anthropic's Messages API\n")[1].split("\n### ")[0]
     told = re.findall(r"^\| `(\w+)` \| .+ \| test_\w+ \|$", section, flags=re.MULTILINE)
@@ -51,7 +65,7 @@ def test_the_page_has_a_row_for_every_field_of_anthropics_api_and_no_other() -> 
 
 
 def test_every_row_names_a_test_that_exists() -> None:
-    assert {row[4] for row in ROWS} <= names_of_tests()
+    assert {row[4] for row in ROWS} | {row[3] for row in RESPONSES_ROWS} <= names_of_tests()
     assert set(re.findall(r"\btest_\w+", PAGE)) <= names_of_tests(), (
         "the page names a test that does not exist"
     )
@@ -104,6 +118,8 @@ def _values(group: Group, name: str) -> str:
             (unserved.MESSAGES, unserved.MESSAGES_THINKING, unserved.MESSAGES_OUTPUT),
         ),
         ("In tools", (unserved.TOOL, unserved.FUNCTION)),
+        ("In bodies of /v1/responses", (unserved.RESPONSES,)),
+        ("In tools of /v1/responses", (unserved.RESPONSES_TOOL,)),
     ],
 )
 def test_the_tables_of_unserved_fields_are_those_of_the_code(

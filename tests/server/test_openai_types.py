@@ -31,14 +31,33 @@ from openai.types.chat import (
 from openai.types.chat import (
     completion_create_params as chat_create_params,
 )
+from openai.types.responses import (
+    Response,
+    ResponseError,
+    ResponseFormatTextJSONSchemaConfigParam,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+    ResponseTextConfigParam,
+    ToolChoiceAllowedParam,
+    ToolChoiceFunctionParam,
+    ToolParam,
+    response_create_params,
+    response_usage,
+)
+from openai.types.responses.response_input_param import ResponseInputItemParam
+from openai.types.shared_params import Reasoning
 from typing_extensions import is_typeddict
 
 from headway.server.metrics import Metrics
-from headway.server.protocol import chat, completions, usage
+from headway.server.protocol import chat, completions, responses, usage
+from headway.server.protocol import response_objects as objects
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.models import ModelCard
 from headway.server.protocol.parameters import StreamOptions
 from headway.server.response import ChunkHeader
+from headway.server.responses_input import KINDS
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
@@ -50,8 +69,11 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], tuple[type, ...]]]
     "chat": (chat.ChatRequest, {"messages": [HELLO]}, (
         chat_create_params.CompletionCreateParamsNonStreaming,
         chat_create_params.CompletionCreateParamsStreaming)),
+    "responses": (responses.ResponsesRequest, {"input": "hello"}, (
+        response_create_params.ResponseCreateParamsNonStreaming,
+        response_create_params.ResponseCreateParamsStreaming)),
 }  # fmt: skip
-PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "responses": "/v1/responses"}
 PARTS = {"text", "refusal"}  # served
 OTHER_PARTS = {"image_url", "input_audio", "file"}  # refused by their type
 PART_FIELDS = {"type", "text", "refusal", "prompt_cache_breakpoint"}
@@ -64,6 +86,12 @@ LEFT_OUT = {
     "CompletionTokensDetails": {"audio_tokens", "text_tokens"},
     "Model": {"shutdown_date"},
     "PromptTokensDetails": {"audio_tokens", "cache_write_tokens", "image_tokens", "text_tokens"},
+    "InputTokensDetails": {"cache_write_tokens_details"},
+    "Response": {"access_programs", "conversation", "image", "input_transformations", "moderation", "prompt", "prompt_cache_diagnostics",
+                 "prompt_cache_options", "prompt_cache_retention", "tool_usage"},
+    "ResponseError": {"misalignment", "param", "type"},
+    "ResponseFunctionToolCall": {"async_", "caller", "namespace"},
+    "ResponseOutputMessage": {"phase"},
 }  # fmt: skip
 ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
     (chat_completion.ChatCompletion, set(chat.ChatCompletion.__struct_fields__)),
@@ -88,6 +116,24 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
     (completion_usage.CompletionUsage, set(usage.Usage.__struct_fields__)),
     (completion_usage.CompletionTokensDetails, set(usage.CompletionTokensDetails.__struct_fields__)),
     (completion_usage.PromptTokensDetails, set(usage.PromptTokensDetails.__struct_fields__)),
+    (Response, set(objects.ResponseObject.__struct_fields__)),
+    (response_usage.ResponseUsage, set(objects.ResponseUsage.__struct_fields__)),
+    (response_usage.InputTokensDetails, set(objects.InputTokensDetails.__struct_fields__)),
+    (response_usage.OutputTokensDetails, set(objects.OutputTokensDetails.__struct_fields__)),
+    (ResponseError, set(objects.ResponseFault.__struct_fields__)),
+    (ResponseOutputMessage, {"type", *objects.MessageItem.__struct_fields__}),
+    (ResponseOutputText, {"type", *objects.OutputText.__struct_fields__}),
+    (ResponseReasoningItem, {"type", *objects.ReasoningItem.__struct_fields__}),
+    (ResponseFunctionToolCall, {"type", *objects.FunctionCallItem.__struct_fields__}),
+]
+# What a request of /v1/responses nests, and what of it is known here.
+NESTED: list[tuple[Any, type[msgspec.Struct]]] = [
+    (ResponseTextConfigParam, responses.TextOptions),
+    (ResponseFormatTextJSONSchemaConfigParam, responses.TextFormat),
+    (Reasoning, responses.ReasoningOptions),
+    (response_create_params.StreamOptions, responses.ResponsesStreamOptions),
+    (ToolChoiceFunctionParam, responses.ChoiceOfTools),
+    (ToolChoiceAllowedParam, responses.ChoiceOfTools),
 ]
 
 
@@ -109,8 +155,18 @@ def typed_dicts(annotation: object) -> Iterator[Any]:
         yield from typed_dicts(argument)
 
 
+def literals(annotation: object) -> Iterator[object]:
+    """The values of a Literal, also of an optional one."""
+    for argument in get_args(annotation):
+        if isinstance(argument, str):
+            yield argument
+        yield from literals(argument)
+
+
 MESSAGES = list(typed_dicts(ChatCompletionMessageParam))
 CONTENTS = [ChatCompletionContentPartParam, chat_completion_assistant_message_param.ContentArrayOfContentPart]
+TOOLS = list(typed_dicts(ToolParam))
+ITEMS = list(typed_dicts(ResponseInputItemParam))
 CONTENT_PARTS = list({part.__name__: part for kind in CONTENTS for part in typed_dicts(kind)}.values())
 
 
@@ -133,6 +189,39 @@ async def test_every_request_parameter_is_known_and_null_is_left_out(
 
 def test_every_stream_option_is_known() -> None:
     assert set(get_type_hints(ChatCompletionStreamOptionsParam)) <= known_fields(StreamOptions)
+
+
+@pytest.mark.parametrize(("params", "kind"), NESTED, ids=[params.__name__ for params, _ in NESTED])
+def test_every_field_within_a_field_of_responses_is_known(params: Any, kind: type[msgspec.Struct]) -> None:
+    assert set(get_type_hints(params)) <= known_fields(kind)
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=[tool.__name__ for tool in TOOLS])
+async def test_every_tool_of_responses_is_a_function_or_refused_by_its_type(
+    client: httpx.AsyncClient, tool: Any
+) -> None:
+    hints = get_type_hints(tool)
+    assert set(hints) - known_fields(responses.FunctionTool) == set()
+    kind = get_args(hints["type"])[0]
+    if kind != "function":
+        sent = dict.fromkeys(hints, "x") | {"type": kind, "name": "x", "parameters": {}, "description": "x"}
+        response = await client.post("/v1/responses", json={"input": "hello", "tools": [sent]})
+        assert response.json()["error"]["param"] == "tools[0].type"
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=[item.__name__ for item in ITEMS])
+async def test_every_item_of_responses_is_read_or_refused_by_its_type(
+    client: httpx.AsyncClient, item: Any
+) -> None:
+    hints = get_type_hints(item)
+    (kind,) = literals(hints["type"])
+    sent = {"role": "user", "content": "x", "name": "x", "arguments": "{}", "output": "x", "summary": []}
+    own = {name: sent.get(name, "x") for name in hints} | {"type": kind}
+    response = await client.post("/v1/responses", json={"input": [own], "max_output_tokens": 2})
+    if kind in KINDS:
+        assert response.status_code == 200, response.text
+    else:
+        assert response.json()["error"]["param"] == "input[0].type"
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=[message.__name__ for message in MESSAGES])

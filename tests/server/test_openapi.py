@@ -15,10 +15,23 @@ from headway_testing.fake_engine import FakeEngine
 
 from headway.server.keys import Keys
 from headway.server.openapi import OPERATIONS, description
-from headway.server.routes import admin, chat, completions, messages, models, ops, speculation, tokens
+from headway.server.routes import (
+    admin,
+    chat,
+    completions,
+    messages,
+    models,
+    ops,
+    responses,
+    speculation,
+    tokens,
+)
 from headway.server.services import Services
 
-ROUTERS = [module.router for module in (admin, chat, completions, messages, models, ops, speculation, tokens)]
+ROUTERS = [
+    module.router
+    for module in (admin, chat, completions, messages, models, ops, responses, speculation, tokens)
+]
 NUM_CASES = 2000
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"

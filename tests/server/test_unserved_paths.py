@@ -13,7 +13,7 @@ from headway.server.response import _json
 from headway.server.sse import escape_line_ends
 
 PATHS = [
-    "/v1/responses", "/v1/responses/resp_1/cancel", "/v1/embeddings", "/v1/audio/speech", "/v1/files",
+    "/v1/embeddings", "/v1/audio/speech", "/v1/files",
     "/v1/images/generations", "/v1/batches", "/v1/moderations", "/v1/fine_tuning/jobs", "/v1/assistants",
     "/v1/threads/t/runs", "/v1/rerank", "/score", "/generate", "/embeddings", "/v1/chat/completions/c/messages", "/v1/complete",
     "/generate_stream", "/embedding", "/v2/embed", "/api/chat", "/api/tags", "/v1/organization/usage/costs",

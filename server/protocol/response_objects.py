@@ -1,0 +1,130 @@
+"""The answer of /v1/responses: its items, and the object that has them."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headway.server.protocol.chat import TokenLogprob
+from headway.server.protocol.responses import ChoiceOfTools, FunctionTool, TextOptions
+from headway.server.protocol.usage import SpeculationReport
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    """logprobs: of the text's tokens, if asked for."""
+
+    text: str
+    logprobs: list[TokenLogprob] = []
+    annotations: list[str] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    """status: in_progress, completed or incomplete, as of all items."""
+
+    id: str
+    status: str
+    content: list[OutputText]
+    role: str = "assistant"
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """What the model thought, whole and in clear text: there is no summary of it, and nothing is encrypted."""
+
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: list[str] = []
+    encrypted_content: None = None
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+Item = MessageItem | ReasoningItem | FunctionCallItem
+
+
+class InputTokensDetails(msgspec.Struct):
+    """cached_tokens: prompt tokens that came from the prefix cache. cache_write_tokens: a price elsewhere, 0 here."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """reasoning_tokens: those between the delimiters of the reasoning; 0 where these are no tokens of the model."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFault(msgspec.Struct):
+    """code: one of OpenAI's few words: server_error, rate_limit_exceeded or invalid_prompt. The message says more."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: str
+
+
+class ReasoningEcho(msgspec.Struct):
+    effort: str | None = None
+    summary: None = None
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """output: complete items. usage, completed_at: None until the answer has ended; completed_at and created_at are Unix
+    seconds. Of the rest most repeats the request; null is what it left out and the server has no value for."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str
+    error: ResponseFault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    output: list[Item]
+    usage: ResponseUsage | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: ReasoningEcho
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool = False
+    background: bool = False
+    temperature: float
+    text: TextOptions
+    tool_choice: str | ChoiceOfTools
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float
+    truncation: str = "disabled"
+    user: str | None
+    speculation: SpeculationReport | UnsetType = UNSET

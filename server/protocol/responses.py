@@ -1,0 +1,150 @@
+"""POST /v1/responses: what a client asks. The answer's objects are in response_objects.py."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from headway.server.protocol import chat, parameters
+from headway.server.protocol.chat import ContentPart
+from headway.server.protocol.parameters import MAX_INTEGER, Ranges, Speculation
+from headway.server.protocol.structured import JsonSchema, StructuredOutputs
+from headway.server.protocol.unserved import RESPONSES, RESPONSES_TOOL, Table
+
+MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+
+
+class InputItem(msgspec.Struct):
+    """An item of the conversation; fields of other kinds of items are ignored, for their type is refused.
+
+    type: None for a message. role, content: of a message; content is also the text of an item of reasoning, whose summary
+    takes its place where it is missing. call_id, name, arguments: of a function's call; call_id, output: of its result.
+    """
+
+    type: str | None = None
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+    """parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are held against
+    it while they are generated; false if left out."""
+
+    unserved: ClassVar[Table] = RESPONSES_TOOL
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolReference(msgspec.Struct, omit_defaults=True):
+    type: str
+    name: str | None = None
+
+
+class ChoiceOfTools(msgspec.Struct, omit_defaults=True):
+    """One function by its name (type function), or some of the tools (type allowed_tools) by a mode, auto or required."""
+
+    type: str
+    name: str | None = None
+    mode: str | None = None
+    tools: list[ToolReference] | None = None
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """type: text, json_object or json_schema. schema, name, strict, description: of a json_schema, which is enforced
+    whatever `strict` says."""
+
+    type: str | None = None
+    name: str | None = None
+    schema: JsonSchema | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields other than effort are hints that change nothing here: reasoning is told as it is."""
+
+    effort: str | None = None
+    summary: object = None
+    generate_summary: object = None
+    context: object = None
+    mode: object = None
+
+
+class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Neither changes anything: the last event always has the usage."""
+
+    include_obfuscation: bool | None = None
+    include_usage: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """store: accepted, but no answer is kept. From seed on: Headway's and other servers' own fields, as in chats."""
+
+    unserved: ClassVar[Table] = RESPONSES
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | ChoiceOfTools | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    speculation: Speculation | None = None
+    structured_outputs: StructuredOutputs | None = None
+    thinking_budget_tokens: int | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+RANGES: Ranges = {
+    name: limits for name, limits in (parameters.RANGES | chat.RANGES).items() if name in ResponsesRequest.__struct_fields__
+} | {"max_output_tokens": (1, MAX_INTEGER)}  # fmt: skip

@@ -1,0 +1,73 @@
+"""Streams of /v1/responses, as clients read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream: each is of OpenAI's types, named and numbered."""
+    *written, rest = text.split("\n\n")
+    assert rest == ""
+    events = []
+    for block in written:
+        if block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        EVENTS.validate_python(events[-1], strict=True)
+        assert name == f"event: {events[-1]['type']}"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def told(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Items without their ids, which are checked for their form."""
+    found: list[tuple[str, ...]] = []
+    prefixes = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+    for item in items:
+        assert re.fullmatch(prefixes[item["type"]] + "_[0-9a-f]{24}", item["id"])
+        if item["type"] == "function_call":
+            assert re.fullmatch("call_[0-9a-f]{24}", item["call_id"])
+            found.append(("function_call", item["name"], item["arguments"]))
+        else:
+            (part,) = item["content"]
+            found.append((item["type"], part["text"]))
+    return found
+
+
+def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that a client makes of the deltas; checks that what is told twice is the same."""
+    items: list[dict[str, Any]] = []
+    for event in events:
+        match event["type"].removeprefix("response."):
+            case "output_item.added":
+                assert event["output_index"] == len(items)
+                assert event["item"]["status"] == "in_progress"
+                items.append({**event["item"]})
+            case "content_part.added":
+                assert event["part"]["text"] == ""
+                items[-1]["content"] = [{**event["part"]}]
+            case "output_text.delta" | "reasoning_text.delta":
+                items[-1]["content"][0]["text"] += event["delta"]
+            case "output_text.done" | "reasoning_text.done":
+                assert event["text"] == items[-1]["content"][0]["text"]
+            case "content_part.done":
+                assert event["part"]["text"] == items[-1]["content"][0]["text"]
+            case "function_call_arguments.delta":
+                items[-1]["arguments"] += event["delta"]
+            case "function_call_arguments.done":
+                assert event["arguments"] == items[-1]["arguments"]
+            case "output_item.done":
+                items[-1]["status"] = event["item"]["status"]
+                assert event["item"] == items[-1]
+        if "item_id" in event:
+            assert (event["item_id"], event["output_index"]) == (items[-1]["id"], len(items) - 1)
+    return items
