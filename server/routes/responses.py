@@ -97,11 +97,9 @@ class ResponseWriter:
         with self.names.telling():
             async with self.answer.running() as deltas:
                 async for delta in deltas:
-                    if not self.num_events:
-                        yield self._written(Created(response=self.begun))
-                        yield self._written(InProgress(response=self.begun))
                     reason = delta.finish_reason
-                    if written := b"".join(map(self._written, self.items.take(delta))):
+                    written = self._beginning() + b"".join(map(self._written, self.items.take(delta)))
+                    if written:
                         yield written
         for event in self.items.end(_status(reason)):
             yield self._written(event)
@@ -109,12 +107,16 @@ class ResponseWriter:
         yield self._written(kind(response=self._ended(reason)))
 
     def failed_event(self, error: ApiError) -> bytes:
-        """The last event of a stream that a fault has ended."""
+        """The last event of a stream that a fault has ended; of one in which only comments have come, the first, too."""
         fault = ResponseFault(_fault_code(error), str(error))
-        output = list(self.items.done)
-        return self._written(
-            Failed(response=replace(self.begun, status="failed", error=fault, output=output))
-        )
+        failed = replace(self.begun, status="failed", error=fault, output=list(self.items.done))
+        return self._beginning() + self._written(Failed(response=failed))
+
+    def _beginning(self) -> bytes:
+        """Returns the events before all others; nothing once they are written."""
+        if self.num_events:
+            return b""
+        return self._written(Created(response=self.begun)) + self._written(InProgress(response=self.begun))
 
     def _written(self, event: Event) -> bytes:
         event.sequence_number = self.num_events

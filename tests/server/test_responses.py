@@ -318,12 +318,12 @@ class TestADeadline:
         self, client: httpx.AsyncClient, engine: FakeEngine, write: Callable[[str], list[int]]
     ) -> None:
         write("the quick brown fox")
-        engine.stall_after = 3
-        response = await client.post(URL, json={"input": "hello", "stream": True})
-        assert ": keep-alive" in response.text
-        last = events_of(response.text)[-1]
-        assert last["type"] == "response.failed"
-        assert "request_timeout" in last["response"]["error"]["message"]
+        for engine.stall_after in (0, 3):
+            response = await client.post(URL, json={"input": "hello", "stream": True})
+            assert ": keep-alive" in response.text
+            first, *_, last = events_of(response.text)
+            assert (first["type"], last["type"]) == ("response.created", "response.failed")
+            assert "request_timeout" in last["response"]["error"]["message"]
         assert (await client.post(URL, json={"input": "hello"})).status_code == 504
         assert engine.running == {}
 
