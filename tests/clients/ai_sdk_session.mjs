@@ -1,5 +1,6 @@
 // Vercel's AI SDK as its users have it; prints what came as JSON. Arguments: the URLs of a server of the real model, and of
 // one whose model says what the user's message tells it to.
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, Output, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
@@ -38,7 +39,7 @@ told.streamed = {
   reasoning: parts.filter((part) => part.type === "reasoning-delta").map((part) => part.text).join(""),
   calls: parts.filter((part) => part.type === "tool-call").map((part) => part.input),
 };
-told.called = called;
+told.called = [...called];
 
 const prompt = "import os";
 for (const toolChoice of ["required", { type: "tool", toolName: "pick" }]) {
@@ -58,5 +59,20 @@ const output = await generateText({ ...common, model: real, prompt, output: Outp
 told.output = output.output;
 const free = { ...common, model: scripted, prompt: '{"any": [1]}', output: "no-schema" };
 told.noSchema = (await generateObject(free)).object;
+
+// The Responses API, which OpenAI's own provider speaks unless it is told otherwise.
+globalThis.AI_SDK_LOG_WARNINGS = false; // it does not send reasoning back that is not encrypted, and prints so
+const provider = createOpenAI({ baseURL: `${process.argv[3]}/v1`, apiKey: "none" });
+const items = { ...agent, seed: undefined, model: provider("demo-tools"), providerOptions: { openai: { store: false } } };
+const whole = await generateText(items);
+const spoken = streamText(items);
+const text = [];
+for await (const part of spoken.textStream) text.push(part);
+told.responses = {
+  text: whole.text, steps: whole.steps.length, streamed: await spoken.text, deltas: text.length,
+  usage: whole.totalUsage, reason: whole.finishReason,
+};
+const referring = await generateText({ ...items, providerOptions: {} }).catch((error) => error.message);
+told.reference = String(referring);
 
 console.log(JSON.stringify(told));

@@ -51,3 +51,12 @@ def test_objects_are_of_their_schema(told: Any) -> None:
     assert told["streamObject"]["partials"] > 0
     assert told["choice"] in ("sun", "rain")
     assert told["noSchema"] == {"any": [1]}
+
+
+def test_the_responses_api_is_spoken_without_a_store(told: Any) -> None:
+    responses = told["responses"]
+    assert (responses["text"], responses["streamed"]) == ("It is 42.", "It is 42.")
+    assert (responses["steps"], responses["reason"]) == (2, "stop")
+    assert responses["deltas"] > 1
+    assert responses["usage"]["reasoningTokens"] > 0
+    assert "store: false" in told["reference"]
