@@ -22,6 +22,11 @@ class FieldNames:
     def __init__(self, names: Mapping[str, str]) -> None:
         """names: by the path in the chat, the path in the request."""
         self._names = dict(names)
+        self._entries: dict[str, list[tuple[int, str]]] = {}
+
+    def add_entries(self, path: str, first: int, own: str) -> None:
+        """From the first on, the entries of the list are those of the request's own list, until others are added."""
+        self._entries.setdefault(path, []).append((first, own))
 
     def add(self, path: str, own: str) -> None:
         self._names[path] = own
@@ -29,9 +34,16 @@ class FieldNames:
     def own(self, path: str) -> str:
         """Returns the request's path; that of a field which both have stays as it is."""
         for end in (len(path), *(match.start() for match in reversed([*re.finditer(r"[.\[]", path)]))):
-            if (name := self._names.get(path[:end])) is not None:
+            if (name := self._name(path[:end])) is not None:
                 return name + path[end:]
         return path
+
+    def _name(self, path: str) -> str | None:
+        if (name := self._names.get(path)) is not None or not path.endswith("]"):
+            return name
+        entries, _, number = path[:-1].rpartition("[")
+        runs = [(first, own) for first, own in self._entries.get(entries, ()) if first <= int(number)]
+        return f"{runs[-1][1]}[{int(number) - runs[-1][0]}]" if runs else None
 
     @contextmanager
     def telling(self) -> Iterator[None]:

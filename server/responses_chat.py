@@ -16,7 +16,14 @@ from headway.server.protocol.responses import (
     TextOptions,
 )
 from headway.server.protocol.structured import JsonSchemaFormat, ResponseFormat
-from headway.server.protocol.tools import FunctionDefinition, NamedChoice, NamedFunction, Tool, ToolChoice
+from headway.server.protocol.tools import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    NamedChoice,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+)
 from headway.server.protocol.unserved import PAGE
 from headway.server.responses_input import messages_of
 
@@ -85,6 +92,7 @@ def _tools(body: ResponsesRequest, names: FieldNames) -> tuple[list[Tool] | None
     tools: list[Tool] = []
     if isinstance(choice, ChoiceOfTools) and choice.type == "allowed_tools":
         allowed = _allowed(choice, {tool.name for tool in body.tools or ()})
+    check_count("tools", body.tools, MAX_TOOLS, "tools")
     for i, tool in enumerate(body.tools or ()):
         where = f"tools[{i}]"
         if tool.type != "function":
@@ -102,6 +110,7 @@ def _tools(body: ResponsesRequest, names: FieldNames) -> tuple[list[Tool] | None
 
 
 def _allowed(choice: ChoiceOfTools, known: set[str | None]) -> set[str | None]:
+    check_count("tool_choice.tools", choice.tools, MAX_TOOLS, "tools")
     for i, tool in enumerate(choice.tools or ()):
         where = f"tool_choice.tools[{i}]"
         require(tool.type == "function", f"{where}.type", repr(tool.type[:64]), "'function'")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from headway.server.errors import ApiError
 from headway.server.field_names import FieldNames
-from headway.server.protocol.chat import ContentPart, Message
-from headway.server.protocol.checks import missing, require
+from headway.server.protocol.chat import MAX_MESSAGES, ContentPart, Message
+from headway.server.protocol.checks import check_count, missing, require
 from headway.server.protocol.responses import InputItem, ResponsesRequest
 from headway.server.protocol.tools import FunctionCall, ToolCall
 from headway.server.protocol.unserved import PAGE
@@ -33,9 +33,10 @@ def messages_of(body: ResponsesRequest, names: FieldNames) -> list[Message]:
         messages.add_text("user", body.input, "input", "input")
         return messages.messages
     require(body.input != [], "input", "empty", "a string, or a list of 1 item or more")
+    check_count("input", body.input, MAX_MESSAGES, "items")
     for i, item in enumerate(body.input):
         messages.add(item, f"input[{i}]")
-    return messages.messages
+    return messages.finished()
 
 
 class InputMessages:
@@ -48,6 +49,12 @@ class InputMessages:
     def __init__(self, names: FieldNames) -> None:
         self.messages: list[Message] = []
         self._names = names
+
+    def finished(self) -> list[Message]:
+        for message in self.messages:
+            if isinstance(message.reasoning_content, list):
+                message.reasoning_content = "\n".join(message.reasoning_content)
+        return self.messages
 
     def add(self, item: InputItem, where: str) -> None:
         """where: the item's path."""
@@ -102,15 +109,12 @@ class InputMessages:
         text = _reasoning(getattr(item, field), f"{where}.{field}")
         if not text:
             return
-        last = self._last if self.messages else None
-        is_open = (
-            last is not None and last.role == "assistant" and last.content is None and not last.tool_calls
-        )
-        if not is_open:
-            last = self._open("assistant", where)
-            self._names.add(f"{self._path}.reasoning_content", f"{where}.{field}")
-        assert last is not None
-        last.reasoning_content = "\n".join(filter(None, (last.thoughts, text)))
+        thoughts = self._last.reasoning_content if self.messages else None
+        if isinstance(thoughts, list) and self._last.content is None and not self._last.tool_calls:
+            thoughts.append(text)
+            return
+        self._open("assistant", where).reasoning_content = [text]
+        self._names.add(f"{self._path}.reasoning_content", f"{where}.{field}")
 
     def _add_call(self, item: InputItem, where: str) -> None:
         if item.name is None:
@@ -138,19 +142,20 @@ class InputMessages:
         return self._last
 
     def _write(self, content: Content, where: str) -> None:
-        """Sets the last message's content, or goes on with it by further parts."""
+        """Sets the last message's content, or goes on with it by further parts, within its own list."""
         path = f"{self._path}.content"
         if self._last.content is None:
             self._names.add(path, where)
             self._last.content = content
             return
-        before, after = _parts(self._last.content), _parts(content)
         if isinstance(self._last.content, str):
             self._names.add(f"{path}[0]", self._names.own(path))
-        for i in range(len(after)):
-            own = where if isinstance(content, str) else f"{where}[{i}]"
-            self._names.add(f"{path}[{len(before) + i}]", own)
-        self._last.content = [*before, *after]
+        parts = self._last.content = _parts(self._last.content)
+        if isinstance(content, str):
+            self._names.add(f"{path}[{len(parts)}]", where)
+        else:
+            self._names.add_entries(path, len(parts), where)
+        parts += _parts(content)
 
 
 def _parts(content: Content) -> list[ContentPart]:

@@ -126,6 +126,11 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [user("a"), {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, ANSWER],
         [user("a"), {"role": "assistant", "content": "It rains."}],
     ),
+    "several thoughts": (
+        [user("a"), THOUGHT, {"type": "reasoning", "summary": [text("so", "summary_text"), text("on", "summary_text")]}, ANSWER],
+        [user("a"), {"role": "assistant", "content": "It rains.", **dict.fromkeys(THINKING, "hm\nso\non")}],
+    ),
+    "a thought without an answer": ([THOUGHT, user("a")], [{"role": "assistant", "content": "", **THINKING}, user("a")]),
     "a refusal": (
         [user("a"), {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
         [user("a"), {"role": "assistant", "content": "no"}],
@@ -243,7 +248,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [CALL] * 129}, "input[0]", "at most 128"),
     ({"input": [{"role": "system", "content": "a"}, {"role": "developer", "content": [text("b"), {"type": "input_image"}]}, user("c")], "instructions": "x"},
      "input[1].content[1].type", "'input_image'"),
-    ({"tools": [{}]}, "tools[0].type", "is missing"), ({"tools": [TIME, {"type": "function"}]}, "tools[1].name", "is missing"),
+    ({"tools": [TIME] * 129}, "tools", "at most 128"), ({"tools": [{}]}, "tools[0].type", "is missing"), ({"tools": [TIME, {"type": "function"}]}, "tools[1].name", "is missing"),
     ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0].type", "'web_search'"),
     ({"tools": [TIME, {"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[1].type", "'custom'"),
     ({"tools": [{"type": "namespace", "name": "x", "tools": [TIME]}]}, "tools[0].type", "'namespace'"),
