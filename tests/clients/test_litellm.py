@@ -110,6 +110,19 @@ def test_chats_and_streams_pass_through(proxy: httpx.Client) -> None:
     assert "".join(d.get("content") or "" for d in deltas) == whole.json()["choices"][0]["message"]["content"]
 
 
+def test_responses_pass_through(proxy: httpx.Client) -> None:
+    body = {"model": "demo-chat", "input": "import os", "max_output_tokens": 16, "temperature": 0}
+    whole = proxy.post("/v1/responses", json=body)
+    assert whole.status_code == 200, whole.text
+    (item,) = whole.json()["output"]
+    with proxy.stream("POST", "/v1/responses", json={**body, "stream": True}) as stream:
+        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == item["content"][0]["text"]
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"]["usage"]["output_tokens"] == 16
+
+
 @pytest.mark.parametrize("path", IN_VAIN)
 def test_a_path_that_is_not_served_takes_the_model_from_nobody(proxy: httpx.Client, path: str) -> None:
     for _ in range(3):
