@@ -20,7 +20,10 @@ CASES = {
     "completions": ("/v1/completions", {"prompt": "hello"}, unserved.COMPLETIONS),
     "chat": ("/v1/chat/completions", {"messages": [HELLO]}, unserved.CHAT),
 }
-TABLES = CASES | {"tokenize": ("/tokenize", {"messages": [HELLO]}, unserved.TOKENIZE)}
+TABLES = CASES | {
+    "tokenize": ("/tokenize", {"messages": [HELLO]}, unserved.TOKENIZE),
+    "responses": ("/v1/responses", {"input": "hello"}, unserved.RESPONSES),
+}
 # What the request classes of vLLM 0.33 and SGLang 0.5.23 have as defaults, as a client that fills in all of them
 # sends it. None of it changes the text of a server that lacks the field.
 VLLM: dict[str, Any] = {
