@@ -80,7 +80,7 @@ async def _begin(
     body: MessagesRequest, request: Request, services: Services, translation: Translation
 ) -> MessageWriter:
     answer, prompt = await begin_chat(
-        translation.chat, request, services, prefix="msg", kind="message", fits_context=True
+        translation.chat, request, services, prefix="msg_", kind="message", fits_context=True
     )
     thinking = body.thinking
     return MessageWriter(

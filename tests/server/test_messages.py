@@ -104,7 +104,7 @@ async def test_an_answer_has_the_shape_of_anthropic(
     ids = write(TEXTS["thought-text-calls"])
     engine.num_cached = lambda request: 4
     answer = await whole(client)
-    assert answer["id"].startswith("msg")
+    assert answer["id"].startswith("msg_")
     assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "tiny")
     thought, text, first, second = answer["content"]
     assert (thought["type"], thought["thinking"]) == ("thinking", "the quick 日本語 fox")
