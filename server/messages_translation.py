@@ -11,6 +11,11 @@ from headway.server.messages_turns import Turn, turns_of
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.checks import check_range, require
 from headway.server.protocol.messages_api import (
+    CHOICES,
+    DISPLAYS,
+    EDITS,
+    EFFORTS,
+    THINKING,
     MessagesFormat,
     MessagesRequest,
     MessagesThinking,
@@ -22,13 +27,6 @@ from headway.server.protocol.structured import JsonSchemaFormat, ResponseFormat
 from headway.server.protocol.tools import FunctionDefinition, NamedChoice, NamedFunction, Tool, ToolChoice
 from headway.server.protocol.unserved import PAGE
 from headway.server.reasoning_effort import effort_variables
-
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
-THINKING = ("enabled", "adaptive", "disabled")
-DISPLAYS = ("summarized", "updates", "omitted")
-CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# What it asks for holds already: the chat template decides which thoughts of earlier turns the model sees.
-EDITS = ("clear_thinking_20251015",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,20 @@ UNSERVED = {
 }
 
 
+# Strings of which the checks know a few alone.
+WORDS: dict[str, dict[str, tuple[str | None, ...]]] = {
+    "Message": {"role": chat.ROLES},
+    "MessagesTurn": {"role": messages_api.ROLES},
+    "MessagesBlock": {"type": messages_api.BLOCKS},
+    "MessagesTool": {"type": ("custom", None)},
+    "MessagesToolChoice": {"type": (*messages_api.CHOICES, "tool")},
+    "MessagesThinking": {"type": messages_api.THINKING, "display": (*messages_api.DISPLAYS, None)},
+    "MessagesOutput": {"effort": (*messages_api.EFFORTS, None)},
+    "MessagesFormat": {"type": ("json_schema",)},
+    "MessagesEdit": {"type": messages_api.EDITS},
+}
+
+
 def description() -> Schema:
     types = [kind for o in OPERATIONS for kind in (o.body, o.answer) if kind is not None]
     _, schemas = msgspec.json.schema_components(
@@ -103,8 +117,8 @@ def description() -> Schema:
         _limit(_properties(schemas[name]), ranges)
     for name, table in UNSERVED.items():
         _properties(schemas[name]).update({field: _unserved(field, group) for field, group in table.items()})
-    for name, roles in {"Message": chat.ROLES, "MessagesTurn": messages_api.ROLES}.items():
-        _properties(schemas[name])["role"] = {"enum": list(roles)}
+    for name, words in WORDS.items():
+        _properties(schemas[name]).update({field: {"enum": [*values]} for field, values in words.items()})
     for schema in schemas.values():
         if schema.get("additionalProperties") is False:
             schema["additionalProperties"] = {"type": "null"}  # null is left out, whatever the field

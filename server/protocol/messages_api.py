@@ -15,6 +15,14 @@ from headway.server.protocol.unserved import MESSAGES, MESSAGES_OUTPUT, MESSAGES
 
 RANGES = {name: CHAT_RANGES[name] for name in ("temperature", "top_p", "top_k")}
 ROLES = ("user", "assistant", "system")
+BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+THINKING = ("enabled", "adaptive", "disabled")
+DISPLAYS = ("summarized", "updates", "omitted")
+# Types of tool_choice, and what a chat calls them.
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# What it asks for holds already: the chat template decides which thoughts of earlier turns the model sees.
+EDITS = ("clear_thinking_20251015",)
 
 
 class MessagesBlock(msgspec.Struct):
