@@ -12,7 +12,7 @@ from headway.server.errors import ApiError, as_api_error
 # Paths in a message of an error, but not within a value that it repeats in quotes.
 _PATHS = re.compile(
     r"(?<![\w'\".])(?:messages(?=\[| is )|tools(?=\[)|response_format|max_completion_tokens|max_tokens|reasoning_effort"
-    r"|tool_choice(?=\.))(?:\[\d+\]|\.\w+)*"
+    r"|thinking_budget_tokens|parallel_tool_calls|stop(?= is )|tool_choice(?=\.))(?:\[\d+\]|\.\w+)*"
 )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.server.errors import ApiError
+from headway.server.field_names import FieldNames
 from headway.server.messages_turns import Turn, turns_of
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.checks import check_range, require
@@ -27,6 +27,13 @@ from headway.server.protocol.structured import JsonSchemaFormat, ResponseFormat
 from headway.server.protocol.tools import FunctionDefinition, NamedChoice, NamedFunction, Tool, ToolChoice
 from headway.server.protocol.unserved import PAGE
 from headway.server.reasoning_effort import effort_variables
+
+# Fields of a chat by which errors name them, where the Messages API has other names.
+NAMES = {
+    "max_completion_tokens": "max_tokens", "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort", "stop": "stop_sequences", "thinking_budget_tokens": "thinking.budget_tokens",
+    "tool_choice.function": "tool_choice",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +57,21 @@ class Translation:
 
     def told(self, error: ApiError) -> ApiError:
         """The error in the words of the Messages API: its field, and fields that its message names."""
-        param = None if error.param is None else self._path(error.param)
-        message = _PATHS.sub(lambda match: self._path(match.group()), str(error))
-        if error.param is not None and param is not None and message.startswith(f"{error.param} "):
-            message = param + message[len(error.param) :]
-        if error.code == "context_length_exceeded":
-            message = (
-                f"prompt is too long: {message}"  # by these words clients know that they must shorten it
-            )
-        return ApiError(message, status=error.status, param=param, code=error.code, headers=error.headers)
-
-    def _path(self, path: str) -> str:
-        """messages[3].tool_calls[0].function.arguments -> messages[2].content[1].input"""
-        found = re.fullmatch(r"messages\[(\d+)\](.*)", path)
-        if found is not None:
-            index = int(found[1])
-            return self.turns[index].path(found[2]) if index < len(self.turns) else path
-        for pattern, name in _NAMES:
-            if pattern.match(path):
-                return pattern.sub(name.format(format=self.format_path), path)
-        return path
-
-
-_PATHS = re.compile(r"\b(?:messages\[\d+\]|tools\[\d+\]\.function|response_format)(?:\.\w+|\[\d+\])*")
-_NAMES = tuple((re.compile(pattern), name) for pattern, name in (
-    (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"), (r"(tools\[\d+\])\.function", r"\1"),
-    (r"response_format(\.json_schema)?", "{format}"), (r"stop$", "stop_sequences"), (r"reasoning_effort$", "output_config.effort"),
-    (r"thinking_budget_tokens$", "thinking.budget_tokens"), (r"parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
-    (r"tool_choice\.function", "tool_choice"), (r"max_completion_tokens$", "max_tokens"),
-))  # fmt: skip
+        names = FieldNames(NAMES)
+        for path in ("response_format", "response_format.json_schema"):
+            names.add(path, self.format_path)
+        for i, turn in enumerate(self.turns):
+            for path, own in turn.names():
+                names.add(f"messages[{i}]{path}", own)
+        for i in range(len(self.chat.tools or ())):
+            names.add(f"tools[{i}].function", f"tools[{i}]")
+            names.add(f"tools[{i}].function.parameters", f"tools[{i}].input_schema")
+        told = names.renamed(error)
+        if told.code != "context_length_exceeded":
+            return told
+        # By these words clients know that they must shorten it.
+        message = f"prompt is too long: {told}"
+        return ApiError(message, status=told.status, param=told.param, code=told.code, headers=told.headers)
 
 
 def translate(

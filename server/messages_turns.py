@@ -56,15 +56,19 @@ class Turn:
             reasoning_content="\n".join(self.thoughts) or None,
         )
 
-    def path(self, rest: str) -> str:
-        """Returns the path of what is at `rest` in the chat's message: .tool_calls[0].function.arguments -> (block of the call).input"""
-        call = re.match(r"\.tool_calls\[(\d+)\](?:\.function)?(?:\.(\w+))?", rest)
-        if call is not None and int(call[1]) < len(self.calls):
-            name = {None: "", "arguments": ".input"}.get(call[2], f".{call[2]}")
-            return self.calls[int(call[1])].path + name
-        if rest.startswith(".tool_call_id"):
-            return f"{self.where}.tool_use_id"
-        return self.where if self.where == "system" or not rest else f"{self.where}.content"
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yields (path in the chat's message, path in the body) of what errors may name."""
+        content = self.where if self.where == "system" else f"{self.where}.content"
+        yield "", self.where
+        yield from (
+            (f".{name}", content)
+            for name in ("content", "reasoning_content", "reasoning", "thinking", "tool_calls")
+        )
+        yield ".tool_call_id", f"{self.where}.tool_use_id"
+        for i, call in enumerate(self.calls):
+            yield f".tool_calls[{i}]", call.path
+            yield f".tool_calls[{i}].function", call.path
+            yield f".tool_calls[{i}].function.arguments", f"{call.path}.input"
 
 
 def turns_of(body: PromptFields, *, folds_system: bool) -> list[Turn]:

@@ -310,7 +310,7 @@ def test_a_thread_is_refused_by_the_code_at_which_clients_go_on_without() -> Non
 
 PATHS = [
     ("messages[0].content", "system"), ("messages[1].content", "messages[0].content"),
-    ("messages[2].tool_calls[1].function.arguments.a[0]", "messages[1].content[2].input"),
+    ("messages[2].tool_calls[1].function.arguments.a[0]", "messages[1].content[2].input.a[0]"),
     ("messages[2].tool_calls[0].function.name", "messages[1].content[1].name"), ("messages[2].reasoning_content", "messages[1].content"),
     ("messages[2].tool_calls", "messages[1].content"), ("messages[3].content", "messages[2].content[0].content"),
     ("messages[3].tool_call_id", "messages[2].content[0].tool_use_id"), ("messages[4]", "messages[2]"), ("messages[9]", "messages[9]"),
@@ -323,7 +323,7 @@ PATHS = [
 @pytest.mark.parametrize(("path", "told"), PATHS)
 def test_errors_of_a_chat_are_told_by_the_paths_of_the_body(path: str, told: str) -> None:
     said = [HELLO, assistant(text("x"), use(), use("b", a=[1])), user(result("y"), text("z"))]
-    translation = translated(messages=said, system="s")
+    translation = translated(messages=said, system="s", tools=[WEATHER])
     error = translation.told(ApiError(f"{path} is x, it must be y", param=path, status=404, code="c"))
     assert (error.param, str(error)) == (told, f"{told} is x, it must be y")
     assert (error.status, error.code) == (404, "c")
