@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.linear._hopper_tiles import WARPS, layout_of_sums, thin_product
 from headway.kernels.linear.dispatch import (
     COPY_BYTES,
     MAX_ROWS,
@@ -27,11 +28,9 @@ from headway.kernels.linear.dispatch import (
 from headway.kernels.runtime._device import is_hopper, multiprocessors, shared_memory_bytes
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
-    constexpr_function,
     gl,
     gluon_jit_once_for,
     hopper,
-    mma_v2,
     power_of_two,
     takes_gluon,
     takes_triton,
@@ -46,7 +45,7 @@ _STARTS, _STARTS_OF_PARTS, _STARTS_OF_MANY = 4, 6, 16
 # The last part of a split sum loads the other parts' sums AHEAD copies before its own end. 64 rows of `o` take 9.4 us, where
 # all parts ended at once 11.3.
 AHEAD = 3
-_SWIZZLE_BYTES, _WARPS = 128, 4
+_SWIZZLE_BYTES = 128
 
 
 @gluon_jit_once_for()
@@ -102,17 +101,6 @@ def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl
     return row, gl.where(is_first, place < num_rows, row >= ROWS // 2)
 
 
-@constexpr_function
-def _layout_of_sums(outputs: int, rows: int, bits: int) -> gl.NVMMADistributedLayout:
-    """Of a tile's sums, [outputs, rows]: that of Hopper's instructions, which have 64 outputs, or of older ones, which have 16."""
-    if outputs >= 64:
-        return gl.NVMMADistributedLayout(
-            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 256 // bits]
-        )
-    warps = [outputs // 16, _WARPS // (outputs // 16)]
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=[16, 8])
-
-
 @gluon_jit_once_for()
 def open_stream(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -159,7 +147,7 @@ def open_stream(
     for stage in gl.static_range(STAGES):
         fetch_inputs(x_desc, arrivals.index(stage), inputs, stage, copy, stage < copies, ROWS, INPUTS)
         copy = gl.where(copy + 1 == end, begin, copy + 1)
-    layout: gl.constexpr = _layout_of_sums(OUTPUTS, ROWS, bits)
+    layout: gl.constexpr = layout_of_sums(OUTPUTS, ROWS, bits)
     zeros = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
     return weights, inputs, arrivals, own, 0, 0, (zeros,) * TILES
 
@@ -197,7 +185,7 @@ def sum_stream(
         # sums added in registers after some inputs would depend on the size of copies.
         if OUTPUTS < 64:
             gl.static_assert(TILES == 1 and UNDER_WAY == 0)
-            sums = (_thin_product(weights.index(stage), transposed, sums[0], INPUTS),)
+            sums = (thin_product(weights.index(stage), transposed, sums[0], INPUTS),)
             tl.debug_barrier()  # the stage is free once all warps have read it
         else:
             for tile in gl.static_range(TILES):
@@ -220,23 +208,6 @@ def sum_stream(
         stage = gl.where(is_round, 0, stage + 1)
         parity = gl.where(is_round, parity ^ 1, parity)
     return weights, inputs, arrivals, own, stage, parity, sums
-
-
-@gluon_jit_once_for()
-def _thin_product(
-    weights: gl.shared_memory_descriptor,  # [OUTPUTS, INPUTS], OUTPUTS < 64
-    inputs: gl.shared_memory_descriptor,  # [INPUTS, ROWS]
-    sums: gl.tensor,  # [OUTPUTS, ROWS] float32
-    INPUTS: gl.constexpr,
-) -> gl.tensor:
-    """Returns the sums with one copy's products: by instructions of fewer outputs than Hopper's own, to the same bits."""
-    of_weights: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums.type.layout, k_width=2)
-    of_inputs: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=sums.type.layout, k_width=2)
-    for first in gl.static_range(0, INPUTS, 64):
-        left = weights.slice(first, 64, dim=1).load(of_weights)
-        right = inputs.slice(first, 64, dim=0).load(of_inputs)
-        sums = mma_v2(left, right, sums)
-    return sums
 
 
 @gluon_jit_once_for()
@@ -362,7 +333,7 @@ def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, in
         "UNIT": COPY_BYTES // streams.copy_bytes,
         # Thin tiles are multiplied by instructions that are never under way.
         "UNDER_WAY": int(is_under_way and streams.outputs == OUTPUTS),
-        "num_warps": _WARPS,
+        "num_warps": WARPS,
         "launch_pdl": True,
     }
 
