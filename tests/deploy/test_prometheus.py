@@ -62,8 +62,11 @@ def send(url: str, kind: str) -> None:
             "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60
         ) as response:
             next(response.iter_lines())
-    elif kind == "chat":  # refused: the embedded model has no template
-        httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    elif kind == "chat":
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 24}
+        httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=60)
+    elif kind == "refused":
+        httpx.post(f"{url}/v1/completions", json=body | {"temperature": 9}, timeout=60)
     elif kind == "no drafts":
         httpx.post(f"{url}/v1/completions", json=body | {"speculation": {"max_draft_tokens": 0}}, timeout=60)
     else:
@@ -72,7 +75,7 @@ def send(url: str, kind: str) -> None:
 
 def load(url: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    kinds = itertools.cycle(["stream", "whole", "abort", "chat", "no drafts", "stream"])
+    kinds = itertools.cycle(["stream", "whole", "abort", "chat", "refused", "no drafts", "stream"])
 
     def work() -> None:
         while time.monotonic() < deadline:
