@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Lock
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -23,6 +24,7 @@ class GrammarCompiler:
     def __init__(self, table: TokenTable | None, vocab_size: int) -> None:
         """table: None where no grammar can be served. Returns at once: the tokenizer is made by the thread."""
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()  # the loop keeps what it renews, too
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._tokenizer: Future[LLTokenizer] | None = None
         self._end_ids = () if table is None else tuple(i for i in table.end_ids if i < vocab_size)
@@ -42,19 +44,29 @@ class GrammarCompiler:
                 "this server's tokenizer gives its tokens no text, so that no grammar can be enforced; leave the grammar out",
                 code="unsupported_parameter",
             )
-        tokenizer, matcher = self._tokenizer.result(), self._kept.get(grammar.source)
-        if matcher is None:
-            matcher = self._kept[grammar.source] = compile_matcher(tokenizer, grammar.source)
-            while len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_CHARACTERS:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(grammar.source)
-        renew = partial(self._renewed, grammar.source, tokenizer)
-        return Guide(matcher, grammar.thinking, end_ids=self._end_ids, renew=renew)
+        tokenizer, source = self._tokenizer.result(), grammar.source
+        matcher = self._found(source) or self._keep(source, compile_matcher(tokenizer, source))
+        return Guide(
+            matcher, grammar.thinking, end_ids=self._end_ids, renew=partial(self._renewed, source, tokenizer)
+        )
 
     def _renewed(self, source: str, tokenizer: LLTokenizer, full: LLMatcher) -> LLMatcher:
         """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is any. Called by the loop."""
-        kept = self._kept.get(source, full)
-        if kept is full:
-            self._kept[source] = kept = compile_matcher(tokenizer, source)
-        return kept
+        found = self._found(source)
+        if found is None or found is full:
+            return self._keep(source, compile_matcher(tokenizer, source))
+        return found
+
+    def _found(self, source: str) -> LLMatcher | None:
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return self._kept.get(source)
+
+    def _keep(self, source: str, matcher: LLMatcher) -> LLMatcher:
+        with self._lock:
+            self._kept[source] = matcher
+            self._kept.move_to_end(source)
+            while len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_CHARACTERS:
+                self._kept.popitem(last=False)
+        return matcher

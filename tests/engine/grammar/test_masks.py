@@ -191,6 +191,16 @@ def test_what_is_kept_is_bounded_in_number_and_in_characters(monkeypatch: pytest
     compiler.close()
 
 
+def test_what_is_renewed_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source whose lexer is full may have been given up meanwhile."""
+    compiler = GrammarCompiler(TABLE, VOCAB)
+    monkeypatch.setattr(compiler_module, "MAX_KEPT", 2)
+    first, *_ = [compiler.compile(Grammar(regex_source(pattern))).result() for pattern in "abc"]
+    assert first._renew(first._beginning) is not first._beginning
+    assert list(compiler._kept) == [regex_source("c"), regex_source("a")]
+    compiler.close()
+
+
 def test_a_lexer_that_others_have_filled_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests with the same source share its lexer, whose states are limited in number."""
     limits = LLParserLimits(max_lexer_states=400, step_lexer_fuel=200_000, precompute_large_lexemes=True)
