@@ -34,14 +34,13 @@ def ordered_linear(
     activation: Literal["none", "silu_mul"] = "none",
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
-    is_library_ordered: bool = False,
+    weight_format: WeightFormat = WeightFormat.ORDERED,
 ) -> torch.Tensor:
     """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] of "silu_mul", rounded, and then the residual added.
 
     No launch that is still under way may write the weight.
     """
     assert residual is None or activation == "none", "no kernel adds a gated product to a residual"
-    weight_format = WeightFormat.LIBRARY_ORDERED if is_library_ordered else WeightFormat.ORDERED
     kernel, streams = choice_of(x, weight, _operation(activation, bias), out, weight_format)
     if kernel in (LinearKernel.LIBRARY, LinearKernel.BATCH_INVARIANT):
         multiply = batch_invariant_linear if kernel is LinearKernel.BATCH_INVARIANT else linear

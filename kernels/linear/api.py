@@ -105,17 +105,16 @@ def _ordered(x: Activation, weight: DenseWeight, epilogue: Epilogue, out: torch.
     bias, activation, residual, norm = epilogue
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
     assert norm is None, "this weight's format defers no norm"
-    return Activation(
-        ordered_linear(
-            x.values,
-            weight.values,
-            bias,
-            activation=activation,
-            residual=residual,
-            out=out,
-            is_library_ordered=weight.is_library_ordered,
-        )
+    product = ordered_linear(
+        x.values,
+        weight.values,
+        bias,
+        activation=activation,
+        residual=residual,
+        out=out,
+        weight_format=format_of(weight),
     )
+    return Activation(product)
 
 
 def _takes_skinny(weight: Weight) -> bool:

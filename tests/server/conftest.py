@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -29,6 +29,18 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture
 def engine() -> FakeEngine:
     return FakeEngine()
+
+
+@pytest.fixture
+def write(engine: FakeEngine, tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Sets the text of every answer, which the model's end follows; returns its ids."""
+
+    def write(text: str) -> list[int]:
+        ids = [*tokenizer.encode_plain(text), tokenizer.stop_token_ids[0]]
+        engine.script = lambda request: ids
+        return ids
+
+    return write
 
 
 @pytest.fixture

@@ -75,18 +75,6 @@ def services(engine: FakeEngine, tokenizer: Tokenizer, limits: ServiceLimits) ->
     )  # fmt: skip
 
 
-@pytest.fixture
-def write(engine: FakeEngine, tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """Sets the text of every answer, which the model's end follows; returns its ids."""
-
-    def write(text: str) -> list[int]:
-        ids = [*tokenizer.encode_plain(text), tokenizer.stop_token_ids[0]]
-        engine.script = lambda request: ids
-        return ids
-
-    return write
-
-
 async def whole(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     response = await client.post(URL, json={"input": "hello", "tools": TOOLS, **body})
     assert response.status_code == 200, response.text

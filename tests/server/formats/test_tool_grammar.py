@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jsonschema
@@ -153,18 +153,24 @@ def check_calls(pieces: list[Piece], offered: list[dict[str, Any]]) -> list[Tool
     return calls
 
 
+def names_called(one: OutputFormat, texts: Iterable[str], offered: list[dict[str, Any]]) -> set[str]:
+    """Each text must be one valid call, and nothing else."""
+    called = set()
+    for text in texts:
+        pieces = parse(one, text, offered)
+        assert not any(isinstance(piece, Content) for piece in pieces), (text, pieces)
+        (call,) = check_calls(pieces, offered)
+        called.add(call.name)
+    return called
+
+
 @pytest.mark.parametrize(("one", "with_special"), CASES)
 def test_a_required_call_is_exactly_one_valid_call(one: OutputFormat, with_special: bool) -> None:
     offered = tools(*TOOLS)
     vocabulary = vocabulary_of(one, with_special=with_special)
     grammar = one.tool_grammar(offered, required=True, parallel=False, special_ids=vocabulary.special_ids)
-    called = set()
-    for text in vocabulary.walks(grammar, seed=1, count=40, prefer=12):
-        pieces = parse(one, text, offered)
-        assert not any(isinstance(piece, Content) for piece in pieces), (text, pieces)
-        (call,) = check_calls(pieces, offered)
-        called.add(call.name)
-    assert called == set(TOOLS)
+    texts = vocabulary.walks(grammar, seed=1, count=40, prefer=12)
+    assert names_called(one, texts, offered) == set(TOOLS)
 
 
 @pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
@@ -221,13 +227,8 @@ def test_names_numbers_and_references_of_any_kind_make_valid_calls(one: OutputFo
     offered = [{"type": "function", "function": function} for function in functions]
     vocabulary = vocabulary_of(one, with_special=True)
     grammar = one.tool_grammar(offered, required=True, parallel=False, special_ids=vocabulary.special_ids)
-    called = set()
-    for text in vocabulary.walks(grammar, seed=8, count=30, prefer=12):
-        pieces = parse(one, text, offered)
-        assert not any(isinstance(piece, Content) for piece in pieces), (text, pieces)
-        (call,) = check_calls(pieces, offered)
-        called.add(call.name)
-    assert called == set(ODD_TOOLS)
+    texts = vocabulary.walks(grammar, seed=8, count=30, prefer=12)
+    assert names_called(one, texts, offered) == set(ODD_TOOLS)
 
 
 @pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
