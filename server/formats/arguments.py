@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -78,15 +78,8 @@ def call_of(text: str, argument_keys: Sequence[str], *, arguments_required: bool
 
 def types_of(schema: Any, root: Any) -> set[str]:
     """Returns the JSON types that a schema allows by its words; empty where it says nothing. root: the schema that references are in."""
-    types, left, seen = set[str](), [schema], set[str]()
-    while left:
-        one = left.pop()
-        if not isinstance(one, Mapping):
-            continue
-        if isinstance(reference := one.get("$ref"), str):
-            left += [] if reference in seen else [resolve(reference, root)]
-            seen.add(reference)
-            continue
+    types, left = set[str](), [schema]
+    for one in resolved(left, root):
         declared, values = one.get("type"), one.get("enum")
         if isinstance(declared, str):
             types.add(declared)
@@ -100,6 +93,21 @@ def types_of(schema: Any, root: Any) -> set[str]:
         if one.get("nullable"):
             types.add("null")
     return types
+
+
+def resolved(left: list[Any], root: Any) -> Iterator[Mapping[str, Any]]:
+    """Takes schemas from the end of a list, to which the caller may add, and gives each, or what its reference points to; what is
+    no object, and a reference that came before, are passed over."""
+    seen = set[str]()
+    while left:
+        one = left.pop()
+        if not isinstance(one, Mapping):
+            continue
+        if isinstance(reference := one.get("$ref"), str):
+            left += [] if reference in seen else [resolve(reference, root)]
+            seen.add(reference)
+            continue
+        yield one
 
 
 def resolve(reference: str, root: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.engine import RequestError
-from headway.server.formats.arguments import resolve, types_of
+from headway.server.formats.arguments import resolve, resolved, types_of
 from headway.server.formats.lark import ANY, Lark
 
 # What may stand beside the properties of a tool; anything else would relate parameters, which are written one by one.
@@ -167,15 +167,8 @@ def _whole(pattern: str) -> str:
 
 def _is_any_string(schema: Any, root: Any) -> bool:
     """Whether the schema allows every string."""
-    left, seen = [schema], set[str]()
-    while left:
-        one = left.pop()
-        if not isinstance(one, Mapping):
-            continue
-        if isinstance(reference := one.get("$ref"), str):
-            left += [] if reference in seen else [resolve(reference, root)]
-            seen.add(reference)
-            continue
+    left = [schema]
+    for one in resolved(left, root):
         union = next((name for name in ("anyOf", "oneOf") if name in one), None)
         if set(one) - _UNCONSTRAINED - {union}:
             continue
