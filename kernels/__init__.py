@@ -11,7 +11,6 @@ from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
     MAX_SPLIT_KV_ROWS,
     MAX_WALKED_KEYS,
-    SPLIT_KV_TILE_ROWS,
     PaddedForm,
     max_prompt_rows,
     padded_form,
@@ -78,7 +77,6 @@ __all__ = [
     "MAX_SPLIT_KV_ROWS",
     "MAX_WALKED_KEYS",
     "MIN_ADDED_ROWS",
-    "SPLIT_KV_TILE_ROWS",
     "Activation",
     "DeferredNorm",
     "DenseWeight",

@@ -83,16 +83,15 @@ def _blocks_of(
 def _fetch(
     desc: gl.nvidia.hopper.tma.tensor_descriptor,
     arrival: gl.shared_memory_descriptor,
-    cells: gl.shared_memory_descriptor,  # [TILE, HEAD_DIM]
+    cells: gl.shared_memory_descriptor,  # of a tile: PIECE columns of all keys, then the next
     blocks: gl.tuple,
     tile: gl.tensor,
     head: gl.tensor,
     BLOCK_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
     PIECE: gl.constexpr,
 ) -> None:
-    """Shared memory holds PIECE columns of all keys, then the next."""
-    TILE: gl.constexpr = cells.shape[0]
-    PIECES: gl.constexpr = cells.shape[1] // PIECE
+    PIECES: gl.constexpr = cells.shape[0] * cells.shape[1] // (TILE * PIECE)
     COPIES: gl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 1
     KEYS: gl.constexpr = TILE // COPIES
     places = cells._reinterpret(cells.dtype, [PIECES * COPIES, 1, KEYS, 1, PIECE], desc.layout)
@@ -112,7 +111,9 @@ def copy_tiles(
     table_stride: gl.tensor,
     max_blocks: gl.tensor,
     chunks: gl.tuple,
-    head: gl.tensor,
+    HEADS: gl.constexpr,
+    PACKED: gl.constexpr,
+    GQA_GROUP_SIZE: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     PIECE: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -123,21 +124,27 @@ def copy_tiles(
     """Copies keys and values by one warp, each as soon as both warpgroups are done with what had its place."""
     keys, values, k_full, v_full, k_empty, v_empty = ring
     turn = gl.to_tensor(0), gl.to_tensor(1)
-    index = gl.program_id(1)
-    num_indices = index + 1
-    while index < num_indices:
+    item = gl.program_id(0)
+    num_items = item + 1
+    while item < num_items:
         num_indices, chunk, _first, _length, _start, _place, _end, num_tiles, _whole = find_tile(
-            index, chunks, max_blocks * BLOCK_SIZE, CHUNKS, QUERIES, TILE
+            item // HEADS, chunks, max_blocks * BLOCK_SIZE, CHUNKS, QUERIES, TILE
         )
+        num_items = num_indices * HEADS
+        head = item % HEADS * PACKED // GQA_GROUP_SIZE
         entries_ptr = table_ptr + chunk.to(gl.int64) * table_stride
         blocks = _blocks_of(entries_ptr, 0, num_tiles, max_blocks, BLOCK_SIZE, TILE)
         for tile in range(num_tiles):
             later = _blocks_of(entries_ptr, tile + 1, num_tiles, max_blocks, BLOCK_SIZE, TILE)
             stage, parity = turn
             hopper.mbarrier.wait(k_empty.index(stage), parity)
-            _fetch(k_desc, k_full.index(stage), keys.index(stage), blocks, tile, head, BLOCK_SIZE, PIECE)
+            _fetch(
+                k_desc, k_full.index(stage), keys.index(stage), blocks, tile, head, BLOCK_SIZE, TILE, PIECE
+            )
             hopper.mbarrier.wait(v_empty.index(stage), parity)
-            _fetch(v_desc, v_full.index(stage), values.index(stage), blocks, tile, head, BLOCK_SIZE, PIECE)
+            _fetch(
+                v_desc, v_full.index(stage), values.index(stage), blocks, tile, head, BLOCK_SIZE, TILE, PIECE
+            )
             blocks = later
             turn = next_turn(turn, STAGES)
-        index += gl.num_programs(1)
+        item += gl.num_programs(0)

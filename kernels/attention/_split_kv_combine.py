@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headway.kernels.attention._split_kv_plan import _OPTIONS, fold, split_rows
+from headway.kernels.attention._key_tiles import OPTIONS as _OPTIONS
+from headway.kernels.attention._key_tiles import fold
+from headway.kernels.attention._split_kv_plan import split_rows
 from headway.kernels.runtime._triton import jit, jit_once_for, tl
 
 __all__ = ["_OPTIONS", "_combine_kernel"]
@@ -77,21 +79,25 @@ def _fold_groups(
 
 @jit
 def _add_groups(
-    m_i: tl.tensor,
-    l_i: tl.tensor,
-    acc: tl.tensor,
-    ms: tl.tensor,  # [groups]
-    ls: tl.tensor,  # [groups]
-    accs: tl.tensor,  # [groups, head_dim]
+    m_i: tl.tensor,  # [1] float32
+    l_i: tl.tensor,  # [1] float32
+    acc: tl.tensor,  # [1, head_dim] float32
+    ms: tl.tensor,  # [groups] float32
+    ls: tl.tensor,  # [groups] float32
+    accs: tl.tensor,  # [groups, head_dim] float32
+    num_groups: tl.tensor,
+    GROUPS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns one query's sums with those of more groups; groups that do not exist change no bit."""
-    highest = tl.maximum(m_i, tl.max(ms, 0))
-    base = tl.where(highest == -float("inf"), 0.0, highest)
-    shrink = tl.exp2(m_i - base)
-    weights = tl.exp2(ms - base)
-    l_i = l_i * shrink + tl.sum(ls * weights, 0)
-    acc = acc * shrink + tl.sum(accs * weights[:, None], 0)
-    return highest, l_i, acc
+    """Returns one query's sums with those of the first num_groups of these groups, folded in order."""
+    group = tl.arange(0, GROUPS)
+    for i in range(num_groups):
+        # Adding zeros takes one group out of the others, exactly.
+        is_next = group == i
+        next_m = tl.zeros((1,), tl.float32) + tl.sum(tl.where(is_next, ms, 0.0), 0)
+        next_l = tl.zeros((1,), tl.float32) + tl.sum(tl.where(is_next, ls, 0.0), 0)
+        next_acc = tl.sum(tl.where(is_next[:, None], accs, 0.0), 0)
+        m_i, l_i, acc = fold(m_i, l_i, acc, next_m, next_l, next_acc[None, :])
+    return m_i, l_i, acc
 
 
 @jit_once_for(
@@ -153,24 +159,22 @@ def _combine_kernel(
     stride = window * HEADS
     for head in range(first_head, last_head):
         first_partial = (first_piece * window + place).to(tl.int64) * HEADS + head
-        m_i = -float("inf")
-        l_i = 0.0
-        acc = tl.zeros((HEAD_DIM,), tl.float32)
+        m_i = tl.full((1,), -float("inf"), tl.float32)
+        l_i = tl.zeros((1,), tl.float32)
+        acc = tl.zeros((1, HEAD_DIM), tl.float32)
         one = tl.zeros((1,), tl.int32)
         if (piece_keys == TILE) & (num_quads == 1):
             ms, ls, accs = _fold_neighbours(
                 acc_ptr, m_ptr, l_ptr, first_partial, stride, one, num_tiles, QUAD // TILE, HEAD_DIM
             )
-            m_i, l_i, acc = _add_groups(m_i, l_i, acc, ms, ls, accs)
+            m_i, l_i, acc = ms, ls, accs
         elif (piece_keys == TILE) & (num_groups == 1):
             ms, ls, accs = _fold_groups(
                 acc_ptr, m_ptr, l_ptr, first_partial, stride, one, num_tiles,
                 GROUP // QUAD, QUAD // TILE, HEAD_DIM,
             )  # fmt: skip
-            m_i, l_i, acc = _add_groups(m_i, l_i, acc, ms, ls, accs)
+            m_i, l_i, acc = ms, ls, accs
         else:
-            # One piece of code for all rows of more groups, so that they round in one way. The branches above give
-            # one group's bits: groups that do not exist add zeros to those.
             for first_group in range(0, num_groups, GROUPS):
                 group = first_group + tl.arange(0, GROUPS)
                 if piece_keys == TILE:
@@ -188,7 +192,8 @@ def _combine_kernel(
                     ms, ls, accs = _load_partials(
                         acc_ptr, m_ptr, l_ptr, partial, group < num_groups, HEAD_DIM
                     )
-                m_i, l_i, acc = _add_groups(m_i, l_i, acc, ms, ls, accs)
-        result = acc / tl.where(l_i == 0.0, 1.0, l_i)
+                some = tl.minimum(num_groups - first_group, GROUPS)
+                m_i, l_i, acc = _add_groups(m_i, l_i, acc, ms, ls, accs, some, GROUPS)
+        result = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
         out_offset = row.to(tl.int64) * out_row_stride + place * out_place_stride + head * out_head_stride
-        tl.store(out_ptr + out_offset + column, result.to(out_ptr.dtype.element_ty))
+        tl.store(out_ptr + out_offset + column[None, :], result.to(out_ptr.dtype.element_ty))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headway.kernels.attention._split_kv_plan import _OPTIONS, fold, split_rows
+from headway.kernels.attention._key_tiles import OPTIONS as _OPTIONS
+from headway.kernels.attention._key_tiles import attend_tile, fold, no_keys
+from headway.kernels.attention._split_kv_plan import split_rows
 from headway.kernels.runtime._triton import jit, jit_once_for, tl
 
 __all__ = ["_OPTIONS", "_partial_kernel"]
@@ -63,14 +65,6 @@ def _locate(
 
 
 @jit
-def _no_keys(QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (m, l, acc) of no keys."""
-    m_i = tl.full((QUERIES,), -float("inf"), tl.float32)
-    l_i = tl.zeros((QUERIES,), tl.float32)
-    return m_i, l_i, tl.zeros((QUERIES, HEAD_DIM), tl.float32)
-
-
-@jit
 def _load_queries(
     query_ptr: tl.tensor,
     part: tl.tensor,
@@ -96,31 +90,6 @@ def _load_queries(
     column = tl.arange(0, HEAD_DIM)
     q = tl.load(query_ptr + offset[:, None] + column[None, :], mask=is_query[:, None], other=0)
     return is_query, place, head, position, q
-
-
-@jit
-def _attend_tile(
-    q: tl.tensor,  # [queries, head_dim]
-    k: tl.tensor,  # [keys, head_dim]
-    v: tl.tensor,  # [keys, head_dim]
-    exists: tl.tensor,  # [keys]
-    token: tl.tensor,  # [keys] int32
-    position: tl.tensor,  # [queries] int32
-    scale: tl.tensor,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (m, l, acc) of the tile's keys."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    is_visible = exists[None, :] & (token[None, :] <= position[:, None])
-    scores = tl.where(is_visible, scores, -float("inf"))
-    m_i = tl.max(scores, 1) * scale
-    base = tl.where(m_i == -float("inf"), 0.0, m_i)
-    below = tl.broadcast_to(-base[:, None], scores.shape)
-    weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, 1.0, tl.float32) * scale, below)).to(v.dtype)
-    # Summed by the tensor cores, in one order whatever the shape of the tile.
-    ones = tl.full((TILE, 16), 1.0, v.dtype)
-    l_i = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
-    return m_i, l_i, tl.dot(weights, v, input_precision="ieee")
 
 
 @jit
@@ -233,7 +202,7 @@ def _partial_kernel(
             query_ptr, item % PARTS, kv_head, row64, start, window, query_row_stride, query_place_stride,
             query_head_stride, GQA_GROUP_SIZE, QUERIES, HEAD_DIM,
         )  # fmt: skip
-        m_i, l_i, acc = _no_keys(QUERIES, HEAD_DIM)
+        m_i, l_i, acc = no_keys(QUERIES, HEAD_DIM)
         group_m, group_l, group_acc = m_i, l_i, acc
         for tile in range(begin, end, TILE):
             token = tile + tl.arange(0, TILE)
@@ -244,12 +213,12 @@ def _partial_kernel(
             cells = cell[:, None] + column[None, :]
             k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
             v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
-            tile_m, tile_l, tile_acc = _attend_tile(q, k, v, exists, token, position, scale, TILE)
+            tile_m, tile_l, tile_acc = attend_tile(q, k, v, exists, token, position, scale, TILE)
             m_i, l_i, acc = fold(m_i, l_i, acc, tile_m, tile_l, tile_acc)
             # Here no keys and values are in registers.
             if (tile + TILE < end) & ((tile + TILE) % QUAD == 0):
                 group_m, group_l, group_acc = fold(group_m, group_l, group_acc, m_i, l_i, acc)
-                m_i, l_i, acc = _no_keys(QUERIES, HEAD_DIM)
+                m_i, l_i, acc = no_keys(QUERIES, HEAD_DIM)
 
         line = place * (KV_HEADS * GQA_GROUP_SIZE) + head
         partial = (first_piece + piece).to(tl.int64) * lines

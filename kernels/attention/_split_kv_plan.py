@@ -1,38 +1,12 @@
-"""Split-KV, the parts that both of its kernels share: how the work is shared out, and how two partial results become one.
+"""Split-KV, how both of its kernels share out the work.
 
-A context is cut at fixed positions: tiles of keys, folded in order within quads of tiles, quads in order within groups of
-tiles, groups summed in one fixed order. Whether a program takes a tile, a quad or a group depends on the load, the arithmetic
-never does: a query's result is the same in any window, among any rows. The grid does not depend on lengths.
-
-A partial result is, as in FlashAttention (Dao et al., 2022, arXiv:2205.14135), m: the highest score, l: the sum of
-2 ** (score - m), acc: the values weighted likewise.
+Whether a program computes a tile of keys, a quad or a group depends on the load; the order of sums (_key_tiles.py) never does.
+The grid does not depend on lengths.
 """
 
 from __future__ import annotations
 
 from headway.kernels.runtime._triton import jit, tl
-
-# Where the compiler may fuse products and sums, equal sums round by the piece of code that computes them.
-_OPTIONS = {"enable_fp_fusion": False}
-
-
-@jit
-def fold(
-    m_i: tl.tensor,  # [n] float32
-    l_i: tl.tensor,  # [n] float32
-    acc: tl.tensor,  # [n, head_dim] float32
-    next_m: tl.tensor,
-    next_l: tl.tensor,
-    next_acc: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (m, l, acc) of the keys so far and the next ones, those of a tile or of a quad."""
-    highest = tl.maximum(m_i, next_m)
-    base = tl.where(highest == -float("inf"), 0.0, highest)
-    old = tl.exp2(m_i - base)
-    new = tl.exp2(next_m - base)
-    l_i = tl.fma(l_i, old, next_l * new)
-    acc = tl.fma(acc, tl.broadcast_to(old[:, None], acc.shape), next_acc * new[:, None])
-    return highest, l_i, acc
 
 
 @jit

@@ -32,10 +32,9 @@ def attention(
     queries, results = query[batch.tokens], result[batch.tokens]
     if not isinstance(batch.lengths, int):
         assert batch.first_tokens is not None, "chunks that only the device knows need their first tokens"
-        assert first_position == 0, "such chunks see their keys from the first on"
         varlen_attention(
             queries, key_cache, value_cache, batch.block_table, batch.first_tokens, batch.lengths,
-            batch.start_positions, scale, out=results,
+            batch.start_positions, scale, first_position=first_position, out=results,
         )  # fmt: skip
         return result
     gqa_group_size = query.shape[1] // key_cache.shape[2]

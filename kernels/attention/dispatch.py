@@ -25,8 +25,8 @@ _MAX_PADDED_WINDOW = 32
 _QUERIES = 16, SPLIT_KV_TILE_ROWS
 # Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones, others.
 _TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
-# Tiles of a quad and of a group.
-_QUAD, _TILES = 4, 16
+# Tiles of a quad and of a group, part of a result's rounding, too.
+QUAD_TILES, GROUP_TILES = 4, 16
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 # Registers suffice for this number of warps of the first kernel, with heads of 128.
 _RESIDENT_WARPS = 8
@@ -41,46 +41,35 @@ _TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES =
 _SCANNED_ROWS = 32, 64, 256, 1024, 4096
 # The most programs of the second kernel: it takes heads together, since mostly it finds nothing to sum.
 _COMBINE_PROGRAMS = 512
-# Tiles of the prefill and varlen kernels. float32 products run outside the tensor cores and need registers; so do wide heads.
-# Five stages need _STAGES_BYTES of shared memory.
-_SMALL_TILE = 32, 32, 4, 3
-_PREFILL_TILE, _PREFILL_STAGES, _STAGES_BYTES = (128, 64, 8), (5, 3), 140_000
-# Varlen: while each program has a multiprocessor to itself, and where more programs exist; then where programs of four warps
-# lack registers, on GPUs with less shared memory than Hopper's.
-_VARLEN_TILE, _LARGE_VARLEN_TILE, _OLDER_VARLEN_TILE = (64, 64, 4, 3), (128, 64, 8, 5), (64, 64, 8, 3)
-_HOPPER_BYTES = 200_000
+# Query rows, warps and stages of the Triton kernels of prompts, which have four accumulators in registers. Two stages need
+# _STAGES_BYTES of shared memory; where heads are wide or numbers have 32 bits, a program has fewer rows.
+_PROMPT_ROWS, _WIDE_PROMPT_ROWS, _PROMPT_WARPS = 64, 16, 8
+_STAGES_BYTES = 160_000
 # Heads of a GQA group that a program computes together, at most.
 _MAX_PACKED = 8
-# The prefill kernel with TMA: 8,192 queries after 8,192 keys take an H200 2,930 us, 3,780 without TMA, but with heads of 64
-# 1,100 and 1,020 (16 query and 8 KV heads).
-_TMA_PREFILL_HEAD = 128
 
 
 class AttentionKernel(Enum):
-    """The kernels of attention, each with its order of sums; all accumulate in float32 and round a result once."""
+    """The kernels of attention. All keep one order of sums (_key_tiles.py), accumulate in float32 and round a result once."""
 
-    SPLIT_KV = (
-        "Tiles of keys by position within a quad, quads within a group of 16 tiles; groups by eight, in one fixed order. The "
-        "same for any window, rows and load."
-    )
-    PREFILL = "Tiles of 64 keys by ascending position; 32 in float32 and with heads of more than 128."
-    PREFILL_TMA = "As PREFILL, to the same bits."
-    VARLEN = "Tiles of keys as PREFILL."
-    VARLEN_TMA = "Tiles of 64 keys by ascending position."
+    SPLIT_KV = auto()  # programs share a query's keys, and a second kernel adds up what they leave
+    PREFILL = auto()  # a program walks through all keys of its queries
+    PREFILL_TMA = auto()  # likewise, with TMA and warp specialisation
+    VARLEN = auto()  # as PREFILL, chunks whose lengths only the device knows
+    VARLEN_TMA = auto()
 
 
 class AttentionShape(NamedTuple):
     """Sizes of a QueryBatch and its heads.
 
-    can_copy: TMA can copy the caches. sees_all: rows see their keys from the first on and have no end positions.
+    can_copy: the kernels with TMA compute these heads and caches. has_ends: rows have end positions of their own.
     """
 
     window: int | None  # queries of every row; None: the device alone knows them
     gqa_group_size: int
     most_cached: int | None = None  # of QueryBatch
-    head_dim: int = 128
     can_copy: bool = False
-    sees_all: bool = True
+    has_ends: bool = False
 
 
 def choose(shape: AttentionShape) -> AttentionKernel:
@@ -88,7 +77,7 @@ def choose(shape: AttentionShape) -> AttentionKernel:
     if shape.window is None:
         return AttentionKernel.VARLEN_TMA if shape.can_copy else AttentionKernel.VARLEN
     if not is_split_kv(shape.window, shape.gqa_group_size, shape.most_cached):
-        is_tma = shape.can_copy and shape.sees_all and shape.head_dim == _TMA_PREFILL_HEAD
+        is_tma = shape.can_copy and not shape.has_ends
         return AttentionKernel.PREFILL_TMA if is_tma else AttentionKernel.PREFILL
     return AttentionKernel.SPLIT_KV
 
@@ -147,33 +136,15 @@ def packed_heads(gqa_group_size: int) -> int:
 
 def prefill_tile(head_dim: int, itemsize: int, shared_memory_bytes: int) -> TileConfig:
     """Returns the tile of the prefill kernel. itemsize: bytes of a number."""
-    if itemsize > 2 or head_dim > 128:
-        return TileConfig(1, *_SMALL_TILE)
-    return TileConfig(1, *_PREFILL_TILE, _PREFILL_STAGES[shared_memory_bytes < _STAGES_BYTES])
+    return varlen_tile(1, head_dim, itemsize, shared_memory_bytes)
 
 
-def varlen_tile(
-    num_query_heads: int,
-    gqa_group_size: int,
-    head_dim: int,
-    itemsize: int,
-    *,
-    num_multiprocessors: int,
-    shared_memory_bytes: int,
-) -> TileConfig:
-    """Returns the tile of the varlen kernel. num_query_heads: tokens times query heads.
-
-    512 queries after 7,680 keys take an H200 182 us, and took 447 with programs of 64 queries of one head.
-    """
+def varlen_tile(gqa_group_size: int, head_dim: int, itemsize: int, shared_memory_bytes: int) -> TileConfig:
+    """Returns the tile of the varlen kernel, whose programs compute heads that share keys together."""
     heads = packed_heads(gqa_group_size)
-    if itemsize > 2 or head_dim > 128:
-        rows, *rest = _SMALL_TILE
-    elif shared_memory_bytes < _HOPPER_BYTES:
-        rows, *rest = _OLDER_VARLEN_TILE
-    else:
-        is_large = num_query_heads // _VARLEN_TILE[0] > num_multiprocessors
-        rows, *rest = _LARGE_VARLEN_TILE if is_large else _VARLEN_TILE
-    return TileConfig(heads, rows // heads, *rest)
+    rows = _WIDE_PROMPT_ROWS if itemsize > 2 or head_dim > 128 else _PROMPT_ROWS
+    num_stages = 2 if shared_memory_bytes >= _STAGES_BYTES else 1
+    return TileConfig(heads, rows // heads, split_kv_tile(head_dim, itemsize), _PROMPT_WARPS, num_stages)
 
 
 class SplitKvCosts(NamedTuple):
@@ -227,8 +198,8 @@ def split_kv_config(
         queries,
         parts,
         tile,
-        _QUAD * tile,
-        _TILES * tile,
+        QUAD_TILES * tile,
+        GROUP_TILES * tile,
         num_warps,
         num_multiprocessors * programs,
         next(n for n in _SCANNED_ROWS if n >= rows),
@@ -271,5 +242,7 @@ def split_kv_costs(
 def most_pieces(rows: int, max_keys: int, tile: int, costs: SplitKvCosts) -> int:
     """Returns the most pieces of all rows: by the group; by the tile, where all tiles take less time than a group's; by the
     quad, twice the number that runs at once."""
-    groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (_TILES, _QUAD, 1))
-    return max(groups, min(quads, 2 * costs.quads_at_once), min(tiles, int(_TILES / costs.tile_time) + 1))
+    groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (GROUP_TILES, QUAD_TILES, 1))
+    return max(
+        groups, min(quads, 2 * costs.quads_at_once), min(tiles, int(GROUP_TILES / costs.tile_time) + 1)
+    )

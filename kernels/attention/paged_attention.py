@@ -1,6 +1,6 @@
 """Causal attention of windows of queries over the paged cache, with split KV: the launcher of its two kernels.
 
-_split_kv_plan.py says how the work is shared out and why no result depends on that.
+_split_kv_plan.py says how the work is shared out, _key_tiles.py why no result depends on that.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.attention._checks import LOG2_E, check_attention
+from headway.kernels.attention._key_tiles import OPTIONS
 from headway.kernels.attention._split_kv_combine import _combine_kernel
 from headway.kernels.attention._split_kv_partial import _partial_kernel
-from headway.kernels.attention._split_kv_plan import _OPTIONS
 from headway.kernels.attention.dispatch import split_kv_config
 from headway.kernels.reference.attention.paged_attention import paged_attention as paged_attention_twin
 from headway.kernels.runtime._device import multiprocessors, overlap
 from headway.kernels.runtime._triton import blocks_of, takes_triton
 
 _STAGES = 2
-# Groups that the second kernel sums at a time are part of the rounding, as is the number of its warps.
-_SUMMED_GROUPS, _COMBINED_BY_A_WARP = 8, 64
+# The second kernel loads this number of groups at a time; a warp adds up this number of columns.
+_SUMMED_GROUPS, _COMBINED_BY_A_WARP = 4, 64
 
 
 def paged_attention(
@@ -102,9 +102,9 @@ def _attend(
         *extent, scale * LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], GQA_GROUP_SIZE=q_heads // kv_heads, KV_HEADS=kv_heads,
         QUERIES=config.queries, PARTS=config.parts, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=config.num_warps, num_stages=_STAGES,
-        **_OPTIONS, **launch,
+        **OPTIONS, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, blocks_of(q_heads, config.heads_per_program))](
         acc, m, l_sums, start_positions, ends, out, *extent, *visible, config.heads_per_program, *out.stride()[:3],
-        HEADS=q_heads, GROUPS=_SUMMED_GROUPS, **shape, num_warps=blocks_of(head_dim, _COMBINED_BY_A_WARP), **_OPTIONS, **launch,
+        HEADS=q_heads, GROUPS=_SUMMED_GROUPS, **shape, num_warps=blocks_of(head_dim, _COMBINED_BY_A_WARP), **OPTIONS, **launch,
     )  # fmt: skip

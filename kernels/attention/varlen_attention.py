@@ -1,7 +1,7 @@
 """Causal attention of chunks of different lengths, laid one behind the other, over the paged cache.
 
-How many chunks there are, and how long they are, is data: one captured graph serves any that fit. Keys are taken as
-`prefill_attention` takes them; they are in the cache already.
+How many chunks there are, and how long they are, is data: one captured graph serves any that fit. Sums have
+the order of all kernels (_key_tiles.py). The keys are in the cache already.
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ import torch
 
 from headway.kernels.attention._checks import LOG2_E, check_attention
 from headway.kernels.attention._hopper_attention import streamed_attention, streams_attention
-from headway.kernels.attention.dispatch import AttentionKernel, AttentionShape, choose, varlen_tile
-from headway.kernels.attention.prefill_attention import _attend_keys
+from headway.kernels.attention._key_tiles import OPTIONS, attend_keys
+from headway.kernels.attention.dispatch import (
+    GROUP_TILES,
+    QUAD_TILES,
+    AttentionKernel,
+    AttentionShape,
+    choose,
+    varlen_tile,
+)
 from headway.kernels.reference.attention.varlen_attention import varlen_attention as varlen_attention_twin
-from headway.kernels.runtime._device import multiprocessors, shared_memory_bytes
+from headway.kernels.runtime._device import shared_memory_bytes
 from headway.kernels.runtime._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
 
 # This number of chunks may end within a tile before a program has to take two.
 _SHORT_CHUNKS = 4
 
 
-@jit_once_for("num_chunks", "max_blocks", "table_stride")
+@jit_once_for("num_chunks", "max_blocks", "first_position", "table_stride")
 def _varlen_kernel(
     query_ptr: tl.tensor,
     key_ptr: tl.tensor,
@@ -33,6 +40,7 @@ def _varlen_kernel(
     num_chunks: tl.tensor,
     max_blocks: tl.tensor,
     scale: tl.tensor,
+    first_position: tl.tensor,
     query_token_stride: tl.tensor,
     query_head_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -48,6 +56,8 @@ def _varlen_kernel(
     CHUNKS: tl.constexpr,
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
+    QUAD: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> None:
     """One program PACKED heads, which share their keys, and QUERIES queries of a chunk, several where there are many short
     chunks; the last queries, which see most keys, start first."""
@@ -74,13 +84,12 @@ def _varlen_kernel(
         position = start + place
 
         end = tl.minimum(start + tl.minimum(length, first_place + QUERIES), max_blocks * BLOCK_SIZE)
-        whole_end = tl.minimum(start + first_place + 1, end) // TILE * TILE
         keys_ptr = key_ptr + (first_head // GQA_GROUP_SIZE) * head_stride
         values_ptr = value_ptr + (first_head // GQA_GROUP_SIZE) * head_stride
         entries_ptr = table_ptr + chunk.to(tl.int64) * table_stride
-        result = _attend_keys(
-            q, position, keys_ptr, values_ptr, entries_ptr, whole_end, end, 0, scale,
-            block_stride, token_stride, QUERIES * PACKED, HEAD_DIM, BLOCK_SIZE, TILE, False,
+        result = attend_keys(
+            q, position, keys_ptr, values_ptr, entries_ptr, end, first_position, scale,
+            block_stride, token_stride, QUERIES * PACKED, HEAD_DIM, BLOCK_SIZE, TILE, QUAD, GROUP,
         )  # fmt: skip
         out_offsets = (token * out_token_stride + head * out_head_stride)[:, None] + column
         tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=is_query)
@@ -96,16 +105,18 @@ def varlen_attention(
     start_positions: torch.Tensor,  # [chunks] int64
     scale: float,
     *,
+    first_position: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys 0 .. start + w.
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position .. start + w.
 
     Tokens of no chunk get nothing written.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return varlen_attention_twin(
-            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, out=out
-        )
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale,
+            first_position=first_position, out=out,
+        )  # fmt: skip
     result = torch.empty_like(query) if out is None else out
     check_attention(query[None], key_cache, value_cache, result[None])
     check_dense(first_tokens, lengths, start_positions)
@@ -114,24 +125,24 @@ def varlen_attention(
     gqa_group_size = q_heads // key_cache.shape[2]
     if num_tokens == 0 or num_chunks == 0:
         return result
-    can_copy = streams_attention(query, key_cache, value_cache)
-    kernel = choose(AttentionShape(None, gqa_group_size, head_dim=head_dim, can_copy=can_copy))
+    can_copy = streams_attention(query, key_cache, value_cache, first_position)
+    kernel = choose(AttentionShape(None, gqa_group_size, can_copy=can_copy))
     if kernel is AttentionKernel.VARLEN_TMA:
         streamed_attention(
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, result,
-            spare_tiles=_SHORT_CHUNKS,
+            first_position=first_position,
         )  # fmt: skip
     else:
         cut = varlen_tile(
-            num_tokens * q_heads, gqa_group_size, head_dim, query.element_size(),
-            num_multiprocessors=multiprocessors(query.device), shared_memory_bytes=shared_memory_bytes(query.device),
+            gqa_group_size, head_dim, query.element_size(), shared_memory_bytes(query.device)
         )  # fmt: skip
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
-            num_chunks, max_blocks, scale * LOG2_E, *query.stride()[:2], *key_cache.stride()[:3],
+            num_chunks, max_blocks, scale * LOG2_E, first_position, *query.stride()[:2], *key_cache.stride()[:3],
             block_table.stride(0), *result.stride()[:2], GQA_GROUP_SIZE=gqa_group_size, PACKED=cut.heads, HEAD_DIM=head_dim,
-            BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries, TILE=cut.keys,
-            num_warps=cut.num_warps, num_stages=cut.num_stages,
+            BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries,
+            TILE=cut.keys, QUAD=QUAD_TILES * cut.keys, GROUP=GROUP_TILES * cut.keys,
+            num_warps=cut.num_warps, num_stages=cut.num_stages, **OPTIONS,
         )  # fmt: skip
     return result

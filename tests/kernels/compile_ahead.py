@@ -166,7 +166,7 @@ CASES = [
             ATTENTION,
             PIECES
             | {"HEADS": 32, "HEAD_DIM": head_dim, "TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile}
-            | {"GROUPS": 8, "ROWS": rows, "OVERLAPS": True},
+            | {"GROUPS": 4, "ROWS": rows, "OVERLAPS": True},
             num_warps,
             divisible=STRIDES,
         )
@@ -184,34 +184,41 @@ CASES = [
             "_prefill_kernel",
             ATTENTION,
             {"GQA_GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "QUERIES": queries, "TILE": tile}
-            | {"SKIPS_FIRST": skips_first, "HAS_ENDS": False},
-            num_warps,
-            num_stages,
+            | {"QUAD": 4 * tile, "GROUP": 16 * tile, "HAS_ENDS": True},
+            8,
+            2,
             STRIDES,
+            tolerated_bytes=1024,
         )
-        for head_dim, queries, tile, skips_first, num_warps, num_stages in (
-            (64, 128, 64, False, 8, 5),
-            (128, 128, 64, True, 8, 5),
-            (256, 32, 32, False, 4, 3),
-        )
+        for head_dim, queries, tile in ((64, 64, 128), (128, 64, 128), (256, 16, 64))
     ),
     *(
         Case(
-            "_hopper_attention",
+            "_hopper_attention_kernel",
             "_streamed_attention_kernel",
             ATTENTION
             | pointers("first length")
+            | pointers("total", "*fp32")
             | {"k_desc": descriptor("bf16", 1, 16, 1, 64), "v_desc": descriptor("bf16", 1, 16, 1, 64)},
             {
+                "HEADS": 8,
                 "GQA_GROUP_SIZE": 4,
                 "PACKED": 4,
                 "HEAD_DIM": head_dim,
                 "BLOCK_SIZE": 16,
                 "CHUNKS": chunks,
-                "QUERIES": 32,
             }
-            | {"TILE": 64, "PIECE": 64, "STAGES": 3, "REGISTERS": (224, 56)},
+            | {
+                "QUERIES": 32,
+                "TILE": 128,
+                "QUAD": 4,
+                "GROUP": 16,
+                "PIECE": 64,
+                "STAGES": 2,
+                "REGISTERS": (240, 24),
+            },
             divisible=(*STRIDES, "query_token_stride", "out_token_stride"),
+            tolerated_bytes=1024,  # where a quad ends; with more registers left free it is slower
             least_capability=90,
             most_capability=90,
         )
@@ -223,21 +230,16 @@ CASES = [
             "_varlen_kernel",
             ATTENTION | pointers("first length"),
             {"GQA_GROUP_SIZE": packed, "PACKED": packed, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
-            | {"QUERIES": rows // packed, "TILE": tile},
-            num_warps,
-            num_stages,
+            | {"QUERIES": rows // packed, "TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile},
+            8,
+            2,
             (*STRIDES, "query_token_stride", "out_token_stride"),
-            least_capability=least,
-            most_capability=most,
+            tolerated_bytes=1024,
         )
-        for packed, head_dim, rows, tile, num_warps, num_stages, least, most in (
-            (4, 64, 64, 64, 8, 3, 80, 89),
-            *((packed, 128, 64, 64, 8, 3, 80, 89) for packed in (1, 4, 8)),
-            (4, 64, 64, 64, 4, 3, 90, 100),
-            *((packed, 128, 64, 64, 4, 3, 90, 100) for packed in (1, 4, 8)),
-            (4, 64, 128, 64, 8, 5, 90, 100),
-            *((packed, 128, 128, 64, 8, 5, 90, 100) for packed in (1, 4, 8)),
-            (4, 256, 32, 32, 4, 3, 80, 100),
+        for packed, head_dim, rows, tile in (
+            (4, 64, 64, 128),
+            *((packed, 128, 64, 128) for packed in (1, 4, 8)),
+            (4, 256, 16, 64),
         )
     ),
     *(

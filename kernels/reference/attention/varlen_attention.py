@@ -17,9 +17,10 @@ def varlen_attention(
     start_positions: torch.Tensor,  # [chunks] int64
     scale: float,
     *,
+    first_position: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys 0 .. start + w.
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position .. start + w.
 
     Tokens of no chunk get nothing written.
     """
@@ -35,5 +36,6 @@ def varlen_attention(
             block_table[chunk : chunk + 1],
             start_positions[chunk : chunk + 1],
             scale,
+            first_position=first_position,
         )[0]
     return result

@@ -12,38 +12,35 @@ from headway.kernels.attention.dispatch import (
     padded_form,
     prefill_tile,
     split_kv_config,
+    split_kv_tile,
     varlen_tile,
 )
 
 HOPPER_BYTES, AMPERE_BYTES = 232_448, 166_912
 WINDOWS = (1, 4, 5, 8, 9, 16, 18, 19, 32, 33, 128, 129, 8192)
 LETTERS = {"s": AttentionKernel.SPLIT_KV, "p": AttentionKernel.PREFILL, "P": AttentionKernel.PREFILL_TMA}
-# GQA group size, head_dim, cached keys ("-": not known), TMA, and a letter for each window of WINDOWS.
+# GQA group size, cached keys ("-": not known), TMA, and a letter for each window of WINDOWS.
 CHOICES = """
-7 128 - tma sssssssPPPPPP
-7 128 - no ssssssspppppp
-7 128 8192 tma PPPPPPPPPPPPP
-7 128 8192 no ppppppppppppp
-7 128 8193 tma sssssssPPPPPP
-7 64 8193 tma ssssssspppppp
-7 64 0 tma ppppppppppppp
-4 128 - tma sssssssssPPPP
-4 256 - no ssssssssspppp
-1 128 - tma sssssssssssPP
-1 128 0 tma PPPPPPPPPPPPP
-16 128 - tma ssssPPPPPPPPP
-128 64 - no spppppppppppp
-129 64 - no ppppppppppppp
+7 - tma sssssssPPPPPP
+7 - no ssssssspppppp
+7 8192 tma PPPPPPPPPPPPP
+7 8192 no ppppppppppppp
+7 8193 tma sssssssPPPPPP
+4 - tma sssssssssPPPP
+1 - tma sssssssssssPP
+1 0 tma PPPPPPPPPPPPP
+16 - tma ssssPPPPPPPPP
+128 - no spppppppppppp
+129 - no ppppppppppppp
 """
 
 
 @pytest.mark.parametrize("row", CHOICES.split("\n")[1:-1])
 def test_rows_of_one_length(row: str) -> None:
-    group, head_dim, cached, tma, letters = row.split()
+    group, cached, tma, letters = row.split()
     most_cached = None if cached == "-" else int(cached)
     chosen = [
-        choose(AttentionShape(window, int(group), most_cached, int(head_dim), can_copy=tma == "tma"))
-        for window in WINDOWS
+        choose(AttentionShape(window, int(group), most_cached, can_copy=tma == "tma")) for window in WINDOWS
     ]
     assert chosen == [LETTERS[letter] for letter in letters]
 
@@ -51,16 +48,12 @@ def test_rows_of_one_length(row: str) -> None:
 @pytest.mark.parametrize("can_copy", [False, True])
 def test_rows_whose_lengths_the_device_alone_knows(*, can_copy: bool) -> None:
     expected = AttentionKernel.VARLEN_TMA if can_copy else AttentionKernel.VARLEN
-    assert choose(AttentionShape(None, 7, head_dim=64, can_copy=can_copy)) is expected
+    assert choose(AttentionShape(None, 7, can_copy=can_copy)) is expected
 
 
-def test_the_kernel_with_tma_skips_no_keys() -> None:
-    shape = AttentionShape(512, 4, 0, can_copy=True, sees_all=False)
+def test_the_kernel_with_tma_knows_no_end_positions() -> None:
+    shape = AttentionShape(512, 4, 0, can_copy=True, has_ends=True)
     assert choose(shape) is AttentionKernel.PREFILL
-
-
-def test_each_kernel_names_its_own_order_of_sums() -> None:
-    assert len({kernel.value for kernel in AttentionKernel}) == len(AttentionKernel) == 5
 
 
 @pytest.mark.parametrize(
@@ -102,30 +95,20 @@ def test_chunks_of_a_captured_graph(
 @pytest.mark.parametrize(
     ("head_dim", "itemsize", "memory", "expected"),
     [
-        (128, 2, HOPPER_BYTES, (1, 128, 64, 8, 5)),
-        (64, 2, AMPERE_BYTES, (1, 128, 64, 8, 5)),
-        (128, 2, 101_376, (1, 128, 64, 8, 3)),
-        (256, 2, HOPPER_BYTES, (1, 32, 32, 4, 3)),
-        (128, 4, HOPPER_BYTES, (1, 32, 32, 4, 3)),
+        (128, 2, HOPPER_BYTES, (1, 64, 128, 8, 2)),
+        (64, 2, AMPERE_BYTES, (1, 64, 128, 8, 2)),
+        (128, 2, 101_376, (1, 64, 128, 8, 1)),
+        (256, 2, HOPPER_BYTES, (1, 16, 64, 8, 2)),
+        (128, 4, HOPPER_BYTES, (1, 16, 32, 8, 2)),
     ],
 )
-def test_prefill_tiles(head_dim: int, itemsize: int, memory: int, expected: tuple[int, ...]) -> None:
-    assert prefill_tile(head_dim, itemsize, memory) == TileConfig(*expected)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "itemsize", "memory", "expected"),
-    [
-        (256, 2, HOPPER_BYTES, (4, 16, 64, 4, 3)),
-        (512, 2, HOPPER_BYTES, (4, 32, 64, 8, 5)),
-        (512, 2, AMPERE_BYTES, (4, 16, 64, 8, 3)),
-        (512, 4, HOPPER_BYTES, (4, 8, 32, 4, 3)),
-    ],
-)
-def test_varlen_tiles(tokens: int, itemsize: int, memory: int, expected: tuple[int, ...]) -> None:
-    """32 query and 8 KV heads x 128 on 132 multiprocessors."""
-    tile = varlen_tile(tokens * 32, 4, 128, itemsize, num_multiprocessors=132, shared_memory_bytes=memory)
+def test_prompts_have_the_tiles_of_keys_of_split_kv(
+    head_dim: int, itemsize: int, memory: int, expected: tuple[int, ...]
+) -> None:
+    tile = prefill_tile(head_dim, itemsize, memory)
     assert tile == TileConfig(*expected)
+    assert tile.keys == split_kv_tile(head_dim, itemsize)
+    assert varlen_tile(4, head_dim, itemsize, memory) == tile._replace(heads=4, queries=tile.queries // 4)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Tiles of 16 keys, quads of 32, groups of 64; work handed out by the one or the other: by two quads from 9 of them
     on, up to 8 pairs."""
     monkeypatch.setattr(dispatch, "_WIDE_TYPE_TILE", 16)
-    monkeypatch.setattr(dispatch, "_QUAD", 2)
-    monkeypatch.setattr(dispatch, "_TILES", 4)
+    monkeypatch.setattr(dispatch, "QUAD_TILES", 2)
+    monkeypatch.setattr(dispatch, "GROUP_TILES", 4)
     hand_out(monkeypatch, request.param)
 
 
@@ -101,8 +101,8 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
 ) -> None:
     """By the group, by two quads, by the quad and by the tile, alone and beside others: the same bits."""
     monkeypatch.setattr(dispatch, "_WIDE_TYPE_TILE", 16)
-    monkeypatch.setattr(dispatch, "_QUAD", 2)
-    monkeypatch.setattr(dispatch, "_TILES", 4)
+    monkeypatch.setattr(dispatch, "QUAD_TILES", 2)
+    monkeypatch.setattr(dispatch, "GROUP_TILES", 4)
     # Where the window is of one, two rows end on the border of a quad.
     # The longest has more groups than are summed at a time.
     starts, heads = ([607, 47, 95], (2, 2)) if is_interpreted else ([159, 47, 16, 95, 607], (4, 2))
@@ -325,7 +325,7 @@ def test_a_query_gets_the_same_bits_in_any_window_and_batch(
         for some in (slice(0, 1), slice(1, 3), slice(0, rows)):
             result = paged_attention(query[some, :width], keys, values, table[some], positions[some], 0.1)
             assert torch.equal(result, together[some, :width]), (width, some)
-    quad = dispatch._QUAD * dispatch.split_kv_tile(head_dim, 2)
+    quad = dispatch.QUAD_TILES * dispatch.split_kv_tile(head_dim, 2)
     for unit in UNITS:
         for width in (1, 4):
             ends = [position + width for position in positions[:12].tolist()]

@@ -136,7 +136,7 @@ def test_what_hopper_streams_has_the_same_bits(
     prompt = Prompt(
         starts, window, hopper, heads=heads, head_dim=128, block_size=block_size, dtype=torch.bfloat16
     )
-    assert KERNEL.streams_attention(prompt.query, *prompt.caches)
+    assert KERNEL.streams_attention(prompt.query, *prompt.caches, 0)
     streamed = prompt.run()
     monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
     assert torch.equal(streamed, prompt.run())
@@ -146,15 +146,14 @@ def test_what_hopper_streams_has_the_same_bits(
 
 
 @pytest.mark.parametrize(("first_position", "end"), [(0, None), (1, None), (0, 9)], ids=str)
-def test_what_is_streamed_sees_all_keys(
+def test_what_is_streamed_has_no_end_positions(
     first_position: int, end: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to its own."""
     query, caches = torch.zeros(1, 5, 2, 128), torch.zeros(2, 1, 16, 1, 128)
     streamed: list[torch.Tensor] = []
     monkeypatch.setattr(KERNEL, "takes_triton", lambda _: True)
     monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: True)
-    monkeypatch.setattr(KERNEL, "streamed_windows", lambda *given: streamed.append(given[-1]))
+    monkeypatch.setattr(KERNEL, "streamed_windows", lambda *given, **_: streamed.append(given[-1]))
     monkeypatch.setattr(KERNEL, "_prefill_kernel", {(2, 1, 1): lambda *_, **__: None})
     starts = torch.tensor([4])
     ends = None if end is None else torch.tensor([end])
@@ -162,7 +161,7 @@ def test_what_is_streamed_sees_all_keys(
         query, *caches, torch.zeros(1, 1, dtype=torch.int64), starts, 1.0,
         first_position=first_position, end_positions=ends,
     )  # fmt: skip
-    assert [out is result for out in streamed] == [True] * (first_position == 0 and end is None)
+    assert [out is result for out in streamed] == [True] * (end is None)
 
 
 def test_only_rows_without_gaps_are_streamed() -> None:

@@ -54,18 +54,22 @@ class Prompts:
         self.query = torch.randn(tokens, q_heads, head_dim, generator=generator).to(device, dtype)
         self.query[sum(lengths) :] = torch.nan  # padding
 
-    def run(self, out: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, out: torch.Tensor | None = None, *, first_position: int = 0) -> torch.Tensor:
         chunks = self.table, self.firsts, self.lengths, self.starts
-        return varlen_attention(self.query, self.keys, self.values, *chunks, self.scale, out=out)
+        return varlen_attention(
+            self.query, self.keys, self.values, *chunks, self.scale, first_position=first_position, out=out
+        )
 
-    def assert_each_is_as_alone(self, result: torch.Tensor, tolerance: float) -> None:
-        """By the kernel that streams nothing."""
+    def assert_each_is_as_alone(
+        self, result: torch.Tensor, tolerance: float, *, first_position: int = 0
+    ) -> None:
+        """Compares with the kernel of one prompt without TMA."""
         for row, (first, (length, _)) in enumerate(zip(self.firsts.tolist(), self.chunks, strict=True)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(ALONE, "streams_attention", lambda *_: False)
                 (expected,) = prefill_attention(
                     self.query[None, first : first + length], self.keys, self.values, self.table[row : row + 1],
-                    self.starts[row : row + 1], self.scale,
+                    self.starts[row : row + 1], self.scale, first_position=first_position,
                 )  # fmt: skip
             torch.testing.assert_close(result[first : first + length], expected, rtol=0, atol=tolerance)
 
@@ -98,29 +102,23 @@ def test_each_chunk_gets_what_it_gets_alone(
 
 
 @pytest.mark.parametrize(
-    ("heads", "num_tokens", "memory", "expected"),
-    [
-        ((32, 8), 256, 232_448, (4, 16)),
-        ((32, 8), 512, 232_448, (4, 32)),
-        ((32, 8), 512, 166_912, (4, 16)),
-        ((28, 4), 512, 232_448, (1, 128)),
-        ((64, 8), 512, 232_448, (8, 16)),
-        ((64, 4), 512, 232_448, (8, 16)),
-        ((32, 32), 512, 232_448, (1, 128)),
-    ],
+    ("heads", "expected"),
+    [((32, 8), (4, 16)), ((28, 4), (1, 64)), ((64, 8), (8, 8)), ((64, 4), (8, 8)), ((32, 32), (1, 64))],
 )
 def test_heads_that_share_keys_go_together_by_up_to_eight(
-    heads: tuple[int, int],
-    num_tokens: int,
-    memory: int,
-    expected: tuple[int, int],
+    heads: tuple[int, int], expected: tuple[int, int]
 ) -> None:
-    """On 132 multiprocessors: (heads, queries) of a program."""
+    """(heads, queries) of a program."""
     q_heads, kv_heads = heads
-    tile = varlen_tile(
-        num_tokens * q_heads, q_heads // kv_heads, 128, 2, num_multiprocessors=132, shared_memory_bytes=memory
-    )
+    tile = varlen_tile(q_heads // kv_heads, 128, 2, 232_448)
     assert (tile.heads, tile.queries) == expected
+
+
+@pytest.mark.parametrize("first_position", [1, 30])
+def test_keys_before_the_first_position_are_not_seen(first_position: int, device: torch.device) -> None:
+    prompts = Prompts([(40, 0), (5, 60)], device, heads=(4, 2), block_size=16)
+    result = prompts.run(first_position=first_position)
+    prompts.assert_each_is_as_alone(result, 2e-6, first_position=first_position)
 
 
 @pytest.mark.gpu

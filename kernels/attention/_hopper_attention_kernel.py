@@ -1,0 +1,315 @@
+"""Attention on Hopper, the kernel: two warpgroups compute queries of their own, one warp copies keys and values for both.
+
+A warpgroup has the sums of a tile and of a quad of tiles in registers, of a group in shared memory, of all before in memory.
+"""
+
+from __future__ import annotations
+
+from headway.kernels.attention._hopper_attention_copies import copy_tiles, find_tile, next_turn
+from headway.kernels.attention._hopper_attention_tiles import (
+    attend_values,
+    fold,
+    load_group,
+    load_total,
+    mask,
+    no_keys,
+    score,
+    store_group,
+    store_total,
+    weigh,
+)
+from headway.kernels.attention._key_tiles import OPTIONS
+from headway.kernels.runtime._triton import gl, gluon_jit_once_for, hopper, tl
+
+__all__ = ["_OPTIONS", "_streamed_attention_kernel"]
+
+# maxnreg: of a thread while all have the same number of registers.
+_OPTIONS = {**OPTIONS, "maxnreg": 168}
+
+
+@gluon_jit_once_for()
+def _step(
+    quad: gl.tuple,  # its (m, l, accumulators) so far
+    tile: gl.tuple,  # (weights, m) of its keys
+    turns: gl.tuple,
+    q: gl.shared_memory_descriptor,
+    ring: gl.tuple,
+    ones: gl.shared_memory_descriptor,
+    position: gl.tensor,
+    next_first: gl.tensor,
+    end: gl.tensor,
+    scale: gl.tensor,
+    IS_WHOLE: gl.constexpr,
+    TILE: gl.constexpr,
+    STAGES: gl.constexpr,
+    PIECES: gl.constexpr,
+) -> gl.tuple:
+    """Adds a tile while the next one's scores are computed, and weighs these. IS_WHOLE: every query sees all of the next one's
+    keys."""
+    weights, tile_m = tile
+    operand: gl.constexpr = weights.type.layout
+    dtype: gl.constexpr = q.dtype
+    keys, values, k_full, v_full, k_empty, v_empty = ring
+    k_turn, v_turn = turns
+    k_stage, k_parity = k_turn
+    v_stage, v_parity = v_turn
+    hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
+    tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
+    hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
+    hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
+    scores = score(q, keys.index(k_stage), is_async=True)
+    quad = fold(quad, (tile_m, tile_l, tile_accs))
+    scores = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[scores])
+    hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
+    if not IS_WHOLE:
+        scores = mask(scores, next_first, 0, end, position, TILE)
+    following = weigh(scores, scale, operand, dtype)
+    return quad, following, (next_turn(k_turn, STAGES), next_turn(v_turn, STAGES))
+
+
+@gluon_jit_once_for()
+def _clear_tail(
+    values: gl.shared_memory_descriptor,  # [PIECES * TILE, PIECE]
+    end: gl.tensor,
+    cleared: gl.shared_memory_descriptor,
+    parity: gl.tensor,
+    PART: gl.constexpr,
+    PIECES: gl.constexpr,
+) -> None:
+    """Sets the last tile's values from key `end` on to zero, for memory there may hold anything, NaN too. Each warpgroup clears
+    its half of the keys and waits for the other."""
+    HALF: gl.constexpr = values.shape[0] // PIECES // 2
+    PIECE: gl.constexpr = values.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // PIECE, PIECE // 8], [4, 1], [1, 0])
+    key = PART * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))
+    for piece in gl.static_range(PIECES):
+        own_half = values.slice((2 * piece + PART) * HALF, HALF)
+        own_half.store(gl.where(gl.expand_dims(key < end, 1), own_half.load(layout), 0.0))
+    hopper.fence_async_shared()
+    hopper.mbarrier.arrive(cleared.index(0), count=1)
+    hopper.mbarrier.wait(cleared.index(0), parity)
+
+
+@gluon_jit_once_for()
+def _attend(
+    cells: gl.shared_memory_descriptor,  # [ROWS, HEAD_DIM], the warpgroup's own
+    group: gl.shared_memory_descriptor,  # [PIECES * ROWS, PIECE] float32, likewise
+    total_ptr: gl.tensor,  # [2, PIECES, ROWS, PIECE] float32, the program's own
+    ring: gl.tuple,
+    ones: gl.shared_memory_descriptor,
+    cleared: gl.shared_memory_descriptor,  # a barrier of both warpgroups
+    query: gl.tuple,  # (pointer, strides of tokens and heads)
+    out: gl.tuple,  # likewise
+    chunks: gl.tuple,
+    limit: gl.tensor,
+    first_position: gl.tensor,
+    scale: gl.tensor,
+    PART: gl.constexpr,
+    HEADS: gl.constexpr,
+    PACKED: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    TILE: gl.constexpr,
+    QUAD: gl.constexpr,
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+) -> None:
+    """Runs the work of one warpgroup: the PART-th half of each of the program's tiles of queries."""
+    keys, values, k_full, v_full, k_empty, v_empty = ring
+    query_ptr, query_token_stride, query_head_stride = query
+    out_ptr, out_token_stride, out_head_stride = out
+    ROWS: gl.constexpr = cells.shape[0]
+    HEAD_DIM: gl.constexpr = cells.shape[1]
+    PIECE: gl.constexpr = group.shape[1]
+    PIECES: gl.constexpr = HEAD_DIM // PIECE
+    by_values: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PIECE, 16]
+    )
+    by_sums: gl.constexpr = gl.SliceLayout(1, by_values)
+    operand: gl.constexpr = gl.DotOperandLayout(0, by_values, 2)
+    by_rows: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_rows))  # the heads of a query side by side
+    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, by_rows))
+    own = PART * (ROWS // PACKED)
+    total_row = gl.expand_dims(gl.arange(0, ROWS, layout=by_sums), 1)
+    total_column = gl.expand_dims(gl.arange(0, PIECE, layout=gl.SliceLayout(0, by_values)), 0)
+    totals_ptr = total_ptr + PART * (ROWS * HEAD_DIM) + total_row * PIECE + total_column
+    turns = (gl.to_tensor(0), gl.to_tensor(0)), (gl.to_tensor(0), gl.to_tensor(0))
+    cleared_parity = gl.to_tensor(0)
+    item = gl.program_id(0)
+    num_items = item + 1
+    while item < num_items:
+        num_indices, _chunk, first, length, start, place, end, num_tiles, whole = find_tile(
+            item // HEADS, chunks, limit, CHUNKS, QUERIES, TILE
+        )
+        num_items = num_indices * HEADS
+        place += own
+        token = first + place + row // PACKED
+        head = item % HEADS * PACKED + row % PACKED
+        is_query = gl.expand_dims(place + row // PACKED < length, 1)
+        out_offsets = gl.expand_dims(token * out_token_stride + head * out_head_stride, 1)
+        if num_tiles > 0:
+            offsets = gl.expand_dims(token * query_token_stride + head * query_head_stride, 1)
+            cells.store(gl.load(query_ptr + offsets + gl.expand_dims(column, 0), mask=is_query, other=0.0))
+            hopper.fence_async_shared()
+
+            k_turn, v_turn = turns
+            k_stage, k_parity = k_turn
+            hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
+            scores = score(cells, keys.index(k_stage), is_async=False)
+            hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
+            by_scores: gl.constexpr = scores.type.layout
+            position = start + place + gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_scores)) // PACKED
+            tile = weigh(mask(scores, 0, first_position, end, position, TILE), scale, operand, keys.dtype)
+            turns = next_turn(k_turn, STAGES), v_turn
+            sums = no_keys(ROWS, PIECE, PIECES, by_values)
+            group_m, group_l, _accs = sums
+            total_m, total_l, _accs = sums
+            last_tile = num_tiles - 1
+            for quad_first in range(0, num_tiles, QUAD):
+                sums = no_keys(ROWS, PIECE, PIECES, by_values)
+                quad_end = gl.minimum(quad_first + QUAD, last_tile)
+                whole_end = gl.maximum(gl.minimum(quad_end, whole - 1), quad_first)
+                for index in range(quad_first, whole_end):
+                    sums, tile, turns = _step(
+                        sums, tile, turns, cells, ring, ones, position, (index + 1) * TILE, end, scale,
+                        True, TILE, STAGES, PIECES,
+                    )  # fmt: skip
+                for index in range(whole_end, quad_end):
+                    sums, tile, turns = _step(
+                        sums, tile, turns, cells, ring, ones, position, (index + 1) * TILE, end, scale,
+                        False, TILE, STAGES, PIECES,
+                    )  # fmt: skip
+                if quad_first + QUAD > last_tile:
+                    k_turn, v_turn = turns
+                    v_stage, v_parity = v_turn
+                    hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
+                    if end % TILE > 0:
+                        _clear_tail(values.index(v_stage), end % TILE, cleared, cleared_parity, PART, PIECES)
+                        cleared_parity ^= 1
+                    weights, tile_m = tile
+                    tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
+                    hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
+                    sums = fold(sums, (tile_m, tile_l, tile_accs))
+                    turns = k_turn, next_turn(v_turn, STAGES)
+                # The quad joins its group, and the group, once it is whole, the total.
+                is_last = quad_first + QUAD >= num_tiles
+                is_whole_group = (quad_first + QUAD) % GROUP == 0
+                if quad_first % GROUP > 0:
+                    sums = fold((group_m, group_l, load_group(group, PIECES, by_values)), sums)
+                if (is_whole_group | is_last) & (quad_first >= GROUP):
+                    sums = fold((total_m, total_l, load_total(totals_ptr, ROWS * PIECE, PIECES)), sums)
+                if not is_last:
+                    m_i, l_i, accs = sums
+                    if is_whole_group:
+                        total_m, total_l = m_i, l_i
+                        store_total(totals_ptr, accs, ROWS * PIECE)
+                    else:
+                        group_m, group_l = m_i, l_i
+                        store_group(group, accs)
+            _m_i, l_i, accs = sums
+            whole_weight = gl.expand_dims(gl.where(l_i == 0.0, 1.0, l_i), 1)
+            for piece in gl.static_range(PIECES):
+                cells.slice(piece * PIECE, PIECE, dim=1).store((accs[piece] / whole_weight).to(keys.dtype))
+            gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), cells.load(by_rows), mask=is_query)
+        elif CHUNKS == 0:
+            nothing = gl.zeros([ROWS, HEAD_DIM], keys.dtype, layout=by_rows)
+            gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), nothing, mask=is_query)
+        item += gl.num_programs(0)
+
+
+@gluon_jit_once_for(
+    "num_chunks", "window", "max_blocks", "first_position", "table_stride", "table_ptr", "first_ptr", "length_ptr", "start_ptr"
+)  # fmt: skip
+def _streamed_attention_kernel(
+    k_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    v_desc: gl.nvidia.hopper.tma.tensor_descriptor,
+    query_ptr: gl.tensor,
+    table_ptr: gl.tensor,
+    first_ptr: gl.tensor,
+    length_ptr: gl.tensor,
+    start_ptr: gl.tensor,
+    total_ptr: gl.tensor,
+    out_ptr: gl.tensor,
+    num_chunks: gl.tensor,
+    window: gl.tensor,
+    max_blocks: gl.tensor,
+    first_position: gl.tensor,
+    scale: gl.tensor,
+    query_token_stride: gl.tensor,
+    query_head_stride: gl.tensor,
+    table_stride: gl.tensor,
+    out_token_stride: gl.tensor,
+    out_head_stride: gl.tensor,
+    HEADS: gl.constexpr,
+    GQA_GROUP_SIZE: gl.constexpr,
+    PACKED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    TILE: gl.constexpr,
+    QUAD: gl.constexpr,
+    GROUP: gl.constexpr,
+    PIECE: gl.constexpr,
+    STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
+) -> None:
+    """Each program takes every n-th item: (QUERIES queries of a chunk, PACKED of the heads that share keys); the last queries,
+    which see most keys, come first."""
+    PIECES: gl.constexpr = HEAD_DIM // PIECE
+    ROWS: gl.constexpr = QUERIES * PACKED // 2
+    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    sums: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
+    barrier: gl.constexpr = hopper.mbarrier.MBarrierLayout()
+    cells = gl.allocate_shared_memory(k_desc.dtype, [2, ROWS, HEAD_DIM], shared)
+    keys = gl.allocate_shared_memory(k_desc.dtype, [STAGES, TILE, HEAD_DIM], shared)
+    values = gl.allocate_shared_memory(k_desc.dtype, [STAGES, PIECES * TILE, PIECE], shared)
+    groups = gl.allocate_shared_memory(gl.float32, [2, PIECES * ROWS, PIECE], sums)
+    ones = gl.allocate_shared_memory(k_desc.dtype, [8, TILE], shared)
+    ones.store(
+        gl.full([8, TILE], 1.0, k_desc.dtype, layout=gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+    )
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    cleared = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
+    hopper.mbarrier.init(cleared.index(0), count=2)
+    for stage in gl.static_range(STAGES):
+        hopper.mbarrier.init(k_full.index(stage), count=1)
+        hopper.mbarrier.init(v_full.index(stage), count=1)
+        hopper.mbarrier.init(k_empty.index(stage), count=2)
+        hopper.mbarrier.init(v_empty.index(stage), count=2)
+    hopper.fence_async_shared()
+    tl.debug_barrier()
+    ring = keys, values, k_full, v_full, k_empty, v_empty
+    chunks = first_ptr, length_ptr, start_ptr, num_chunks, window
+    query = query_ptr, query_token_stride, query_head_stride
+    out = out_ptr, out_token_stride, out_head_stride
+    limit = max_blocks * BLOCK_SIZE
+    own_total_ptr = total_ptr + gl.program_id(0) * (2 * ROWS * HEAD_DIM)
+    gl.warp_specialize(
+        [
+            (_attend, (
+                cells.index(0), groups.index(0), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, scale,
+                0, HEADS, PACKED, CHUNKS, QUERIES, TILE, QUAD, GROUP, STAGES,
+            )),
+            (_attend, (
+                cells.index(1), groups.index(1), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, scale,
+                1, HEADS, PACKED, CHUNKS, QUERIES, TILE, QUAD, GROUP, STAGES,
+            )),
+            (copy_tiles, (
+                k_desc, v_desc, ring, table_ptr, table_stride, max_blocks, chunks,
+                HEADS, PACKED, GQA_GROUP_SIZE, BLOCK_SIZE, PIECE, CHUNKS, QUERIES, TILE, STAGES,
+            )),
+        ],
+        [4, 1],
+        REGISTERS,
+    )  # fmt: skip
+    hopper.mbarrier.invalidate(cleared.index(0))
+    for stage in gl.static_range(STAGES):
+        hopper.mbarrier.invalidate(k_full.index(stage))
+        hopper.mbarrier.invalidate(v_full.index(stage))
+        hopper.mbarrier.invalidate(k_empty.index(stage))
+        hopper.mbarrier.invalidate(v_empty.index(stage))

@@ -1,0 +1,135 @@
+"""Attention on Hopper, the arithmetic of a tile of keys: scores, weights, products with values, and how sums become one.
+
+In the order of _key_tiles.py: a tile's products begin at zero, and its sums are folded into those before it.
+"""
+
+from __future__ import annotations
+
+from headway.kernels.runtime._triton import gl, gluon_jit_once_for, hopper
+
+
+@gluon_jit_once_for()
+def score(
+    q: gl.shared_memory_descriptor, keys: gl.shared_memory_descriptor, is_async: gl.constexpr
+) -> gl.tensor:
+    """[ROWS, TILE]."""
+    ROWS: gl.constexpr = q.shape[0]
+    TILE: gl.constexpr = keys.shape[0]
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 16]
+    )
+    nothing = gl.zeros([ROWS, TILE], gl.float32, layout=layout)
+    return hopper.warpgroup_mma(q, keys.permute((1, 0)), nothing, use_acc=False, is_async=is_async)
+
+
+@gluon_jit_once_for()
+def mask(
+    scores: gl.tensor,
+    first: gl.tensor,
+    first_position: gl.tensor,
+    end: gl.tensor,
+    position: gl.tensor,
+    TILE: gl.constexpr,
+) -> gl.tensor:
+    """Hides keys before first_position, from `end` on, and after a query's position. first: the tile's first key."""
+    token = first + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
+    is_visible = gl.expand_dims((token >= first_position) & (token < end), 0) & (
+        gl.expand_dims(token, 0) <= gl.expand_dims(position, 1)
+    )
+    return gl.where(is_visible, scores, -float("inf"))
+
+
+@gluon_jit_once_for()
+def weigh(scores: gl.tensor, scale: gl.tensor, operand: gl.constexpr, dtype: gl.constexpr) -> gl.tuple:
+    """(weights of a tile's keys in the layout `operand`, the highest score), as split-KV computes them."""
+    m_i = gl.max(scores, 1) * scale
+    base = gl.where(m_i == -float("inf"), 0.0, m_i)
+    weights = gl.exp2(gl.fma(scores, scale, gl.expand_dims(-base, 1)))
+    by_sums: gl.constexpr = gl.SliceLayout(1, operand.parent)
+    return gl.convert_layout(weights.to(dtype), operand), gl.convert_layout(m_i, by_sums)
+
+
+@gluon_jit_once_for()
+def attend_values(
+    weights: gl.tensor,
+    values: gl.shared_memory_descriptor,
+    ones: gl.shared_memory_descriptor,
+    PIECES: gl.constexpr,
+) -> gl.tuple:
+    """(sums of the weights, PIECES accumulators) of a tile. The tensor cores sum the weights: products with ones."""
+    ROWS: gl.constexpr = weights.shape[0]
+    ONES: gl.constexpr = ones.shape[0]
+    TILE: gl.constexpr = values.shape[0] // PIECES
+    PIECE: gl.constexpr = values.shape[1]
+    by_values: gl.constexpr = weights.type.layout.parent
+    by_ones: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ONES, 16]
+    )
+    nothing = gl.zeros([ROWS, ONES], gl.float32, layout=by_ones)
+    running: gl.tuple = (
+        hopper.warpgroup_mma(weights, ones.permute((1, 0)), nothing, use_acc=False, is_async=True),
+    )
+    for piece in gl.static_range(PIECES):
+        no_values = gl.zeros([ROWS, PIECE], gl.float32, layout=by_values)
+        of_piece = values.slice(piece * TILE, TILE)
+        running += (hopper.warpgroup_mma(weights, of_piece, no_values, use_acc=False, is_async=True),)
+    running += (weights,)
+    done = hopper.warpgroup_mma_wait(num_outstanding=0, deps=running)
+    return gl.convert_layout(gl.max(done[0], 1), gl.SliceLayout(1, by_values)), done[1:-1]
+
+
+@gluon_jit_once_for()
+def fold(sums: gl.tuple, next_sums: gl.tuple) -> gl.tuple:
+    """(m, l, accumulators) of the keys so far and the next ones: `fold` of _key_tiles.py."""
+    m_i, l_i, accs = sums
+    next_m, next_l, next_accs = next_sums
+    highest = gl.maximum(m_i, next_m)
+    base = gl.where(highest == -float("inf"), 0.0, highest)
+    old = gl.exp2(m_i - base)
+    new = gl.exp2(next_m - base)
+    folded: gl.tuple = ()
+    for piece in gl.static_range(len(accs)):
+        by_new = next_accs[piece] * gl.expand_dims(new, 1)
+        folded += (gl.fma(accs[piece], gl.expand_dims(old, 1), by_new),)
+    return highest, gl.fma(l_i, old, next_l * new), folded
+
+
+@gluon_jit_once_for()
+def load_group(group: gl.shared_memory_descriptor, PIECES: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
+    ROWS: gl.constexpr = group.shape[0] // PIECES
+    accs: gl.tuple = ()
+    for piece in gl.static_range(PIECES):
+        accs += (group.slice(piece * ROWS, ROWS).load(layout),)
+    return accs
+
+
+@gluon_jit_once_for()
+def load_total(totals_ptr: gl.tensor, STRIDE: gl.constexpr, PIECES: gl.constexpr) -> gl.tuple:
+    accs: gl.tuple = ()
+    for piece in gl.static_range(PIECES):
+        accs += (gl.load(totals_ptr + piece * STRIDE),)
+    return accs
+
+
+@gluon_jit_once_for()
+def no_keys(ROWS: gl.constexpr, PIECE: gl.constexpr, PIECES: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
+    """(m, l, accumulators) of no keys."""
+    m_i = gl.full([ROWS], -float("inf"), gl.float32, layout=gl.SliceLayout(1, layout))
+    l_i = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, layout))
+    accs: gl.tuple = ()
+    for _piece in gl.static_range(PIECES):
+        accs += (gl.zeros([ROWS, PIECE], gl.float32, layout=layout),)
+    return m_i, l_i, accs
+
+
+@gluon_jit_once_for()
+def store_group(group: gl.shared_memory_descriptor, accs: gl.tuple) -> None:
+    ROWS: gl.constexpr = group.shape[0] // len(accs)
+    for piece in gl.static_range(len(accs)):
+        group.slice(piece * ROWS, ROWS).store(accs[piece])
+
+
+@gluon_jit_once_for()
+def store_total(totals_ptr: gl.tensor, accs: gl.tuple, STRIDE: gl.constexpr) -> None:
+    for piece in gl.static_range(len(accs)):
+        gl.store(totals_ptr + piece * STRIDE, accs[piece])

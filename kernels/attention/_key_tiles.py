@@ -1,0 +1,109 @@
+"""The one order of sums of attention, which all of its kernels keep, in Triton: a tile's sums, and how two sums become one.
+
+A context is cut at fixed positions. Tiles of keys are folded in order within quads of tiles, quads in order within groups of
+tiles, groups in order. What a kernel computes at a time, and which programs share a query's keys, changes nothing: sums of no
+keys change no bit of what they are folded into. So a query's result is the same in a decode round and in a prompt, in any
+chunk, among any rows.
+
+Sums are, as in FlashAttention (Dao et al., 2022, arXiv:2205.14135), m: the highest score, l: the sum of 2 ** (score - m),
+acc: the values weighted likewise.
+"""
+
+from __future__ import annotations
+
+from headway.kernels.runtime._triton import jit, tl
+
+# Where the compiler may fuse products and sums, equal sums round by the piece of code that computes them.
+OPTIONS = {"enable_fp_fusion": False}
+
+
+@jit
+def no_keys(QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of no keys."""
+    m_i = tl.full((QUERIES,), -float("inf"), tl.float32)
+    l_i = tl.zeros((QUERIES,), tl.float32)
+    return m_i, l_i, tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+
+
+@jit
+def attend_tile(
+    q: tl.tensor,  # [queries, head_dim]
+    k: tl.tensor,  # [keys, head_dim]
+    v: tl.tensor,  # [keys, head_dim]
+    exists: tl.tensor,  # [keys]
+    token: tl.tensor,  # [keys] int32
+    position: tl.tensor,  # [queries] int32
+    scale: tl.tensor,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of the tile's keys."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    is_visible = exists[None, :] & (token[None, :] <= position[:, None])
+    scores = tl.where(is_visible, scores, -float("inf"))
+    m_i = tl.max(scores, 1) * scale
+    base = tl.where(m_i == -float("inf"), 0.0, m_i)
+    below = tl.broadcast_to(-base[:, None], scores.shape)
+    weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, 1.0, tl.float32) * scale, below)).to(v.dtype)
+    # Summed by the tensor cores, in one order whatever the shape of the tile.
+    ones = tl.full((TILE, 16), 1.0, v.dtype)
+    l_i = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
+    return m_i, l_i, tl.dot(weights, v, input_precision="ieee")
+
+
+@jit
+def fold(
+    m_i: tl.tensor,  # [n] float32
+    l_i: tl.tensor,  # [n] float32
+    acc: tl.tensor,  # [n, head_dim] float32
+    next_m: tl.tensor,
+    next_l: tl.tensor,
+    next_acc: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (m, l, acc) of the keys so far and the next ones, those of a tile or of a quad."""
+    highest = tl.maximum(m_i, next_m)
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    old = tl.exp2(m_i - base)
+    new = tl.exp2(next_m - base)
+    l_i = tl.fma(l_i, old, next_l * new)
+    acc = tl.fma(acc, tl.broadcast_to(old[:, None], acc.shape), next_acc * new[:, None])
+    return highest, l_i, acc
+
+
+@jit
+def attend_keys(
+    q: tl.tensor,  # [queries, head_dim]
+    position: tl.tensor,  # [queries] int32
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    end: tl.tensor,
+    first_position: tl.tensor,
+    scale: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    QUAD: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tl.tensor:
+    """[queries, head_dim] float32: over keys first_position .. end, by one program."""
+    total_m, total_l, total = no_keys(QUERIES, HEAD_DIM)
+    for group_first in range(0, end, GROUP):
+        group_m, group_l, group = no_keys(QUERIES, HEAD_DIM)
+        for quad_first in range(group_first, tl.minimum(group_first + GROUP, end), QUAD):
+            m_i, l_i, acc = no_keys(QUERIES, HEAD_DIM)
+            for first in range(quad_first, tl.minimum(quad_first + QUAD, end), TILE):
+                token = first + tl.arange(0, TILE)
+                exists = (token >= first_position) & (token < end)
+                block = tl.load(table_ptr + token // BLOCK_SIZE, mask=exists, other=0)
+                cell = tl.maximum(block, 0).to(tl.int64) * block_stride + (token % BLOCK_SIZE) * token_stride
+                cells = cell[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+                k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
+                v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
+                tile_m, tile_l, tile_acc = attend_tile(q, k, v, exists, token, position, scale, TILE)
+                m_i, l_i, acc = fold(m_i, l_i, acc, tile_m, tile_l, tile_acc)
+            group_m, group_l, group = fold(group_m, group_l, group, m_i, l_i, acc)
+        total_m, total_l, total = fold(total_m, total_l, total, group_m, group_l, group)
+    return total / tl.where(total_l == 0.0, 1.0, total_l)[:, None]
