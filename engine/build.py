@@ -22,7 +22,7 @@ from headway.engine.options import (
     check_deterministic,
     draft_layers_of,
     draft_lm_head_of,
-    gqa_group_size,
+    has_ordered_sums,
     with_drafter,
 )
 from headway.engine.protocol.config import EngineConfig
@@ -53,7 +53,7 @@ from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec, block_bytes, row_bytes
-from headway.kernels import SPLIT_KV_TILE_ROWS, keep_sums_whole, library_is_ordered
+from headway.kernels import keep_sums_whole, library_is_ordered
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def assemble(
     draft_lm_head, draft_layers = draft_lm_head_of(config, model), draft_layers_of(config, model)
     if model.draft_head is not None:
         model.draft_head.choose_formats(draft_lm_head, draft_layers)
-    prefill_window = _make_deterministic(config, model)
+    is_deterministic = _order_sums(config, model)
     num_parameters, weights_bytes = parameter_counts(model)
     if config.threads is None and device.type == "cpu":
         torch.set_num_threads(num_threads(num_parameters, torch.get_num_threads()))
@@ -115,10 +115,10 @@ def assemble(
         adjustments=adjustments,
         masks=masks,
         synthetic=synthetic,
-        prefill_window=prefill_window,
         prefill=prefill,
     )
     info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
+    info = msgspec.structs.replace(info, is_deterministic=is_deterministic)
     return Engine(scheduler, runner, info)
 
 
@@ -214,22 +214,16 @@ def _load(
     return model
 
 
-def _make_deterministic(config: EngineConfig, model: CausalLM) -> int | None:
-    """Tokens of a prompt that attention takes as one window, None: all of a chunk.
+def _order_sums(config: EngineConfig, model: CausalLM) -> bool:
+    """Gives all products that decide about the text one order of sums, and tries in which the library may compute many rows.
 
-    Norms, activations and sampling compute each row for itself. On CUDA linear layers are told to, and prompts take
-    attention's kernel for decode rounds, so that it does not matter how they are cut, nor which part of them was
-    generated. On a CPU all this is so already in float32 and float64.
+    Returns whether text depends on no other request, nor on the depth, nor on how a prompt is cut. Attention, norms,
+    activations and sampling compute each row for itself everywhere; on a CPU products do in float32 and float64.
     """
     check_deterministic(config, model)
-    if not config.deterministic or model.device.type != "cuda":
-        return None
-    _order_sums(model)
-    return max(SPLIT_KV_TILE_ROWS // gqa_group_size(model), 1)
-
-
-def _order_sums(model: CausalLM) -> None:
-    """Gives all products that decide about the text one order of sums, and tries in which the library may compute many rows."""
+    is_deterministic = has_ordered_sums(config, model)
+    if not is_deterministic or model.device.type != "cuda":
+        return is_deterministic
     keep_sums_whole()
     tried: dict[torch.Size, bool] = {}
     for linear in model.target_linears():
@@ -240,6 +234,7 @@ def _order_sums(model: CausalLM) -> None:
             logger.info("products with a weight of %d x %d: many rows by %s", *shape, kind)
         linear.make_batch_invariant(is_library_ordered=tried[shape])
     torch.cuda.empty_cache()
+    return True
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
@@ -313,5 +308,4 @@ def _info(
         synthetic_acceptance=config.synthetic_acceptance,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
-        is_deterministic=config.deterministic,
     )

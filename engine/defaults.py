@@ -75,10 +75,9 @@ def prefill_policy(config: EngineConfig, model: CausalLM, num_parameters: int) -
 def mixed_above_tokens(config: EngineConfig, device: torch.device) -> int | None:
     """Returns the tokens of a round above which prompts share its forward pass; None: never.
 
-    A round of one stream never shares its forward pass, so that its text stays what it is without other requests; with
-    --deterministic this holds for all rounds.
+    Small rounds are slowed more by prompts than the saved pass is worth.
     """
-    if config.mixed_above_tokens is not None or device.type != "cuda" or config.deterministic:
+    if config.mixed_above_tokens is not None or device.type != "cuda":
         return config.mixed_above_tokens
     return MAX_SEPARATE_TOKENS
 

@@ -14,7 +14,7 @@ from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name
 from headway.engine.state.memory import available_bytes, format_bytes
 from headway.engine.state.processors import table_bytes
-from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, MAX_SPLIT_KV_ROWS, has_float8_products
+from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_float8_products
 
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
@@ -81,26 +81,23 @@ def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLay
     return "fp8" if is_possible and model.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
 
 
-def check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None:
-    if not config.deterministic:
-        return
+def has_ordered_sums(config: EngineConfig, model: CausalLM | Outline) -> bool:
+    """Returns whether all products that decide about the text have one order of sums."""
     if model.device.type != "cuda":
-        if model.dtype.itemsize == 2:
-            raise ConfigError(
-                f"--deterministic has no kernels for {model.dtype} on {model.device.type}; use --dtype float32"
-            )
+        return model.dtype.itemsize > 2
+    return model.dtype != torch.float64 and not config.fast_math
+
+
+def check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None:
+    """Raises ConfigError where --deterministic demands what this device or dtype does not give."""
+    if not config.deterministic or has_ordered_sums(config, model):
         return
-    if model.dtype == torch.float64:
-        raise ConfigError(
-            "--deterministic has no kernels for float64 on cuda; use another --dtype or --device cpu"
-        )
-    sharing = gqa_group_size(model)
-    most = MAX_SPLIT_KV_ROWS // sharing - 1
-    if config.depth > most:
-        raise ConfigError(
-            f"--depth is {config.depth}, with --deterministic it must be {most} or less for this model, whose "
-            f"{sharing} query heads share their keys: a round attends in windows of {MAX_SPLIT_KV_ROWS} queries"
-        )
+    if config.fast_math:
+        raise ConfigError("--deterministic and --fast-math exclude each other; leave one of them out")
+    remedy = "--dtype float32" if model.device.type != "cuda" else "another --dtype or --device cpu"
+    raise ConfigError(
+        f"--deterministic has no kernels for {model.dtype} on {model.device.type}; use {remedy}"
+    )
 
 
 def check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
@@ -114,11 +111,6 @@ def check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
             f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
             f"is available on {config.device}); lower --max-running to {most}"
         )
-
-
-def gqa_group_size(model: CausalLM | Outline) -> int:
-    """Query heads that share keys."""
-    return model.spec.attention.num_heads // model.spec.attention.num_kv_heads
 
 
 def _capability(device: torch.device) -> str:

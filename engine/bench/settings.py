@@ -45,7 +45,7 @@ class Settings:
     drafter: DrafterName
     draft_lm_head: DraftLmHead
     draft_layers: DraftLayers
-    deterministic: bool
+    fast_math: bool
 
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
@@ -70,7 +70,7 @@ class Settings:
             drafter=self.drafter,
             draft_lm_head=self.draft_lm_head,
             draft_layers=self.draft_layers,
-            deterministic=self.deterministic,
+            fast_math=self.fast_math,
         )
         drafter = drafter_name(config, has_head=model.draft_head is not None)
         depth = 0 if drafter == "none" else config.depth
@@ -117,7 +117,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         drafter=given.drafter,
         draft_lm_head=given.draft_lm_head,
         draft_layers=given.draft_layers,
-        deterministic=given.deterministic,
+        fast_math=given.fast_math,
     )
 
 
@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--drafter", choices=get_args(DrafterName), default="auto", help="as of headway serve")
     add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
     add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
-    add("--deterministic", action="store_true", help="as of headway serve")
+    add("--fast-math", action="store_true", help="as of headway serve")
     return parser
 
 

@@ -35,14 +35,11 @@ class StepLauncher:
         masks: MaskTable,
         *,
         max_prompt_tokens: int,
-        prefill_window: int | None,
     ) -> None:
-        """max_prompt_tokens: the most of a key. prefill_window: prompts are attended in windows of this number of tokens; None: in
-        whole chunks."""
+        """max_prompt_tokens: the most of a key."""
         self.context = context
         self._table = table
         self.masks = masks
-        self._prefill_window = prefill_window
         size = HEADER + max_prompt_tokens
         self._packed = torch.zeros(
             size, dtype=torch.int64, device=table.device
@@ -91,7 +88,6 @@ class StepLauncher:
             self._table.numbers,
             self.context.pool.block_size,
             gqa_group_size=attention.num_heads // attention.num_kv_heads,
-            window=self._prefill_window,
         )
         hidden = run_step(self.context, None, 0, tokens).prompt_hidden
         assert hidden is not None, "the step has prompts"

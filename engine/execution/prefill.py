@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
-from typing import NamedTuple
 
 import torch
 
@@ -30,30 +29,15 @@ def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
     return [first + len(chunk.token_ids) - 1 for first, chunk in firsts if chunk.is_last]
 
 
-class _Part(NamedTuple):
-    """Tokens of one chunk that are one row of a batch. most_cached is that of QueryBatch."""
-
-    row: int
-    start: int
-    length: int
-    most_cached: int | None
-
-
 def prefill_inputs(
     chunks: Sequence[PrefillChunk],
     slots: RowTensors,
     block_size: int,
     *,
     gqa_group_size: int,
-    window: int | None = None,
 ) -> PromptTokens:
-    """Builds the inputs of one forward pass; neighbouring chunks of equal length share a batch.
-
-    window: the queries are attended in rows of at most this number of tokens, as those of decode rounds are, so that their
-    results do not depend on how prompts are computed; None: each chunk is one row.
-    """
+    """Builds the inputs of one forward pass; neighbouring chunks of equal length share a batch."""
     device = slots.limits.device
-    parts = [part for chunk in chunks for part in _parts(chunk, window)]
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
     of_chunks = (
         [chunk.row for chunk in chunks],
@@ -62,10 +46,8 @@ def prefill_inputs(
         first_places(chunks),
         [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks],
     )
-    of_parts = [part.row for part in parts], [part.start for part in parts]
-    numbers = to_device([number for column in (*of_chunks, *of_parts) for number in column], device)
-    rows, starts, lengths, firsts, hits = numbers[: -2 * len(parts)].view(len(of_chunks), -1)
-    part_rows, part_starts = numbers[-2 * len(parts) :].view(len(of_parts), -1)
+    numbers = to_device([number for column in of_chunks for number in column], device)
+    rows, starts, lengths, firsts, hits = numbers.view(len(of_chunks), -1)
     chunk_of_token = torch.repeat_interleave(lengths, output_size=len(token_ids))
     places = torch.arange(len(token_ids), device=device)
     positions = places + (starts - firsts)[chunk_of_token]
@@ -76,9 +58,9 @@ def prefill_inputs(
         slot_mapping=blocks * block_size + positions % block_size,
         batches=tuple(
             _batches(
-                parts,
-                slots.granted_block_ids.index_select(0, part_rows),
-                part_starts,
+                chunks,
+                slots.granted_block_ids.index_select(0, rows),
+                starts,
                 block_size=block_size,
                 gqa_group_size=gqa_group_size,
             )
@@ -88,33 +70,23 @@ def prefill_inputs(
     return PromptTokens(inputs, rows, lengths, firsts, firsts + lengths - 1, hits)
 
 
-def _parts(chunk: PrefillChunk, window: int | None) -> Iterator[_Part]:
-    """Yields the rows of a chunk: 70 tokens from position 100 on and a window of 32 give rows of 32, 32 and 6 tokens."""
-    num_tokens = len(chunk.token_ids)
-    if window is None:
-        yield _Part(chunk.row, chunk.start, num_tokens, chunk.start)
-        return
-    for first in range(0, num_tokens, window):
-        yield _Part(chunk.row, chunk.start + first, min(window, num_tokens - first), None)
-
-
 def _batches(
-    parts: Sequence[_Part],
-    tables: torch.Tensor,  # [parts, max_blocks] int64
-    starts: torch.Tensor,  # [parts] int64
+    chunks: Sequence[PrefillChunk],
+    tables: torch.Tensor,  # [chunks, max_blocks] int64
+    starts: torch.Tensor,  # [chunks] int64
     *,
     block_size: int,
     gqa_group_size: int,
 ) -> Iterator[QueryBatch]:
-    """Yields a batch for each run of parts that have one length and one kernel, or several where there are too many rows."""
+    """Yields a batch for each run of chunks that have one length and one kernel, or several where there are too many rows."""
     first = first_token = 0
-    for (length, _), group in groupby(parts, lambda part: (part.length, splits_keys(part.most_cached))):
-        bounds = [part.most_cached for part in group]
-        most_cached = max((bound for bound in bounds if bound is not None), default=None)
+    for (length, _), group in groupby(chunks, lambda chunk: (len(chunk.token_ids), splits_keys(chunk.start))):
+        cached = [chunk.start for chunk in group]
+        most_cached = max(cached)
         most_rows = max_prompt_rows(length, gqa_group_size, most_cached, tables.shape[1] * block_size)
-        end = first + len(bounds)
+        end = first + len(cached)
         while first < end:
-            some = slice(first, min(first + (most_rows or len(bounds)), end))
+            some = slice(first, min(first + (most_rows or len(cached)), end))
             yield QueryBatch.of_windows(
                 tables[some], starts[some], length, first_token=first_token, most_cached=most_cached
             )

@@ -47,11 +47,9 @@ class Runner:
         adjustments: AdjustmentTable | None = None,
         masks: MaskTable | None = None,
         synthetic: SyntheticAcceptance | None = None,
-        prefill_window: int | None = None,
         prefill: PrefillPolicy | None = None,
     ) -> None:
-        """prefill_window: prompts are attended in windows of this number of tokens; None: in whole chunks. prefill: bounds what a step
-        may ask for; None: WARM_UP_TOKENS in every step."""
+        """prefill: bounds what a step may ask for; None: WARM_UP_TOKENS in every step."""
         policy = prefill or PrefillPolicy.uniform(WARM_UP_TOKENS)
         self.model = model
         self.pool = pool
@@ -68,9 +66,7 @@ class Runner:
             policy.most_tokens, slots.granted_block_ids.shape[1] * pool.block_size, MAX_REPLAYED_TOKENS
         )
         context = StepContext(model, pool, drafter, synthetic, self._ring, self._draft_ring)
-        self.launcher = StepLauncher(
-            context, self.table, self.masks, max_prompt_tokens=most, prefill_window=prefill_window
-        )
+        self.launcher = StepLauncher(context, self.table, self.masks, max_prompt_tokens=most)
         self.prompt_ends = PromptEnds(model, self.table, block_size=pool.block_size)
         # On a CPU nothing is padded: grid and graphs are None.
         self.grid: StepGrid | None = None
@@ -79,8 +75,7 @@ class Runner:
         if self.device.type == "cuda":
             memory = GraphMemory()
             self.graphs = GraphCache(self.launcher.launch, memory)
-            padded = 0 if prefill_window is not None else most
-            self.grid = StepGrid.of(len(slots.limits), padded, policy.mixed)
+            self.grid = StepGrid.of(len(slots.limits), most, policy.mixed)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
         self.graph_memory = memory
         self._halves = Halves(self.launcher, memory)

@@ -35,8 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     drafter: what makes drafts; auto is the MTP head where the model has one, else nothing.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
-    products that follow a norm. The target's are always full. deterministic: no row's text depends, and no result of the
-    target's in its last bit, on how many are computed with it or on how its prompt was cut. log_level, log_format: of
+    products that follow a norm. The target's are always full. deterministic: refuses to start where a row's text could depend
+    on how many are computed with it, on the depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level, log_format: of
     this process.
     """
 
@@ -60,6 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     synthetic_acceptance: tuple[float, ...] | None = None
     deterministic: bool = False
+    fast_math: bool = False
     log_level: str = "info"
     log_format: LogFormat = "human"
 

@@ -85,8 +85,8 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the engine established while starting. Sizes in bytes, lengths in tokens.
 
-    has_dummy_weights, synthetic_acceptance, is_deterministic: as the configuration says; with either of the first
-    two the text means nothing. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where
+    has_dummy_weights, synthetic_acceptance: as the configuration says; with either the text means nothing. is_deterministic: a
+    text depends on no other request. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where
     depth is 0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
     """
 

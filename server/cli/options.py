@@ -156,8 +156,10 @@ MODEL = [
            "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
     Option("load-format", one_of("safetensors", "dummy"), "safetensors",
            "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME"),
-    Option("deterministic", parse_switch, False, "on a GPU, too, the same text beside any other requests and at any depth, "
-           "to the last bit, for some of the speed; on an x86 CPU float32 and float64 always are so"),
+    Option("deterministic", parse_switch, False, "refuse to start where a text could depend on other requests or on the depth: with "
+           "float64 on a GPU, with 16 bits on a CPU, and with --fast-math"),
+    Option("fast-math", parse_switch, False, "on a GPU, order sums by what is fastest for the batch: small models gain, and a text may "
+           "depend on other requests where two tokens all but tie"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
 ]  # fmt: skip

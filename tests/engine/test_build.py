@@ -13,7 +13,7 @@ from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, 
 
 from headway.engine import build as assembly
 from headway.engine import options
-from headway.engine.build import _make_deterministic, assemble
+from headway.engine.build import _order_sums, assemble
 from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers.linear import Linear
 from headway.engine.options import draft_layers_of, draft_lm_head_of
@@ -221,38 +221,37 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize(
-    ("changes", "window"),
+    ("changes", "fast_math", "is_deterministic"),
     [
-        ({}, 8),
-        ({"sharing": 7}, 4),
-        ({"sharing": 16}, 2),
-        ({"dtype": torch.float32}, 8),
-        ({"device": "cpu", "dtype": torch.float32}, None),
+        ({}, False, True),
+        ({"dtype": torch.float32}, False, True),
+        ({"dtype": torch.float64}, False, False),
+        ({}, True, False),
+        ({"device": "cpu", "dtype": torch.float32}, False, True),
+        ({"device": "cpu", "dtype": torch.bfloat16}, False, False),
     ],
     ids=str,
 )
-def test_deterministic_prompts_take_the_windows_of_rounds(
-    changes: dict[str, object], window: int | None
+def test_on_a_gpu_sums_have_one_order_by_default(
+    changes: dict[str, object], *, fast_math: bool, is_deterministic: bool
 ) -> None:
-    """And sums of all linear layers but the drafts' one order; on a CPU nothing needs to change."""
+    """Those of all linear layers but the drafts'; on a CPU nothing needs to change."""
     shape = model(**changes)
-    assert _make_deterministic(EngineConfig(model_path="", deterministic=True), shape) == window  # type: ignore[arg-type]
-    assert [linear.is_batch_invariant for linear in shape.linears()] == [window is not None, False]
-    shape = model(**changes)
-    assert _make_deterministic(EngineConfig(model_path=""), shape) is None  # type: ignore[arg-type]
-    assert not any(linear.is_batch_invariant for linear in shape.linears())
+    assert _order_sums(EngineConfig(model_path="", fast_math=fast_math), shape) is is_deterministic  # type: ignore[arg-type]
+    is_ordered = is_deterministic and changes.get("device") != "cpu"
+    assert [linear.is_batch_invariant for linear in shape.linears()] == [is_ordered, False]
 
 
 @pytest.mark.usefixtures("no_library")
 def test_what_cannot_be_deterministic_is_refused() -> None:
     config = EngineConfig(model_path="", deterministic=True, depth=8)
-    with pytest.raises(ConfigError, match="no kernels for float64 on cuda"):
-        _make_deterministic(config, model(dtype=torch.float64))  # type: ignore[arg-type]
+    assert _order_sums(config, model(sharing=16))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"no kernels for torch\.float64 on cuda; use another --dtype"):
+        _order_sums(config, model(dtype=torch.float64))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no kernels for torch\.bfloat16 on cpu; use --dtype float32"):
-        _make_deterministic(config, model(dtype=torch.bfloat16, device="cpu"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="--depth is 8, with --deterministic it must be 7 or less"):
-        _make_deterministic(config, model(sharing=16))  # type: ignore[arg-type]
-    assert _make_deterministic(config, model(sharing=14)) == 2  # type: ignore[arg-type]
+        _order_sums(config, model(dtype=torch.bfloat16, device="cpu"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--deterministic and --fast-math exclude each other"):
+        _order_sums(EngineConfig(model_path="", deterministic=True, fast_math=True), model())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("depth", "num_warnings"), [(3, 1), (0, 0)], ids=["wanted", "off"])

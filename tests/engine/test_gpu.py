@@ -406,8 +406,8 @@ def test_nothing_is_compiled_once_requests_are_served(
     head: str,
     width: str,
 ) -> None:
-    """A kernel takes about a second to compile, in which no stream gets a token. Not so with --deterministic, whose
-    windows are of all widths, nor behind more than 8,192 keys."""
+    """A kernel takes about a second to compile, in which no stream gets a token. Not so after more than 8,192
+    keys."""
     triton = pytest.importorskip("triton")
     if head == "int4" and not has_float8_products(torch.device("cuda")):
         pytest.skip("the device has no products of float8")
@@ -567,16 +567,16 @@ def test_drafts_by_few_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_nothing_changes_deterministic_bfloat16_text(prompts: list[tuple[int, ...]]) -> None:
+def test_nothing_changes_bfloat16_text(prompts: list[tuple[int, ...]]) -> None:
     """Neither depth nor batch, nor how a prompt is cut, found in the cache or computed anew; drawn tokens too."""
     drawn = [Case(p, 100, SamplingParams(temperature=0.8, seed=i)) for i, p in enumerate(prompts[:16])]
     cases = [Case(prompt, 100, GREEDY) for prompt in prompts] + drawn
-    alone = LocalEngine(config_of(depth=0, prefix_caching=False, deterministic=True))
+    alone = LocalEngine(config_of(depth=0, prefix_caching=False))
     wanted = [generate_with(alone, [case])[0] for case in cases]
     few_blocks = {"prefill_chunk": 48, "max_model_len": 512, "kv_cache_memory_bytes": 16 << 20}
     layers = {"draft_layers": "fp8" if has_float8_products(torch.device("cuda")) else "full"}
     for changes in ({"depth": 0}, {"depth": 1}, {"depth": 2}, {"depth": 3}, layers, {"depth": 4}, few_blocks):
-        engine = LocalEngine(config_of(**changes, deterministic=True))
+        engine = LocalEngine(config_of(**changes))
         for prefixes in ("computed", "found"):
             got = generate_with(engine, cases)
             num_differing = sum(a != b for a, b in zip(wanted, got, strict=True))

@@ -66,7 +66,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
         --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
-        --deterministic --force-include-usage --metrics-names both --chat-template /t"""
+        --deterministic --fast-math --force-include-usage --metrics-names both --chat-template /t"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name=["m", "n"], drain_seconds=1.5, log_level="debug", unix_socket="/s",
@@ -78,7 +78,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,
         max_waiting=6, block_size=32, kv_cache_memory_bytes=3 * 2**19, prefill_chunk=64, prefix_caching=False,
         load_format="dummy", synthetic_acceptance=(0.9, 0.8, 0.7, 0.0), log_level="debug", log_format="json",
-        deterministic=True,
+        deterministic=True, fast_math=True,
     )  # fmt: skip
     assert served == [(server, ModelSource("ORG/NAME", "v1", "/d"), engine)]
 

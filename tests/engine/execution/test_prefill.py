@@ -15,7 +15,7 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import QueryBatch, splits_keys
 from headway.kernels.attention.dispatch import AttentionKernel, AttentionShape, choose
 
-BLOCK_SIZE, MAX_BLOCKS, WINDOW = 16, 1024, 8
+BLOCK_SIZE, MAX_BLOCKS = 16, 1024
 
 
 def batches_of(
@@ -23,7 +23,6 @@ def batches_of(
     *,
     gqa_group_size: int = 1,
     block_size: int = BLOCK_SIZE,
-    window: int | None = None,
 ) -> tuple[QueryBatch, ...]:
     """chunks: (first position, tokens), a row each."""
     cpu = torch.device("cpu")
@@ -35,7 +34,7 @@ def batches_of(
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
         for row, (start, length) in enumerate(chunks)
     ]
-    tokens = prefill_inputs(made, slots, block_size, gqa_group_size=gqa_group_size, window=window)
+    tokens = prefill_inputs(made, slots, block_size, gqa_group_size=gqa_group_size)
     return tokens.inputs.batches
 
 
@@ -157,15 +156,3 @@ def test_many_rows_stay_together_where_no_partial_results_are_left(start: int, l
     (batch,) = batches_of([(start, length)] * 64, gqa_group_size=4)
     assert size_of(batch) == (64, length)
     assert kernel_of(batch, 4) is AttentionKernel.PREFILL
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("length", [1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 3 * WINDOW + 5, 600])
-def test_windows_of_prompts_hold_the_same_queries_as_whole_chunks(rows: int, length: int) -> None:
-    chunks = [(4, 2), *((100 * row, length) for row in range(rows))]
-    cut = batches_of(chunks, window=WINDOW)
-    assert queries_of(cut) == queries_of(batches_of(chunks))
-    for batch in cut:
-        assert size_of(batch)[1] <= WINDOW
-        assert batch.num_tokens <= 256
-        assert kernel_of(batch, 1) is AttentionKernel.SPLIT_KV

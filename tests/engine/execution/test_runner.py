@@ -177,13 +177,6 @@ def test_taking_a_request_in_does_not_wait_for_the_device(tmp_path: Path) -> Non
     assert numbers.count == 0
 
 
-def test_prompts_attended_in_windows_give_the_same_text(tmp_path: Path) -> None:
-    path = str(constructed_mimo(tmp_path / "model", noise=0.06))
-    engines = [LocalEngine(EngineConfig(model_path=path, prefill_chunk=100)) for _ in range(2)]
-    engines[1].engine.runner.launcher._prefill_window = 8
-    check_equal(*engines)
-
-
 @pytest.mark.parametrize(
     ("depth", "wanted"),
     [(0, [100, 300, MIN_ADDED_ROWS - 1]), (2, [100, 300])],
