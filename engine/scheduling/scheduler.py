@@ -155,6 +155,30 @@ class Scheduler:
         """Plans rounds again from the next step on."""
         self.state.holds_rounds = False
 
+    @property
+    def prefill(self) -> PrefillPolicy:
+        """The policy by which prompts are cut into chunks."""
+        return self._prefill
+
+    def set_prefill(self, policy: PrefillPolicy) -> None:
+        """Sets the policy from the next step on. Its steps must be no larger than those of the policy that the engine was built
+        with, for which memory is reserved."""
+        self._prefill = policy
+
+    def preempt(self, request_id: int, *, forgets_blocks: bool = False) -> bool:
+        """Preempts a request between two steps, as a lack of blocks would; a check of exactness wants it at chosen places.
+
+        forgets_blocks: the request finds none of its blocks in the prefix cache afterwards. Returns False where the request does
+        not run.
+        """
+        request = self.state.requests.get(request_id)
+        if request is None or request not in self.state.running:
+            return False
+        if forgets_blocks:
+            self.state.blocks.unpublish(request.block_ids)
+        self.state.preempt(request)
+        return True
+
     def add(self, request: Request) -> None:
         """Puts a request in the queue, after its equals. Raises RequestError, or QueueFullError.
 

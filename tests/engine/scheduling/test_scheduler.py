@@ -201,6 +201,18 @@ def test_the_first_prompt_decides_how_many_tokens_a_step_takes() -> None:
     assert [(chunk.start, len(chunk.token_ids)) for chunk in plan.prefill] == [(0, 20), (80, 12)]
 
 
+def test_the_policy_of_prompts_can_be_set_between_steps() -> None:
+    device = ScheduledDevice(prefill=PrefillPolicy.uniform(64))
+    device.add(200)
+    first, _ = device.step()
+    own = device.scheduler.prefill
+    device.scheduler.set_prefill(PrefillPolicy.uniform(24))
+    second, _ = device.step()
+    device.scheduler.set_prefill(own)
+    third, _ = device.step()
+    assert [len(plan.prefill[0].token_ids) for plan in (first, second, third)] == [64, 24, 64]
+
+
 def test_held_rounds_wait_until_all_prompts_are_computed() -> None:
     """The chunks are of the longer kind, since no row decodes meanwhile."""
     device = ScheduledDevice(prefill=PrefillPolicy(48, 16, 16), depth=1)
@@ -602,6 +614,26 @@ def test_the_newest_is_preempted_and_goes_to_the_front_of_the_queue() -> None:
     device.drain()
     assert [r.output_token_ids for r in (old, new, later)] == [oracle(r) for r in (old, new, later)]
     assert (old.num_preemptions, later.num_preemptions) == (0, 0)
+
+
+@pytest.mark.parametrize("num_unread", [0, 1])
+@pytest.mark.parametrize("forgets_blocks", [False, True])
+def test_a_request_can_be_preempted_between_steps(forgets_blocks: bool, num_unread: int) -> None:
+    device = ScheduledDevice(num_blocks=64, depth=2)
+    requests = [device.add(40, max_tokens=60) for _ in range(3)]
+    device.step_until_round()
+    for _ in range(num_unread):
+        device.launch()
+    assert device.scheduler.preempt(1, forgets_blocks=forgets_blocks)
+    assert not device.scheduler.preempt(1), "it waits"
+    assert not device.scheduler.preempt(7), "there is no such request"
+    while device.has_unread:
+        device.read()
+    plan, _ = device.step_until_prompts()
+    assert [chunk.start for chunk in plan.prefill] == [0 if forgets_blocks else 32]
+    device.drain()
+    assert [r.num_preemptions for r in requests] == [0, 1, 0]
+    assert [r.output_token_ids for r in requests] == [oracle(r) for r in requests]
 
 
 def test_the_newest_gives_way_itself_when_it_is_the_one_in_need() -> None:
