@@ -92,7 +92,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     if given.json is not None and given.json.is_dir():
         raise ConfigError(f"--json is {given.json}, which is a folder; name a file")
     is_cpu = given.device == "cpu" or not has_gpu
-    model, is_shape = _find(given.model)
+    model, is_shape = find_model(given.model)
     if given.prompts == "heldout" and model != EMBEDDED:
         raise ConfigError(f"--prompts is heldout, which are the embedded model's; leave {given.model} out")
     usual_prefill = ((1, 1024),) if is_cpu else ((1, 1024), (1, 8192), (16, 2048))
@@ -121,7 +121,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     )
 
 
-def _find(name: str | None) -> tuple[Path, bool]:
+def find_model(name: str | None) -> tuple[Path, bool]:
     """(folder, whether it is one of our shapes, which have no weights)."""
     if name is None:
         return EMBEDDED, False
@@ -145,30 +145,39 @@ def _parser() -> argparse.ArgumentParser:
     add("--load-format", choices=("safetensors", "dummy"), default="safetensors",
         help="dummy: random weights, for a folder with config.json alone")  # fmt: skip
     add(
-        "--batch", type=_numbers(1), metavar="N,N", help="rows at once (default: 1,8,32,64,128; on a CPU 1,8)"
+        "--batch",
+        type=parse_numbers(1),
+        metavar="N,N",
+        help="rows at once (default: 1,8,32,64,128; on a CPU 1,8)",
     )
-    add("--depth", type=_numbers(0), default=(0, 1, 3), metavar="K,K", help="drafts a round (default: 0,1,3)")
-    add("--input-len", "--context", type=_numbers(1), default=(128,), metavar="N,N",
+    add(
+        "--depth",
+        type=parse_numbers(0),
+        default=(0, 1, 3),
+        metavar="K,K",
+        help="drafts a round (default: 0,1,3)",
+    )
+    add("--input-len", "--context", type=parse_numbers(1), default=(128,), metavar="N,N",
         help="tokens of each prompt: the context of the first round (default: 128)")  # fmt: skip
     add("--prompts", choices=("random", "heldout"), default="random", help="of decode rounds: random tokens, or the "
         "beginnings of the embedded model's held-out prompts, for its real acceptance (default: random)")  # fmt: skip
-    add("--output-len", type=_number, metavar="N", help="new tokens, some rounds of them: 18 or more with 3 drafts "
+    add("--output-len", type=parse_number, metavar="N", help="new tokens, some rounds of them: 18 or more with 3 drafts "
         "(default: 256; on a CPU 64)")  # fmt: skip
     add("--prefill", type=_prompts, metavar="NxT,NxT",
         help="prompts at once x their tokens (default: 1x1024,1x8192,16x2048; on a CPU 1x1024; none to skip)")  # fmt: skip
-    add("--closed-loop", type=_numbers(1), default=(), metavar="N,N",
+    add("--closed-loop", type=parse_numbers(1), default=(), metavar="N,N",
         help="streams whose next request follows the last one at once, as headway bench serve has them: what is "
         "left of it over HTTP (default: none)")  # fmt: skip
-    add("--runs", type=_number, metavar="N", help="of each; the median counts (default: 3; on a CPU 1)")
+    add("--runs", type=parse_number, metavar="N", help="of each; the median counts (default: 3; on a CPU 1)")
     add("--synthetic-acceptance", type=_rates, metavar="RATES", help="take drafts at each position this often, "
         "such as 0.9,0.8,0.7, whatever the model says; the text means nothing")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures there")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     add("--dtype", choices=("auto", "float32", "float64", "bfloat16", "float16"), default="auto",
         help="(default: auto: float32 on a CPU)")  # fmt: skip
-    add("--threads", type=_number, metavar="N", help="CPU threads (default: all cores)")
-    add("--prefill-chunk", type=_number, metavar="N", help="as of headway serve")
-    add("--kv-cache-memory", type=_number, metavar="BYTES", help="as of headway serve")
+    add("--threads", type=parse_number, metavar="N", help="CPU threads (default: all cores)")
+    add("--prefill-chunk", type=parse_number, metavar="N", help="as of headway serve")
+    add("--kv-cache-memory", type=parse_number, metavar="BYTES", help="as of headway serve")
     add("--drafter", choices=get_args(DrafterName), default="auto", help="as of headway serve")
     add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
     add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
@@ -176,13 +185,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _number(text: str) -> int:
+def parse_number(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
     return int(text)
 
 
-def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+def parse_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     def parse(text: str) -> tuple[int, ...]:
         parts = text.split(",")
         if not all(part.isdecimal() and int(part) >= least for part in parts):

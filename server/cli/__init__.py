@@ -110,13 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     complete_parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads stdin")
     complete_parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     bench_parser = commands.add_parser(
-        "bench", help="measure the engine alone, or a server over HTTP", allow_abbrev=False,
-        description="Measures the engine alone, or a server over HTTP: headway bench engine --help tells more.",
+        "bench", help="measure the engine alone, or a server over HTTP; check exactness", allow_abbrev=False,
+        description="Measures the engine alone, or a server over HTTP, or checks that texts are exact: headway bench engine "
+        "--help tells more.",
     )  # fmt: skip
     bench_parser.add_argument(
         "kind",
         choices=tuple(COMMANDS),
-        help="engine: without HTTP; serve: a running server; shape: writes a folder without weights",
+        help="engine: without HTTP; exact: whether anything but the request changes its text; serve: a running server; "
+        "shape: writes a folder without weights",
     )
     bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark")
     for command, groups in (

@@ -1,0 +1,187 @@
+"""`headway bench exact`: one engine in this process; every request is compared with its run at depth 0, alone and cold."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import random
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from headway.engine.bench.exact.check import Check
+from headway.engine.bench.exact.combinations import Trial, all_combinations, draw, make_groups, make_trials
+from headway.engine.bench.exact.recorded import RecordedDrafter
+from headway.engine.bench.exact.report import MAX_KEPT_DIFFERENCES, Report, counters_of, keep, levels_of, show
+from headway.engine.bench.exact.session import Session
+from headway.engine.bench.exact.settings import Settings, read_settings
+from headway.engine.bench.exact.soak import Soak, SoakOutcome
+from headway.engine.bench.exact.texts import (
+    Companions,
+    Prompts,
+    Text,
+    joined_prompts,
+    make_texts,
+    random_prompts,
+)
+from headway.engine.bench.settings import EMBEDDED
+from headway.engine.build import Engine, assemble
+from headway.engine.demo.heldout import heldout_prompts
+from headway.engine.models.registry import read_model_spec
+from headway.engine.protocol.errors import HeadwayError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status: 0 where nothing differs; faults of the user's or the world's are one line on stderr."""
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
+    # Steps of many kinds run here for the first time, which takes long for no other reason.
+    logging.getLogger("headway.engine.scheduling.launch_timer").setLevel("ERROR")
+    try:
+        settings = read_settings(argv, has_gpu=torch.cuda.is_available())
+        report = run(settings, shlex.join(["headway", "bench", "exact", *argv]))
+        show(report)
+        keep(report, settings.json)
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0 if report.is_exact else 1
+
+
+def run(settings: Settings, command: str) -> Report:
+    """Raises HeadwayError."""
+    marks = [("start", time.monotonic())]
+    recorded = _recorded(settings) if settings.has_recorded_drafts else None
+    engine = _start(settings, recorded)
+    session = Session(engine)
+    prompts = _prompts(settings, engine)
+    marks.append(("start-up", time.monotonic()))
+    texts, trials, check = _plan(settings, session, prompts)
+    used = sorted({trial.text for trial in trials})
+    check.run_references(used)
+    if recorded is not None:
+        recorded.record([_whole(text, check) for text in texts])
+    marks.append(("references", time.monotonic()))
+    check.run_groups(make_groups(trials, random.Random(f"{settings.seed}-groups")))
+    marks.append(("combinations", time.monotonic()))
+    counters = counters_of(engine.scheduler.snapshot())
+    soak = _soak(settings, session, prompts)
+    marks.append(("soak", time.monotonic()))
+    return _report(settings, command, engine, trials, check, soak, counters, marks)
+
+
+def _start(settings: Settings, recorded: RecordedDrafter | None) -> Engine:
+    engine = assemble(settings.engine_config(), progress=lambda _: None, drafter=recorded)
+    engine.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
+    return engine
+
+
+def _recorded(settings: Settings) -> RecordedDrafter:
+    has_cuda = torch.cuda.is_available() and settings.device != "cpu"
+    length = settings.input_len + settings.num_tokens + 2
+    vocab_size = read_model_spec(settings.model).vocab_size
+    return RecordedDrafter(
+        settings.num_texts, length, vocab_size, torch.device("cuda" if has_cuda else "cpu")
+    )
+
+
+def _whole(text: Text, check: Check) -> list[int]:
+    """Returns prompt and output; a text without a reference takes part in no run."""
+    reference = check.references.get(text.index)
+    return [*text.prompt, *(() if reference is None else reference.token_ids)]
+
+
+def _prompts(settings: Settings, engine: Engine) -> Prompts:
+    if settings.model == EMBEDDED and not settings.is_dummy:
+        return joined_prompts(heldout_prompts())
+    return random_prompts(engine.info.vocab_size)
+
+
+def _plan(settings: Settings, session: Session, prompts: Prompts) -> tuple[list[Text], list[Trial], Check]:
+    info = session.engine.info
+    sizes = {"most": settings.input_len, "block_size": info.block_size}
+    texts = make_texts(settings.num_texts, prompts, random.Random(f"{settings.seed}-texts"), **sizes)
+    combinations = all_combinations(
+        range(info.depth + 1), settings.companies, dict.fromkeys((None, *settings.chunks))
+    )
+    drawn = draw(settings.num_requests, combinations, random.Random(f"{settings.seed}-combinations"))
+    greedy, sampled = ([t.index for t in texts if t.is_greedy == is_greedy] for is_greedy in (True, False))
+    companions = Companions(
+        prompts,
+        random.Random(f"{settings.seed}-companions"),
+        **sizes,
+        num_tokens=settings.num_tokens,
+        vocab_size=info.vocab_size,
+        first_seed=settings.num_texts,
+    )
+    check = Check(
+        session,
+        texts,
+        companions,
+        random.Random(f"{settings.seed}-runs"),
+        num_tokens=settings.num_tokens,
+        tell=_tell,
+    )
+    return texts, make_trials(drawn, greedy, sampled), check
+
+
+def _soak(settings: Settings, session: Session, prompts: Prompts) -> SoakOutcome | None:
+    if settings.num_soaked == 0:
+        return None
+    return Soak(
+        session,
+        prompts,
+        num_requests=settings.num_soaked,
+        num_tokens=settings.num_tokens,
+        input_len=settings.input_len,
+        seed=settings.seed,
+        tell=_tell,
+    ).run()
+
+
+def _report(
+    settings: Settings,
+    command: str,
+    engine: Engine,
+    trials: Sequence[Trial],
+    check: Check,
+    soak: SoakOutcome | None,
+    counters: dict[str, int],
+    marks: Sequence[tuple[str, float]],
+) -> Report:
+    outcome = check.outcome
+    draws = Counter(trial.combination for trial in trials)
+    is_cuda = engine.runner.device.type == "cuda"
+    name = torch.cuda.get_device_name(engine.runner.device) if is_cuda else f"CPU ({platform.machine()})"
+    differing = {one.trial for one in outcome.differences}
+    return Report(
+        command=command,
+        device_name=name,
+        engine=engine.info,
+        drafter="recorded" if settings.has_recorded_drafts else engine.info.drafter,
+        num_requests=len(trials),
+        num_texts=len(check.references),
+        num_combinations=len(draws),
+        least_draws=min(draws.values(), default=0),
+        num_differing=len(differing),
+        levels=levels_of(trials, differing, outcome.scored),
+        coverage=outcome.coverage,
+        **counters,
+        differences=outcome.differences[:MAX_KEPT_DIFFERENCES],
+        soak=soak,
+        seconds={name: end - start for (_, start), (name, end) in pairwise(marks)},
+    )
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""Runs every text once as a reference and every trial under its combination, and compares them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headway.engine.bench.exact.combinations import Group, Trial
+from headway.engine.bench.exact.compare import Difference, difference
+from headway.engine.bench.exact.session import Answer, Session
+from headway.engine.bench.exact.texts import Companions, Job, Text
+
+MOST_ARRIVALS_A_STEP = 6  # where requests arrive over many steps
+MAX_PRIMING_TOKENS = 8  # generated when the prefix cache is warmed
+PREEMPTED_WITHIN = 0.75  # of the output
+TOLD_EVERY_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What the trials have exercised. Mutable: the check is its only writer. num_mixed_steps: rounds that shared their pass with
+    prompts; num_masked_steps: steps with rows under a grammar."""
+
+    num_tokens: int = 0
+    num_scored: int = 0
+    num_probes: int = 0
+    num_warm_hits: int = 0
+    num_preempted: int = 0
+    num_mixed_steps: int = 0
+    num_masked_steps: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Mutable: the check is its only writer. scored: trials whose log-probabilities were compared at each token; those of others
+    are compared at one token after the run, behind the cache that it wrote."""
+
+    differences: list[Difference] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Coverage)
+    scored: set[int] = field(default_factory=set)
+
+
+class Check:
+    """Mutable: keeps the references."""
+
+    def __init__(
+        self,
+        session: Session,
+        texts: Sequence[Text],
+        companions: Companions,
+        chance: random.Random,
+        *,
+        num_tokens: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.outcome = Outcome()
+        self.references: dict[int, Answer] = {}
+        self._session, self._texts, self._companions = session, texts, companions
+        self._chance, self._num_tokens, self._tell = chance, num_tokens, tell
+        self._told = time.monotonic()
+
+    def run_references(self, indices: Sequence[int]) -> None:
+        """Runs these texts at depth 0, alone, each with a cache of its own. One token more than trials have tells what follows
+        them."""
+        self._session.choose(0, None)
+        for done, index in enumerate(indices):
+            text = self._texts[index]
+            job = Job(text.prompt, text.sampling(is_scored=True), self._num_tokens + 1, f"reference-{index}")
+            self.references[index] = self._session.run([job])[0]
+            self._tell_now_and_then(f"references: {done + 1} of {len(indices)}")
+
+    def run_groups(self, groups: Sequence[Group]) -> None:
+        for done, group in enumerate(groups):
+            self._run_group(group)
+            self._tell_now_and_then(
+                f"groups: {done + 1} of {len(groups)}, {len(self.outcome.differences)} requests differ"
+            )
+        coverage, counting = self.outcome.coverage, self._session.counting
+        coverage.num_mixed_steps, coverage.num_masked_steps = counting.num_mixed, counting.num_masked
+
+    def _run_group(self, group: Group) -> None:
+        setting, session = group.setting, self._session
+        session.choose(setting.depth, setting.chunk)
+        self._warm_up(group)
+        jobs = [self._job(trial, group) for trial in group.trials]
+        others = self._companions.draw(setting.company - len(jobs), is_scored=group.is_scored)
+        order = list(range(setting.company))
+        self._chance.shuffle(order)
+        gaps = self._gaps(setting.company) if group.is_spread else []
+        answers = session.run([[*jobs, *others][i] for i in order], gaps)
+        by_job = dict(zip(order, answers, strict=True))
+        self._compare(group, jobs, [by_job[i] for i in range(len(jobs))])
+
+    def _gaps(self, count: int) -> list[int]:
+        """Returns steps before each arrival: one or several arrive at a step."""
+        gaps = [0]
+        while len(gaps) < count:
+            gaps += [1, *[0] * self._chance.randrange(MOST_ARRIVALS_A_STEP)]
+        return gaps[:count]
+
+    def _warm_up(self, group: Group) -> None:
+        """Fills the cache with the prompts of warm trials, or with their beginnings, all at once."""
+        jobs = []
+        for trial in group.trials:
+            if trial.combination.is_warm:
+                text = self._texts[trial.text]
+                length = len(text.prompt)
+                cut = length if self._chance.random() < 0.5 else self._chance.randint(-(-length // 2), length)
+                num_tokens = self._chance.randint(1, min(MAX_PRIMING_TOKENS, self._num_tokens))
+                sampling = text.sampling(is_scored=False)
+                jobs.append(Job(text.prompt[:cut], sampling, num_tokens, _salt(trial)))
+        self._session.run(jobs)
+
+    def _job(self, trial: Trial, group: Group) -> Job:
+        text, combination = self._texts[trial.text], trial.combination
+        preempt_at = None
+        if combination.is_preempted:
+            preempt_at = self._chance.randrange(max(int(PREEMPTED_WITHIN * self._num_tokens), 1))
+        return Job(
+            text.prompt,
+            text.sampling(is_scored=group.is_scored),
+            self._num_tokens,
+            _salt(trial),
+            preempt_at=preempt_at,
+            forgets_blocks=not combination.is_warm,
+        )
+
+    def _compare(self, group: Group, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
+        coverage = self.outcome.coverage
+        found: dict[int, Difference | None] = {}
+        for trial, answer in zip(group.trials, answers, strict=True):
+            found[trial.index] = self._difference(trial, group, answer)
+            coverage.num_tokens += len(answer.token_ids)
+            coverage.num_scored += len(answer.token_ids) if answer.scores else 0
+            coverage.num_warm_hits += trial.combination.is_warm and answer.num_cached > 0
+            coverage.num_preempted += answer.was_preempted
+        if group.is_scored:
+            self.outcome.scored |= found.keys()
+        else:
+            same = [trial for trial in group.trials if found[trial.index] is None]
+            for trial, answer in zip(same, self._probe(same), strict=True):
+                found[trial.index] = self._difference(trial, group, answer, start=self._num_tokens)
+            coverage.num_probes += len(same)
+        self.outcome.differences += [one for one in found.values() if one is not None]
+
+    def _probe(self, trials: Sequence[Trial]) -> list[Answer]:
+        """Returns one further token of each trial with its log-probabilities, computed behind the cache that the trial wrote."""
+        jobs = []
+        for trial in trials:
+            text = self._texts[trial.text]
+            output = self.references[trial.text].token_ids[: self._num_tokens]
+            jobs.append(Job([*text.prompt, *output], text.sampling(is_scored=True), 1, _salt(trial)))
+        return self._session.run(jobs)
+
+    def _difference(self, trial: Trial, group: Group, answer: Answer, *, start: int = 0) -> Difference | None:
+        others = "scored among adjusted, scored and masked rows" if group.is_scored else "among plain rows"
+        arrival = "arriving over many steps" if group.is_spread else "arriving at once"
+        alone = group.setting.company == 1
+        circumstances = trial.combination.describe() + ("" if alone else f", {others}, {arrival}")
+        if start > 0:
+            circumstances += "; seen at the token after its output, behind the cache that it wrote"
+        wanted = self.references[trial.text]
+        return difference(trial.index, trial.text, wanted, answer, circumstances, start=start)
+
+    def _tell_now_and_then(self, what: str) -> None:
+        if time.monotonic() - self._told > TOLD_EVERY_SECONDS:
+            self._told = time.monotonic()
+            self._tell(what)
+
+
+def _salt(trial: Trial) -> str:
+    """Returns what keeps the trial's cached prefix apart from that of all others."""
+    return f"trial-{trial.index}"

@@ -1,0 +1,169 @@
+"""Settings of `headway bench exact`: its flags, and the engine that they select."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from headway.engine.bench.settings import find_model, parse_number, parse_numbers
+from headway.engine.loading.checkpoint import DtypeName
+from headway.engine.models.registry import read_model_spec
+from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
+from headway.engine.protocol.errors import ConfigError
+
+DrafterChoice = Literal["auto", "mtp", "ngram", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Lengths in tokens. num_texts: requests that differ; the others repeat them under further combinations. companies: sizes of
+    the company, 1 for a request alone. chunks: prompt tokens of a step besides the engine's own policy. num_soaked: requests of
+    the soak. num_tokens: of each output."""
+
+    model: Path
+    is_dummy: bool
+    num_requests: int
+    num_texts: int
+    num_tokens: int
+    num_soaked: int
+    depth: int
+    companies: tuple[int, ...]
+    chunks: tuple[int, ...]
+    input_len: int
+    seed: int
+    json: Path | None
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: DtypeName
+    threads: int | None
+    kv_cache_memory_bytes: int | None
+    drafter: DrafterChoice
+    deterministic: bool
+
+    @property
+    def has_recorded_drafts(self) -> bool:
+        """Returns whether drafts come from the references: those of random weights would never be right."""
+        if self.depth == 0 or self.drafter != "auto":
+            return self.depth > 0 and self.drafter == "recorded"
+        return self.is_dummy or read_model_spec(self.model).draft_head is None
+
+    def engine_config(self) -> EngineConfig:
+        """One engine for all runs. Raises ConfigError."""
+        limit = read_model_spec(self.model).max_position_embeddings
+        wanted = self.input_len + self.num_tokens + 1
+        if wanted > limit:
+            raise ConfigError(
+                f"--input-len is {self.input_len} and --tokens {self.num_tokens}, together with one token more at most "
+                f"{limit} for this model; lower one of them"
+            )
+        drafter: Literal["auto", "mtp", "ngram", "none"] = (
+            "auto" if self.drafter == "recorded" else self.drafter
+        )
+        if self.depth == 0:
+            drafter = "none"
+        elif self.has_recorded_drafts:
+            drafter = "ngram"  # the head is not loaded, and the recorded drafts replace the lookup
+        return EngineConfig(
+            model_path=str(self.model),
+            device=self.device,
+            dtype=self.dtype,
+            load_format="dummy" if self.is_dummy else "safetensors",
+            depth=self.depth,
+            drafter=drafter,
+            max_model_len=wanted,
+            max_running=max(self.companies),
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            threads=self.threads,
+            deterministic=self.deterministic,
+        )
+
+
+def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
+    """Raises ConfigError; --help and flags that do not exist leave as argparse does."""
+    given = _parser().parse_args(argv)
+    if given.json is not None and (given.json.is_dir() or not given.json.parent.is_dir()):
+        raise ConfigError(
+            f"--json is {given.json}, which is no file in a folder that exists; name another one"
+        )
+    if given.depth > MAX_DEPTH:
+        raise ConfigError(f"--depth is {given.depth}, it must be 0 to {MAX_DEPTH}")
+    is_cpu = given.device == "cpu" or not has_gpu
+    model, is_shape = find_model(given.model)
+    num_requests = (120 if is_cpu else 1000) if given.requests is None else given.requests
+    num_texts = min(given.texts or num_requests, max(num_requests, 1))
+    return Settings(
+        model=model,
+        is_dummy=is_shape or given.load_format == "dummy",
+        num_requests=num_requests,
+        num_texts=max(num_texts, 2),
+        num_tokens=given.tokens or (16 if is_cpu else 64),
+        num_soaked=given.soak,
+        depth=given.depth,
+        companies=given.batch or ((1, 4, 8) if is_cpu else (1, 32, 128)),
+        chunks=given.prefill_chunk or ((32,) if is_cpu else (80,)),
+        input_len=given.input_len or (96 if is_cpu else 512),
+        seed=given.seed,
+        json=given.json,
+        device=given.device,
+        dtype=given.dtype,
+        threads=given.threads,
+        kv_cache_memory_bytes=given.kv_cache_memory,
+        drafter=given.drafter,
+        deterministic=given.deterministic,
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 0 or more")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway bench exact",
+        description="Checks that depth, company, prefix cache, prompt chunks and preemption change no token and no bit of a "
+        "log-probability: every request runs once under a combination of them that is drawn at random, and is compared with "
+        "its run at depth 0, alone, with a cold cache. Exit status 1: some request differs.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a folder, or mimo-7b or mimo-0.5b, which have random weights "
+        "(default: the embedded model)")  # fmt: skip
+    add("--load-format", choices=("safetensors", "dummy"), default="safetensors",
+        help="dummy: random weights, for a folder with config.json alone")  # fmt: skip
+    add(
+        "--requests",
+        type=_count,
+        metavar="N",
+        help="runs that are compared; 0: only the soak (default: 1000; on a CPU 120)",
+    )
+    add("--texts", type=parse_number, metavar="N", help="requests that differ, each of which costs a run alone; the others "
+        "repeat them under further combinations (default: as many as --requests)")  # fmt: skip
+    add(
+        "--tokens",
+        type=parse_number,
+        metavar="N",
+        help="new tokens of each request (default: 64; on a CPU 16)",
+    )
+    add("--soak", type=_count, default=0, metavar="N", help="then serve N requests that arrive at random, twice in different "
+        "orders, and compare both times (default: 0)")  # fmt: skip
+    add("--depth", type=_count, default=4, metavar="K", help="compare depths 0 to K (default: 4)")
+    add("--batch", type=parse_numbers(1), metavar="N,N", help="requests that run at the same time, 1: alone (default: 1,32,128; "
+        "on a CPU 1,4,8)")  # fmt: skip
+    add("--prefill-chunk", type=parse_numbers(1), metavar="N,N", help="prompt tokens of a step, besides what headway serve takes "
+        "by itself (default: 80; on a CPU 32)")  # fmt: skip
+    add("--input-len", type=parse_number, metavar="N", help="the longest prompt (default: 512; on a CPU 96)")
+    add("--seed", type=_count, default=0, metavar="N", help="of all that is drawn at random (default: 0)")
+    add("--json", type=Path, metavar="FILE", help="write all figures and differences there")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
+    add("--dtype", choices=("auto", "float32", "float64", "bfloat16", "float16"), default="auto",
+        help="(default: auto: float32 on a CPU)")  # fmt: skip
+    add("--threads", type=parse_number, metavar="N", help="CPU threads (default: all cores)")
+    add("--kv-cache-memory", type=parse_number, metavar="BYTES", help="as of headway serve")
+    add("--drafter", choices=get_args(DrafterChoice), default="auto", help="recorded: the reference's own tokens, three of four "
+        "right (default: auto: the model's MTP head, or recorded where it has none or the weights are random)")  # fmt: skip
+    add("--deterministic", action="store_true", help="as of headway serve")
+    return parser

@@ -1,0 +1,150 @@
+"""Makes the requests of the check: prompts of all lengths, companions of every kind, and a vocabulary for their grammars."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, product
+from string import ascii_lowercase
+
+from headway.engine.grammar.compile import regex_source
+from headway.engine.protocol.grammar import Grammar, TokenTable
+from headway.engine.protocol.sampling_params import SamplingParams
+
+TEMPERATURE = 0.8
+NUM_TOP = 1  # tokens whose log-probabilities are compared besides that of the sampled one
+SHARE_AT_BORDERS = 0.5  # of prompts that end at a block's end, or one token before or after it
+NUM_BYTES = 256
+CHARACTERS_PER_TOKEN = 8
+
+Prompts = Callable[[random.Random, int], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A request of its own: all its runs must give the same tokens. Its index is its seed."""
+
+    index: int
+    prompt: list[int]
+    is_greedy: bool
+
+    def sampling(self, *, is_scored: bool) -> SamplingParams:
+        temperature = 0.0 if self.is_greedy else TEMPERATURE
+        num_logprobs = NUM_TOP if is_scored else None
+        return SamplingParams(temperature=temperature, seed=self.index, num_logprobs=num_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a request. salt: keeps its cached prefix apart. preempt_at: output tokens after which it is preempted once;
+    None: never. forgets_blocks: it finds none of its blocks in the cache afterwards."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    salt: str
+    grammar: Grammar | None = None
+    preempt_at: int | None = None
+    forgets_blocks: bool = False
+
+
+def random_prompts(vocab_size: int) -> Prompts:
+    """Returns a source of prompts of random tokens."""
+
+    def prompt(chance: random.Random, length: int) -> list[int]:
+        return chance.choices(range(vocab_size), k=length)
+
+    return prompt
+
+
+def joined_prompts(texts: Sequence[list[int]]) -> Prompts:
+    """Returns a source of prompts that are cut from given texts in random order."""
+
+    def prompt(chance: random.Random, length: int) -> list[int]:
+        tokens = chance.choice(texts)[chance.randrange(8) :]
+        while len(tokens) < length:
+            tokens = [*tokens, *chance.choice(texts)]
+        return tokens[:length]
+
+    return prompt
+
+
+def random_length(chance: random.Random, most: int, block_size: int) -> int:
+    """Returns the length of a prompt: often at a block's end, else as many short ones as long ones."""
+    if chance.random() < SHARE_AT_BORDERS and most > block_size:
+        border = block_size * chance.randint(1, most // block_size)
+        return min(border + chance.choice((-1, 0, 1)), most)
+    return int(math.exp(chance.uniform(0.0, math.log(most))))
+
+
+def make_texts(
+    count: int, prompts: Prompts, chance: random.Random, *, most: int, block_size: int
+) -> list[Text]:
+    """Returns greedy and sampled texts in turn."""
+    return [
+        Text(index, prompts(chance, random_length(chance, most, block_size)), index % 2 == 0)
+        for index in range(count)
+    ]
+
+
+class Companions:
+    """Requests that run with those that are compared. Mutable: each call draws further ones.
+
+    Their seeds are those of no text.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        chance: random.Random,
+        *,
+        most: int,
+        num_tokens: int,
+        block_size: int,
+        vocab_size: int,
+        first_seed: int,
+    ) -> None:
+        self._prompts, self._chance = prompts, chance
+        self._most, self._num_tokens, self._block_size = most, num_tokens, block_size
+        self._vocab_size = vocab_size
+        self._seed = first_seed
+        self._grammar = Grammar(regex_source(f"[a-z ]{{{CHARACTERS_PER_TOKEN * num_tokens},}}"))
+
+    def draw(self, count: int, *, is_scored: bool) -> list[Job]:
+        """Returns jobs of every kind, or with is_scored False of those whose round prompts may share."""
+        kinds = ("plain", "adjusted", "scored", "masked") if is_scored else ("plain",)
+        return [self._job(kinds[number % len(kinds)]) for number in range(count)]
+
+    def _job(self, kind: str) -> Job:
+        chance, self._seed = self._chance, self._seed + 1
+        fields: dict[str, object] = {"temperature": chance.choice((0.0, TEMPERATURE)), "seed": self._seed}
+        if chance.random() < 0.5:
+            fields |= {"top_p": 0.9, "top_k": 20}
+        if kind == "adjusted":
+            fields |= {"presence_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": {1: 2.0, 7: -5.0}}
+            fields |= {"bad_words_token_ids": [[5], [3, 4]]}
+        if kind == "scored":
+            fields |= {"num_logprobs": 5, "num_prompt_logprobs": 1}
+        length = random_length(chance, self._most, self._block_size)
+        return Job(
+            self._prompts(chance, length),
+            SamplingParams(**fields),  # type: ignore[arg-type]
+            chance.randint(1, self._num_tokens),
+            f"company-{self._seed}",
+            grammar=self._grammar if kind == "masked" else None,
+        )
+
+
+def made_up_table(vocab_size: int) -> TokenTable:
+    """Returns a vocabulary of bytes and words for grammars that mask tokens, whatever the model's tokenizer is. The last token
+    ends a text."""
+    tokens = list(islice(chain((bytes((byte,)) for byte in range(NUM_BYTES)), _words()), vocab_size - 1))
+    return TokenTable([*tokens, b""], [vocab_size - 1], [vocab_size - 1])
+
+
+def _words() -> Iterator[bytes]:
+    for length in range(2, 6):
+        for letters in product(ascii_lowercase, repeat=length):
+            yield "".join(letters).encode()
