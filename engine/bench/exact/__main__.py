@@ -17,7 +17,7 @@ import torch
 from headway.engine.bench.exact.check import Check
 from headway.engine.bench.exact.combinations import Trial, all_combinations, draw, make_groups, make_trials
 from headway.engine.bench.exact.recorded import RecordedDrafter
-from headway.engine.bench.exact.report import MAX_KEPT_DIFFERENCES, Report, counters_of, keep, levels_of, show
+from headway.engine.bench.exact.report import MAX_KEPT_DIFFERENCES, Report, keep, levels_of, show
 from headway.engine.bench.exact.session import Session
 from headway.engine.bench.exact.settings import Settings, read_settings
 from headway.engine.bench.exact.soak import Soak, SoakOutcome
@@ -70,10 +70,11 @@ def run(settings: Settings, command: str) -> Report:
     marks.append(("references", time.monotonic()))
     check.run_groups(make_groups(trials, random.Random(f"{settings.seed}-groups")))
     marks.append(("combinations", time.monotonic()))
-    counters = counters_of(engine.scheduler.snapshot())
-    soak = _soak(settings, session, prompts)
+    # Recorded drafts are right for these alone.
+    repeated = [text for text in texts if text.index in check.references] if recorded is not None else []
+    soak = _soak(settings, session, prompts, repeated)
     marks.append(("soak", time.monotonic()))
-    return _report(settings, command, engine, trials, check, soak, counters, marks)
+    return _report(settings, command, engine, trials, check, soak, marks)
 
 
 def _start(settings: Settings, recorded: RecordedDrafter | None) -> Engine:
@@ -131,12 +132,15 @@ def _plan(settings: Settings, session: Session, prompts: Prompts) -> tuple[list[
     return texts, make_trials(drawn, greedy, sampled), check
 
 
-def _soak(settings: Settings, session: Session, prompts: Prompts) -> SoakOutcome | None:
+def _soak(
+    settings: Settings, session: Session, prompts: Prompts, texts: Sequence[Text]
+) -> SoakOutcome | None:
     if settings.num_soaked == 0:
         return None
     return Soak(
         session,
         prompts,
+        texts=texts,
         num_requests=settings.num_soaked,
         num_tokens=settings.num_tokens,
         input_len=settings.input_len,
@@ -152,7 +156,6 @@ def _report(
     trials: Sequence[Trial],
     check: Check,
     soak: SoakOutcome | None,
-    counters: dict[str, int],
     marks: Sequence[tuple[str, float]],
 ) -> Report:
     outcome = check.outcome
@@ -172,7 +175,6 @@ def _report(
         num_differing=len(differing),
         levels=levels_of(trials, differing, outcome.scored),
         coverage=outcome.coverage,
-        **counters,
         differences=outcome.differences[:MAX_KEPT_DIFFERENCES],
         soak=soak,
         seconds={name: end - start for (_, start), (name, end) in pairwise(marks)},

@@ -20,7 +20,8 @@ TOLD_EVERY_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Coverage:
-    """What the trials have exercised. Mutable: the check is its only writer. num_mixed_steps: rounds that shared their pass with
+    """What the trials have exercised. Mutable: the check is its only writer. num_drafted, num_accepted: drafts of the trials,
+    not of their company. num_mixed_steps: rounds that shared their pass with
     prompts; num_masked_steps: steps with rows under a grammar."""
 
     num_tokens: int = 0
@@ -28,6 +29,8 @@ class Coverage:
     num_probes: int = 0
     num_warm_hits: int = 0
     num_preempted: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     num_mixed_steps: int = 0
     num_masked_steps: int = 0
 
@@ -136,6 +139,8 @@ class Check:
             coverage.num_scored += len(answer.token_ids) if answer.scores else 0
             coverage.num_warm_hits += trial.combination.is_warm and answer.num_cached > 0
             coverage.num_preempted += answer.was_preempted
+            coverage.num_drafted += answer.num_drafted
+            coverage.num_accepted += answer.num_accepted
         if group.is_scored:
             self.outcome.scored |= found.keys()
         else:

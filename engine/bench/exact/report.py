@@ -17,7 +17,6 @@ from headway.engine.bench.exact.compare import Difference
 from headway.engine.bench.exact.soak import SoakOutcome
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
-from headway.engine.protocol.stats import EngineStats
 
 MAX_KEPT_DIFFERENCES = 200
 TABLE_WIDTH = 120
@@ -57,10 +56,6 @@ class Report:
     num_differing: int
     levels: list[Level]
     coverage: Coverage
-    num_preemptions: int
-    num_cached_prompt_tokens: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
     differences: list[Difference]
     soak: SoakOutcome | None
     seconds: dict[str, float]
@@ -81,15 +76,6 @@ def levels_of(trials: Sequence[Trial], differing: set[int], scored: set[int]) ->
         bad = Counter(value for trial, value in zip(trials, values, strict=True) if trial.index in differing)
         levels += [Level(name, value, counts[value], bad[value]) for value in sorted(counts)]
     return levels
-
-
-def counters_of(stats: EngineStats) -> dict[str, int]:
-    return {
-        "num_preemptions": stats.num_preemptions,
-        "num_cached_prompt_tokens": stats.num_cached_prompt_tokens,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_tokens": stats.num_accepted_tokens,
-    }
 
 
 def show(report: Report) -> None:
@@ -125,13 +111,13 @@ def _show_trials(console: Console, report: Report) -> None:
     for level in report.levels:
         table.add_row(level.factor, level.value, f"{level.num_requests:,}", f"{level.num_differing:,}")
     console.print(table)
-    share = report.num_accepted_tokens / max(report.num_draft_tokens, 1)
+    share = coverage.num_accepted / max(coverage.num_drafted, 1)
     console.print(
         f"{report.num_combinations} combinations, each drawn {report.least_draws} times or more; "
         f"{report.num_texts:,} texts; {coverage.num_tokens:,} tokens compared, {coverage.num_scored:,} of them with "
         f"log-probabilities, {coverage.num_probes:,} requests by the token after them, too\n"
         f"{coverage.num_preempted:,} requests preempted, {coverage.num_warm_hits:,} found a cached prefix; drafts by "
-        f"{report.drafter}: {report.num_draft_tokens:,}, accepted {share:.0%}; "
+        f"{report.drafter}: {coverage.num_drafted:,}, accepted {share:.0%}; "
         f"{coverage.num_mixed_steps:,} rounds planned with prompts in their pass, {coverage.num_masked_steps:,} steps with "
         "masked rows"
     )

@@ -26,6 +26,8 @@ class Answer:
     token_ids: array[int] = field(default_factory=lambda: array("q"))
     scores: array[float] = field(default_factory=lambda: array("d"))
     num_cached: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     was_preempted: bool = False
 
     @property
@@ -152,6 +154,8 @@ class Session:
             for place, logprob in enumerate(own.logprobs):
                 answer.scores.append(logprob)
                 answer.scores.extend(own.top_logprobs[place * num_top : (place + 1) * num_top])
+        answer.num_drafted += event.num_drafted
+        answer.num_accepted += event.num_accepted
         answer.num_cached = event.num_cached or answer.num_cached
         if event.finish_reason is not None:
             del self._running[event.request_id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headway.engine.bench.exact.compare import Difference, difference, digest
@@ -39,12 +39,15 @@ class Soak:
         session: Session,
         prompts: Prompts,
         *,
+        texts: Sequence[Text],
         num_requests: int,
         num_tokens: int,
         input_len: int,
         seed: int,
         tell: Callable[[str], None],
     ) -> None:
+        """texts: those that requests repeat, cut at other lengths; empty: each request has one of its own."""
+        self._texts = texts
         self._session, self._prompts, self._tell = session, prompts, tell
         self._num_requests, self._num_tokens = num_requests, num_tokens
         self._input_len, self._seed = input_len, seed
@@ -108,6 +111,8 @@ class Soak:
 
     def _text(self, index: int) -> Text:
         """Returns the text of a request, the same each time."""
+        if self._texts:
+            return self._texts[index % len(self._texts)]
         chance = random.Random(f"{self._seed}-soak-{index}")
         length = random_length(chance, self._input_len, self._session.engine.info.block_size)
         if chance.random() < 0.5:

@@ -132,7 +132,7 @@ def test_nothing_changes_a_text_on_a_cpu(
     assert coverage["num_probes"] > 4
     assert coverage["num_scored"] > 16 * NUM_TOKENS
     assert coverage["num_masked_steps"] > 0
-    assert 0.3 < report["num_accepted_tokens"] / report["num_draft_tokens"] < 0.99
+    assert 0.3 < coverage["num_accepted"] / coverage["num_drafted"] < 0.99
     assert "exact: no request differs" in capsys.readouterr().out
 
 
@@ -164,9 +164,7 @@ def test_recorded_drafts_are_accepted_where_the_weights_are_random(folder: str) 
     report = check(folder, *SMALL, "--requests", "12", "--texts", "6", "--load-format", "dummy")
     assert report.num_differing == 0
     assert report.drafter == "recorded"
-    assert (
-        report.num_accepted_tokens > 0.1 * report.num_draft_tokens
-    )  # those of the others in the company are wrong
+    assert 0.4 < report.coverage.num_accepted / report.coverage.num_drafted < 0.9
 
 
 GPU = ("--device", "cuda", "--dtype", "bfloat16", "--tokens", "48", "--input-len", "160")
