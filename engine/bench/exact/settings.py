@@ -40,7 +40,7 @@ class Settings:
     threads: int | None
     kv_cache_memory_bytes: int | None
     drafter: DrafterChoice
-    deterministic: bool
+    fast_math: bool
 
     @property
     def has_recorded_drafts(self) -> bool:
@@ -76,7 +76,7 @@ class Settings:
             max_running=max(self.companies),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             threads=self.threads,
-            deterministic=self.deterministic,
+            fast_math=self.fast_math,
         )
 
 
@@ -111,7 +111,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         threads=given.threads,
         kv_cache_memory_bytes=given.kv_cache_memory,
         drafter=given.drafter,
-        deterministic=given.deterministic,
+        fast_math=given.fast_math,
     )
 
 
@@ -165,5 +165,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-cache-memory", type=parse_number, metavar="BYTES", help="as of headway serve")
     add("--drafter", choices=get_args(DrafterChoice), default="auto", help="recorded: the reference's own tokens, three of four "
         "right (default: auto: the model's MTP head, or recorded where it has none or the weights are random)")  # fmt: skip
-    add("--deterministic", action="store_true", help="as of headway serve")
+    add("--fast-math", action="store_true", help="as of headway serve")
     return parser
