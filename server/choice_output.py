@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ class NumberedCall:
     arguments: str
 
 
-Part = Reasoning | Content | NumberedCall
+Text = Reasoning | Content
+Part = Text | NumberedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +130,23 @@ class ReasoningCounter:
 
 
 def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts with neighbours of one kind put together."""
+    """The parts with those of one kind put together that follow each other in the output without a gap."""
+    return _joined(parts, lambda last, part: part.start == last.start + len(last.text))
+
+
+def without_gaps(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts with neighbours of one kind put together, whatever the output has between them."""
+    return _joined(parts, lambda last, part: True)
+
+
+def _joined(parts: Iterable[Part], belong: Callable[[Text, Text], bool]) -> tuple[Part, ...]:
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
-        if isinstance(part, Reasoning) and isinstance(last, Reasoning):
-            found[-1] = Reasoning(last.text + part.text)
-        elif isinstance(part, Content) and isinstance(last, Content):
-            found[-1] = Content(last.text + part.text)
+        if isinstance(part, Reasoning) and isinstance(last, Reasoning) and belong(last, part):
+            found[-1] = Reasoning(last.text + part.text, last.start)
+        elif isinstance(part, Content) and isinstance(last, Content) and belong(last, part):
+            found[-1] = Content(last.text + part.text, last.start)
         else:
             found.append(part)
     return tuple(found)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headway.engine import TokenLogprobs
 from headway.server.choice import Delta, TokenInfo
 from headway.server.detokenizer import Detokenizer, Vocabulary
+from headway.server.formats import Content, Reasoning
 from headway.server.prompt import EncodedPrompt
 from headway.server.protocol.chat import ChoiceLogprobs, TokenLogprob, TopLogprob
 from headway.server.protocol.completions import CompletionLogprobs
@@ -62,25 +63,19 @@ def _top_logprob(token_id: int, logprob: float, vocabulary: Vocabulary) -> TopLo
 class PartLogprobs:
     """Finds the tokens of the parts of a text. Mutable: fed with deltas, then asked for their parts in order.
 
-    A part is written in the model's own text as it is, with delimiters and white space between it and the one before; a token
-    that begins within the part is the part's.
+    A token that begins within a part is the part's.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._text = ""  # of which no part was asked for yet
-        self._start = 0  # where it begins in the whole text, in characters
-        self._tokens: list[TokenInfo] = []
+        self._tokens: list[TokenInfo] = []  # from the end of the last part on
 
     def add(self, delta: Delta) -> None:
-        self._text += delta.text
         self._tokens += delta.tokens
 
-    def of(self, part: str) -> list[TokenLogprob]:
-        """part: the text of the next part."""
-        begin = self._start + max(0, self._text.find(part))
-        end = begin + len(part)
-        self._text, self._start = self._text[end - self._start :], end
+    def of(self, part: Reasoning | Content) -> list[TokenLogprob]:
+        """part: the next one."""
+        begin, end = part.start, part.start + len(part.text)
         passed = [token for token in self._tokens if token.start < end]
         self._tokens = self._tokens[len(passed) :]
         return chat_logprobs([t for t in passed if t.start >= begin], self._vocabulary).content

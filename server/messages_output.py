@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from headway.server.choice import Delta
-from headway.server.choice_output import NumberedCall, Part
+from headway.server.choice_output import NumberedCall, Part, without_gaps
 from headway.server.formats import Content, Reasoning
 from headway.server.protocol.messages_api import (
     AnswerBlock,
@@ -53,7 +53,7 @@ class MessageWriter:
     async def message(self) -> MessagesAnswer:
         (delta,) = await collect(self.answer)
         ending = self._ending(delta)
-        blocks = [self._block(part) for part in self._parts(delta)]
+        blocks = [self._block(part) for part in without_gaps(self._parts(delta))]
         return self._message(blocks, ending.stop_reason, ending.stop_sequence)
 
     async def events(self) -> AsyncGenerator[bytes, None]:

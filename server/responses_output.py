@@ -68,11 +68,12 @@ class OutputItems:
         self._open: OpenText | None = None
         self._tells_reasoning = tells_reasoning
         self._logprobs = logprobs
+        self._num_characters = 0  # of texts that are not split into parts
 
     def take(self, delta: Delta) -> Iterator[Event]:
         if self._logprobs is not None:
             self._logprobs.add(delta)
-        for part in _parts(delta):
+        for part in self._parts(delta):
             if isinstance(part, NumberedCall):
                 yield from self._close(COMPLETED)
                 yield from self._call(part)
@@ -87,9 +88,15 @@ class OutputItems:
             yield from self._begin(is_reasoning=False)
             yield from self._close(status)
 
+    def _parts(self, delta: Delta) -> Sequence[Part]:
+        if delta.parts is not None:
+            return delta.parts
+        start, self._num_characters = self._num_characters, self._num_characters + len(delta.text)
+        return (Content(delta.text, start),)
+
     def _write(self, part: Reasoning | Content) -> Iterator[Event]:
         is_reasoning = isinstance(part, Reasoning)
-        logprobs = [] if self._logprobs is None else self._logprobs.of(part.text)
+        logprobs = [] if self._logprobs is None else self._logprobs.of(part)
         if is_reasoning and not self._tells_reasoning:
             return
         if self._open is None or self._open.is_reasoning != is_reasoning:
@@ -136,10 +143,6 @@ class OutputItems:
     def _finished(self, item: Item) -> Iterator[Event]:
         yield ItemDone(output_index=len(self.done), item=item)
         self.done.append(item)
-
-
-def _parts(delta: Delta) -> Sequence[Part]:
-    return (Content(delta.text),) if delta.parts is None else delta.parts
 
 
 def _item_id(prefix: str) -> str:

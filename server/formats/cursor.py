@@ -23,13 +23,15 @@ class NoCallError(Exception):
 class Cursor:
     """A place in a text of which more may come. Mutable: the readers move `position`; `feed` and `end` are called by the parser.
 
-    mark: in characters of `text`; what lies before it has been told. Never after `position`.
+    mark: in characters of `text`; what lies before it has been told. Never after `position`. num_forgotten: characters that came
+    before `text`.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.position = 0
         self.mark = 0
+        self.num_forgotten = 0
         self.is_ended = False
 
     def feed(self, text: str) -> None:
@@ -38,6 +40,7 @@ class Cursor:
     def forget(self) -> None:
         """Drops the text before the mark. Only a reader that keeps no place of its own may call it."""
         self.text = self.text[self.mark :]
+        self.num_forgotten += self.mark
         self.position -= self.mark
         self.mark = 0
 

@@ -34,7 +34,9 @@ class HarmonyParser:
         self._has_tools = bool(schemas_of(tools))
         self._cursor = Cursor()
         self._pieces: list[Piece] = []
-        self._content = TextSink(lambda text: self._pieces.append(Content(text)), keeps_leading=True)
+        self._content = TextSink(
+            lambda text, start: self._pieces.append(Content(text, start)), keeps_leading=True
+        )
         self._reader = self._read(prompt.rpartition(START)[2] if START in prompt else "")
         self._is_done = False
 
@@ -61,6 +63,7 @@ class HarmonyParser:
         if opened:
             yield from self._read_body(header)
         while cursor.rest or not cursor.is_ended:
+            begin = cursor.position
             try:
                 before = yield from cursor.until(MESSAGE, *ENDS, limit=_MAX_HEADER)
             except NoCallError:
@@ -68,12 +71,12 @@ class HarmonyParser:
                 continue
             if (yield from cursor.option(MESSAGE)):
                 if not _HEADER.fullmatch(before):
-                    self._content(before)
+                    self._content.take(cursor, begin, begin + len(before))
                 yield from self._read_body(before)
             else:
                 yield from cursor.option(*ENDS)
                 yield from cursor.option(START)
-                self._content(before)
+                self._content.take(cursor, begin, begin + len(before))
                 self._forget()
         self._content.end()
 
@@ -82,10 +85,10 @@ class HarmonyParser:
         if not self._cursor.is_ended:
             yield from self._read_text(self._content)
         else:
-            rest = self._cursor.rest
-            self._cursor.position = len(self._cursor.text)
-            if not _HEADER.fullmatch(rest):
-                self._content(rest)
+            cursor = self._cursor
+            begin, cursor.position = cursor.position, len(cursor.text)
+            if not _HEADER.fullmatch(cursor.text, begin):
+                self._content.take(cursor, begin, cursor.position)
             self._forget()
 
     def _read_body(self, header: str) -> Wait:
@@ -95,7 +98,9 @@ class HarmonyParser:
         if recipient.startswith(FUNCTIONS) and self._has_tools:
             yield from self._read_call(recipient.removeprefix(FUNCTIONS))
         elif channel == "analysis" and not recipient:
-            sink = TextSink(lambda text: self._pieces.append(Reasoning(text)), keeps_leading=False)
+            sink = TextSink(
+                lambda text, start: self._pieces.append(Reasoning(text, start)), keeps_leading=False
+            )
             yield from self._read_text(sink)
             sink.end()
         else:
@@ -119,12 +124,12 @@ class HarmonyParser:
     def _read_text(self, sink: TextSink) -> Wait:
         """Passes text on, from the mark to what ends a message: an end that the beginning of another, or nothing, follows."""
         cursor, markers = self._cursor, Markers(ENDS)
-        sink(cursor.text[cursor.mark : cursor.position])
+        sink.take(cursor, cursor.mark, cursor.position)
         while True:
             match = markers.find(cursor.text, cursor.position)
             num_held = 0 if match or cursor.is_ended else markers.num_held(cursor.text, cursor.position)
             end = match.start() if match else len(cursor.text) - num_held
-            sink(cursor.text[cursor.position : end])
+            sink.take(cursor, cursor.position, end)
             cursor.position = end
             self._forget()
             if match:
@@ -132,7 +137,7 @@ class HarmonyParser:
                 if (yield from cursor.option(START)) or not cursor.rest:
                     self._forget()
                     return
-                sink(match.group())
+                sink.take(cursor, 0, len(match.group()))
             elif cursor.is_ended:
                 return
             else:

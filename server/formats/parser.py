@@ -15,26 +15,40 @@ class TextSink:
     """Collects one kind of text. Mutable: the parser writes it. Whitespace is held back until text follows it.
 
     Whitespace before the first text, and after the last before a delimiter, frames the delimiters and is left out.
+    write: takes a text and its start.
     """
 
-    def __init__(self, write: Callable[[str], None], *, keeps_leading: bool) -> None:
+    def __init__(self, write: Callable[[str, int], None], *, keeps_leading: bool) -> None:
         self._write = write
-        self._space = ""
+        self._space: list[tuple[str, int]] = []  # held back, each with its start
         self.keeps_leading = keeps_leading
         self.has_text = False
         self._is_framed = False
 
-    def __call__(self, text: str) -> None:
-        self._is_framed = self._is_framed and not text.strip()
-        body = (self._space + text).rstrip()
+    def take(self, cursor: Cursor, begin: int, end: int) -> None:
+        """Takes a part of the cursor's text."""
+        text, start = cursor.text[begin:end], cursor.num_forgotten + begin
+        body = text.strip()
+        self._is_framed = self._is_framed and not body
         if not body:
-            self._space += text
+            self._hold(text, start)
             return
-        self._space = (self._space + text)[len(body) :]
-        if not self.has_text and not self.keeps_leading:
-            body = body.lstrip()
+        leading = text[: text.index(body)]
+        self._hold(leading, start)
+        if self.has_text or self.keeps_leading:
+            self._release()
+        self._space = []
         self.has_text = True
-        self._write(body)
+        self._write(body, start + len(leading))
+        self._hold(text[len(leading) + len(body) :], start + len(leading) + len(body))
+
+    def _hold(self, space: str, start: int) -> None:
+        if space:
+            self._space.append((space, start))
+
+    def _release(self) -> None:
+        for space, start in self._space:
+            self._write(space, start)
 
     def frame(self) -> None:
         """A delimiter came. Whitespace before it, and at the end of the text after it, is no part of the text."""
@@ -43,9 +57,9 @@ class TextSink:
 
     def end(self) -> None:
         """The text ended. Whitespace at its end is a part of it, unless a delimiter came after the text."""
-        if self._space and not self._is_framed and (self.has_text or self.keeps_leading):
-            self._write(self._space)
-        self._space = ""
+        if not self._is_framed and (self.has_text or self.keeps_leading):
+            self._release()
+        self._space = []
 
 
 class StreamParser:
@@ -74,7 +88,7 @@ class StreamParser:
         self._cursor = Cursor()
         self._pieces: list[Piece] = []
         self._content = TextSink(
-            lambda text: self._pieces.append(Content(text)), keeps_leading=open_thinking is None
+            lambda text, start: self._pieces.append(Content(text, start)), keeps_leading=open_thinking is None
         )
         self._reader = self._read(open_thinking)
         self._is_done = False
@@ -113,7 +127,7 @@ class StreamParser:
             yield from cursor.space()
             space_end = cursor.position
             marker = yield from cursor.option(*first)
-            self._content(cursor.text[cursor.mark : space_end])
+            self._content.take(cursor, cursor.mark, space_end)
             cursor.mark = space_end
             if marker is not None:
                 return marker
@@ -126,7 +140,7 @@ class StreamParser:
             match = markers.find(cursor.text, cursor.position)
             num_held = 0 if match or cursor.is_ended else markers.num_held(cursor.text, cursor.position)
             end = match.start() if match else len(cursor.text) - num_held
-            sink(cursor.text[cursor.position : end])
+            sink.take(cursor, cursor.position, end)
             cursor.mark = cursor.position = end
             cursor.forget()
             if match:
@@ -148,7 +162,7 @@ class StreamParser:
             if cursor.is_ended and rest.strip() == opener and opener not in self._starts:
                 cursor.position = len(cursor.text)
             else:
-                self._content(cursor.text[cursor.mark : cursor.position])
+                self._content.take(cursor, cursor.mark, cursor.position)
             cursor.mark = cursor.position
 
     def _tell(self, call: ToolCall) -> None:
@@ -157,7 +171,7 @@ class StreamParser:
         self._cursor.mark = self._cursor.position
 
     def _read_thinking(self, closer: str) -> Wait:
-        sink = TextSink(lambda text: self._pieces.append(Reasoning(text)), keeps_leading=False)
+        sink = TextSink(lambda text, start: self._pieces.append(Reasoning(text, start)), keeps_leading=False)
         markers = Markers([closer, *(self._openers if self._calls_end_thinking else ())])
         while True:
             marker = yield from self._until(markers, sink)
@@ -187,6 +201,6 @@ class StreamParser:
             for call in calls:
                 self._tell(call)
         else:
-            sink(cursor.text[cursor.mark : cursor.position])
+            sink.take(cursor, cursor.mark, cursor.position)
             cursor.mark = cursor.position
         return is_last

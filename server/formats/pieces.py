@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A part of the model's reasoning, without its delimiters."""
+    """A part of the model's reasoning, without its delimiters. start: as Content has it."""
 
     text: str
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A part of the answer's text."""
+    """A part of the answer's text. start: where it begins in the model's output, in characters."""
 
     text: str
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,14 @@ from headway_testing import tiny_tokenizers
 from tokenizers import AddedToken
 
 from headway.engine import Thinking
-from headway.server.choice_output import ChoiceOutput, NumberedCall, OutputOptions, ReasoningCounter, joined
+from headway.server.choice_output import (
+    ChoiceOutput,
+    NumberedCall,
+    OutputOptions,
+    ReasoningCounter,
+    joined,
+    without_gaps,
+)
 from headway.server.detokenizer import Detokenizer
 from headway.server.formats import Content, Reasoning, find_format
 from headway.server.tokenizer import load_tokenizer
@@ -41,8 +48,10 @@ def test_reasoning_is_counted_up_to_its_end_whatever_the_cuts(
 
 def test_neighbours_of_one_kind_are_put_together() -> None:
     call = NumberedCall(0, "call_0", "f", "{}")
-    parts = [Reasoning("a"), Reasoning("b"), Content("c"), call, call, Content("d"), Content("e")]
-    assert joined(parts) == (Reasoning("ab"), Content("c"), call, call, Content("de"))
+    parts = [Reasoning("a", 7), Reasoning("b", 8), Content("c", 9), call, call, Content("d", 30), Content("e", 32)]  # fmt: skip
+    first = (Reasoning("ab", 7), Content("c", 9), call, call)
+    assert joined(parts) == (*first, Content("d", 30), Content("e", 32))
+    assert without_gaps(parts) == (*first, Content("de", 30))
 
 
 def test_nothing_follows_a_call_that_is_the_only_one() -> None:

@@ -43,6 +43,7 @@ TEXTS: dict[str, tuple[str, list[tuple[str, ...]]]] = {
                            [("function_call", "read_config", '{"a": "é😀"}'), ("message", "the dog"), ("function_call", "close", "{}")]),
     "calls": (FIRST + SECOND, [("function_call", "read_config", '{"a": "é😀"}'), ("function_call", "close", "{}")]),
     "text": ("the lazy dog", [("message", "the lazy dog")]),
+    "text-as-in-a-delimiter": (THOUGHT + "ink and hint", [("reasoning", "the quick 日本語 fox"), ("message", "ink and hint")]),
     "thought": (THOUGHT, [("reasoning", "the quick 日本語 fox"), ("message", "")]),
     "nothing": ("", [("message", "")]),
 }  # fmt: skip
@@ -244,7 +245,7 @@ async def test_log_probabilities_are_those_of_the_messages_own_text(
     """Not of reasoning, delimiters and calls, whatever the cuts."""
     engine.tokens_per_round = rounds
     wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    for name in ("all", "text", "text-between-calls"):
+    for name in ("all", "text", "text-between-calls", "text-as-in-a-delimiter"):
         write(TEXTS[name][0])
         (item,) = [i for i in (await whole(client, **wanted))["output"] if i["type"] == "message"]
         (part,) = item["content"]

@@ -46,8 +46,11 @@ def parse(fixture: Fixture, cuts: list[str]) -> list[Piece]:
         reference = FAMILIES[fixture.family].reference_for(fixture.models[0])
         prompt = (reference and reference.default_generation_prompt) or ""
     parser = format_of(fixture).parser(prompt, [dict(tool) for tool in fixture.tools])
-    pieces = [piece for cut in cuts for piece in parser.feed(cut)]
-    return [*pieces, *parser.finish()]
+    pieces = [*(piece for cut in cuts for piece in parser.feed(cut)), *parser.finish()]
+    for piece in pieces:
+        if not isinstance(piece, ToolCall):
+            assert "".join(cuts)[piece.start :].startswith(piece.text)
+    return pieces
 
 
 def result(pieces: list[Piece]) -> ParseResult:
