@@ -41,8 +41,10 @@ class DraftPositions(msgspec.Struct):
     """Lists of one length, an entry a token. text_offset: where its text begins in the choice's text.
 
     draft_positions: the place in its window of a draft that was accepted, from 1; 0 for a token that came
-    from the model itself.
+    from the model itself. delta_offset: where the text of a chunk's delta begins in the choice's text; only of chats whose text is
+    split into parts.
     """
 
     draft_positions: list[int]
     text_offset: list[int]
+    delta_offset: int | UnsetType = UNSET

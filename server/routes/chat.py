@@ -29,6 +29,7 @@ from headway.server.protocol.chat import (
     DeltaCall,
 )
 from headway.server.protocol.decoding import decode
+from headway.server.protocol.usage import DraftPositions
 from headway.server.response import (
     GenerationResponse,
     collect,
@@ -108,18 +109,22 @@ class ChatWriter:
 
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
         """The role comes first and the finish_reason last, each in a chunk of its own. Tokens are told with the first part of
-        their delta; in a chunk without a part where their text is not certain to be one yet."""
+        their delta; in a chunk without a part where their text is not certain to be one yet. Every part tells its offset if
+        draft positions are wanted."""
         choices = []
         if is_first:
             choices.append(ChatChunkChoice(delta.index, ChatDelta(role="assistant", content="")))
         pieces = self._pieces(delta)
         if delta.tokens and not pieces:
-            pieces = [ChatDelta()]
-        choices += [ChatChunkChoice(delta.index, piece) for piece in pieces]
+            pieces = [ChatChunkChoice(delta.index, ChatDelta())]
+        choices += pieces
         if pieces:
-            first = choices[-len(pieces)]
+            first = pieces[0]
             first.logprobs, first.token_ids = self._logprobs(delta), self._token_ids(delta)
-            first.speculation = draft_positions(self.body, delta)
+            told = draft_positions(self.body, delta)
+            if told is not UNSET and first.speculation is not UNSET:
+                told.delta_offset = first.speculation.delta_offset
+            first.speculation = told
         if delta.finish_reason:
             choices.append(
                 ChatChunkChoice(
@@ -131,12 +136,17 @@ class ChatWriter:
             )
         return choices
 
-    def _pieces(self, delta: Delta) -> list[ChatDelta]:
+    def _pieces(self, delta: Delta) -> list[ChatChunkChoice]:
         if delta.parts is None:
-            return [ChatDelta(content=delta.text)] if delta.text or delta.tokens else []
-        return [
-            _delta(part) for part in delta.parts if self._tells_reasoning or not isinstance(part, Reasoning)
-        ]
+            is_told = delta.text or delta.tokens
+            return [ChatChunkChoice(delta.index, ChatDelta(content=delta.text))] if is_told else []
+        parts = [part for part in delta.parts if self._tells_reasoning or not isinstance(part, Reasoning)]
+        return [ChatChunkChoice(delta.index, _delta(part), speculation=self._offset(part)) for part in parts]
+
+    def _offset(self, part: Part) -> DraftPositions | UnsetType:
+        if not self.body.wants_draft_positions or isinstance(part, NumberedCall):
+            return UNSET
+        return DraftPositions([], [], part.start)
 
     @property
     def _tells_reasoning(self) -> bool:

@@ -252,6 +252,36 @@ async def test_every_token_is_told_once_beside_the_parts(
     assert choice["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 50])
+@pytest.mark.parametrize("name", TEXTS)
+async def test_every_character_of_a_part_has_its_token(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    tokenizer: Tokenizer,
+    write: Callable[[str], list[int]],
+    name: str,
+    rounds: int,
+) -> None:
+    """By offsets: the tokens told by then, each with its text, hold the part at its place."""
+    write(TEXTS[name])
+    engine.tokens_per_round = rounds
+    body = {"return_token_ids": True, "speculation": {"draft_positions": True}}
+    chunks = [chunk["choices"][0] for chunk in (await streamed(client, **body))[:-1]]
+    ids, offsets = list[int](), list[int]()
+    for choice in chunks:
+        told = choice.get("speculation", {})
+        ids += choice.get("token_ids", ())
+        offsets += told.get("text_offset", ())
+        assert len(ids) == len(offsets)
+        delta = choice["delta"]
+        if part := delta.get("content") or delta.get("reasoning_content"):
+            start = told["delta_offset"]
+            text = tokenizer.full_vocabulary.decode(ids)
+            assert text[start:].startswith(part)
+            assert offsets[0] <= start
+            assert start + len(part) <= len(text)
+
+
 async def test_each_choice_has_a_text_of_its_own(
     client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
