@@ -1,6 +1,8 @@
 // The prompt box: streams a completion and colours each token by where it came from.
-import { authorized } from "./key.js";
+import { Answer } from "./answer.js";
+import { ColouredText, showLegend } from "./coloured_text.js";
 import { number, percent } from "./numbers.js";
+import { streamOf } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -28,7 +30,7 @@ export class Playground {
     this.depth = depth;
     $("depths").querySelectorAll("label").forEach((label) => label.remove());
     for (let i = 0; i <= depth; i += 1) $("depths").append(choice(i, i === depth));
-    $("legend").replaceChildren(...Array.from({ length: depth + 1 }, (_, i) => sample(i)));
+    showLegend($("legend"), depth);
   }
 
   async #generate() {
@@ -67,13 +69,6 @@ function choice(depth, isChecked) {
   return label;
 }
 
-function sample(position) {
-  const item = document.createElement("li");
-  item.dataset.position = position;
-  item.textContent = position === 0 ? "by the model" : `draft ${position}`;
-  return item;
-}
-
 function say(text, kind = "") {
   $("verdict").dataset.kind = kind;
   $("verdict").replaceChildren(...(Array.isArray(text) ? text : [text]));
@@ -101,86 +96,53 @@ function drafts(depth) {
 class Run {
   constructor(depth, prompt) {
     this.depth = depth;
-    this.counts = Array(depth + 1).fill(0); // tokens by position; 0 is the model itself
-    this.numCharacters = 0;
-    this.text = "";
-    this.firstSeconds = null;
-    this.tokensPerSecond = 0;
+    this.answer = new Answer();
     this.element = $("run-template").content.firstElementChild.cloneNode(true);
     this.element.querySelector("h3").textContent = depth ? `${drafts(depth)} a round` : "without drafts";
-    this.element.querySelector(".shares").append(...this.counts.map((_, i) => shareOf(i)));
+    this.element.querySelector(".shares").append(...Array.from({ length: depth + 1 }, (_, i) => shareOf(i)));
     this.pre = this.element.querySelector("pre");
     const shown = this.pre.appendChild(document.createElement("span"));
     shown.className = "prompt";
     shown.dataset.position = 0;
     shown.textContent = prompt;
-    this.last = null; // the span that text without a token of its own belongs to
+    this.reasoning = new ColouredText(this.pre.appendChild(document.createElement("i")));
+    this.content = new ColouredText(this.pre.appendChild(document.createElement("samp")));
+  }
+
+  get text() {
+    return this.answer.reasoning.value + this.answer.content.value;
+  }
+
+  get tokensPerSecond() {
+    return this.answer.tokensPerSecond;
+  }
+
+  get tokensPerStep() {
+    return this.answer.tokensPerStep;
   }
 
   async stream(body, prompt, asChat, signal) {
     const asked = asChat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
-    const answer = await fetch(asChat ? "v1/chat/completions" : "v1/completions", authorized({
-      method: "POST",
-      signal,
-      body: JSON.stringify({
-        ...asked, ...body, stream: true,
-        speculation: { max_draft_tokens: this.depth, draft_positions: true, report: true },
-      }),
-    }));
-    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    const speculation = { max_draft_tokens: this.depth, draft_positions: true, report: true };
+    const events = streamOf(
+      asChat ? "v1/chat/completions" : "v1/completions", { ...asked, ...body, stream: true, speculation }, signal,
+    );
     this.element.dataset.running = "";
     try {
-      for await (const event of events(answer.body)) this.#take(event);
+      for await (const event of events) this.#take(event);
     } finally {
       delete this.element.dataset.running;
     }
   }
 
-  #take({ choices, error, speculation: report }) {
-    if (error) throw new Error(error.message);
-    if (report) this.#tellDrafts(report);
-    const { text, delta, speculation } = choices[0] ?? {};
-    const piece = text ?? delta?.content ?? "";
-    if (!speculation) return;
-    const now = performance.now() / 1000;
-    const numBefore = this.numTokens;
-    this.#append(piece, speculation);
-    if (this.firstSeconds === null) {
-      this.firstSeconds = now;
-      this.numFirst = this.numTokens;
-    } else if (this.numTokens > numBefore) {
-      this.tokensPerSecond = (this.numTokens - this.numFirst) / (now - this.firstSeconds);
-    }
-    this.#count();
-  }
-
-  get numTokens() {
-    return this.counts.reduce((sum, count) => sum + count, 0);
-  }
-
-  // A step of the model gives one token of its own and the drafts that it accepts.
-  get tokensPerStep() {
-    return this.numTokens / this.counts[0];
-  }
-
-  // Offsets count characters as Python does, so the piece is taken apart by code points.
-  #append(piece, { draft_positions: positions, text_offset: offsets }) {
-    const characters = [...piece];
+  #take(event) {
     const isAtEnd = this.pre.scrollHeight - this.pre.scrollTop - this.pre.clientHeight < 40;
-    const ends = [...offsets.slice(1), this.numCharacters + characters.length];
-    const head = characters.slice(0, (offsets[0] ?? ends.at(-1)) - this.numCharacters).join("");
-    if (head && this.last) this.last.textContent += head;
-    positions.forEach((position, i) => {
-      this.counts[position] += 1;
-      const own = characters.slice(offsets[i] - this.numCharacters, ends[i] - this.numCharacters).join("");
-      this.last = this.pre.appendChild(document.createElement("span"));
-      this.last.dataset.position = position;
-      this.last.title = position ? `draft ${position}, accepted` : "by the model";
-      this.last.textContent = own;
-    });
-    this.numCharacters += characters.length;
-    this.text += piece;
+    this.answer.take(event);
+    this.reasoning.show(this.answer.reasoning.runs);
+    this.content.show(this.answer.content.runs);
     if (isAtEnd) this.pre.scrollTop = this.pre.scrollHeight;
+    if (this.answer.numTokens) this.#count();
+    if (event.speculation) this.#tellDrafts(event.speculation);
   }
 
   // At the end: how many drafts of each position were right.
@@ -195,13 +157,13 @@ class Run {
   }
 
   #count() {
-    const accepted = this.numTokens - this.counts[0];
+    const { counts, numTokens } = this.answer;
     this.element.querySelector("output").textContent = number(this.tokensPerSecond);
     this.element.querySelectorAll(".shares i").forEach((share, i) => {
-      share.style.flexGrow = this.counts[i];
+      share.style.flexGrow = counts[i];
     });
-    const told = [`${this.numTokens} tokens in ${this.counts[0]} steps of the model`];
-    if (this.depth) told.push(`${percent(accepted / this.numTokens)} were drafts`, `${number(this.tokensPerStep, 2)} tokens a step`);
+    const told = [`${numTokens} tokens in ${counts[0]} steps of the model`];
+    if (this.depth) told.push(`${percent(1 - counts[0] / numTokens)} were drafts`, `${number(this.tokensPerStep, 2)} tokens a step`);
     this.element.querySelector(".counts").textContent = told.join(" · ");
   }
 }
@@ -211,20 +173,4 @@ function shareOf(position) {
   share.dataset.position = position;
   share.style.flexGrow = 0;
   return share;
-}
-
-// The `data:` lines of a stream, parsed, up to [DONE].
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (line === "data: [DONE]") return;
-      if (line.startsWith("data: ")) yield JSON.parse(line.slice("data: ".length));
-    }
-  }
 }
