@@ -1,8 +1,10 @@
-// The live page: asks for new points each second and hands them to tiles and charts; the prompt box is apart.
+// The live page: asks for new points each second and hands them to tiles and charts; the prompt box and the chat are apart.
 import { Charts } from "./charts.js";
+import { Chat } from "./chat.js";
 import { Tiles } from "./tiles.js";
 import { Playground } from "./playground.js";
 import { authorized, hasKey, setKey } from "./key.js";
+import { Views } from "./views.js";
 
 const POLL_MILLISECONDS = 1000;
 const KEPT_SECONDS = 900;
@@ -12,7 +14,10 @@ const $ = (id) => document.getElementById(id);
 const charts = new Charts($("charts"));
 const tiles = new Tiles($("tiles"));
 const playground = new Playground();
+const chat = new Chat();
+const views = new Views();
 let points = [];
+let parameters = null; // the fields that the model takes; null until they are known
 
 async function poll() {
   try {
@@ -20,7 +25,7 @@ async function poll() {
     const answer = await fetch(`dashboard/data?after=${after}`, authorized());
     $("key-form").hidden = answer.status !== 401;
     if (answer.status === 401) askForKey();
-    else if (answer.ok) show(await answer.json());
+    else if (answer.ok) await show(await answer.json());
     else showState("unreachable");
   } catch {
     showState("unreachable");
@@ -28,16 +33,24 @@ async function poll() {
   setTimeout(poll, POLL_MILLISECONDS);
 }
 
-function show({ server, fields, points: rows }) {
+async function show({ server, fields, points: rows }) {
   showState(server.state);
   $("server").textContent = [server.model, server.device, server.dtype, `version ${server.version}`].filter(Boolean).join(" · ");
   document.title = `Headway · ${server.model}`;
   for (const row of rows) points.push(Object.fromEntries(fields.map((name, i) => [name, row[i]])));
   const newest = points.at(-1);
   if (newest) points = points.filter((point) => point.time_unix > newest.time_unix - KEPT_SECONDS);
+  if (!parameters && server.can_chat && server.device) parameters = await parametersOf(server.model);
   playground.setServer(server);
+  chat.setServer(server, parameters);
+  views.setServer(server);
   tiles.show(newest, server);
   charts.show(points, server.depth ?? 0);
+}
+
+async function parametersOf(model) {
+  const answer = await fetch(`v1/models/${model.split("/").map(encodeURIComponent).join("/")}`, authorized());
+  return answer.ok ? (await answer.json()).supported_parameters : null;
 }
 
 function askForKey() {

@@ -62,8 +62,11 @@ class DashboardData(msgspec.Struct):
 
 
 @router.get("/")
-async def root() -> Response:
-    return Response(status_code=307, headers={"Location": "/dashboard"})
+async def root(request: Request) -> Response:
+    """Leads to the chat where the model chats, else to the numbers."""
+    services = services_of(request)
+    can_chat = services.chat is not None and services.chat_note is None
+    return Response(status_code=307, headers={"Location": "/dashboard#chat" if can_chat else "/dashboard"})
 
 
 @router.get("/favicon.ico")

@@ -1,15 +1,13 @@
 """The app around a FakeEngine: in process (`client`) and on a real port (`address`)."""
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.served import served
 
 from headway.server.app import create_app
 from headway.server.grammars import Grammars
@@ -67,14 +65,5 @@ async def client(services: Services) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def address(services: Services) -> AsyncIterator[str]:
     """http://127.0.0.1:PORT of a uvicorn that runs in the test's own loop."""
-    # With its protocol named asyncio turns Nagle's algorithm off, as for the sockets of `headway serve`.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(create_app(services), log_config=None, timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await task
+    async with served(services) as address:
+        yield address

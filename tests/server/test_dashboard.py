@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.app import create_app
@@ -20,7 +22,7 @@ FOLDER = Path(__file__).parents[2] / "server/dashboard"
 async def test_the_page_and_all_that_it_names_are_served(client: httpx.AsyncClient) -> None:
     page = await client.get("/dashboard")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    named = set(re.findall(r'(?:src|href)="([^"]+)"', page.text))
+    named = set(re.findall(r'(?:src|href)="([^"#]+)"', page.text))
     modules = [
         f"dashboard/{name}"
         for file in FOLDER.glob("*.js")
@@ -31,6 +33,20 @@ async def test_the_page_and_all_that_it_names_are_served(client: httpx.AsyncClie
         answer = await client.get(f"/{path}")
         assert answer.status_code == 200, path
         assert answer.headers["content-type"].split("/")[0] in ("text", "image")
+
+
+@pytest.mark.parametrize(
+    ("has_template", "note", "page"),
+    [(True, None, "/dashboard#chat"), (True, "continues code", "/dashboard"), (False, None, "/dashboard")],
+)
+async def test_a_browser_finds_the_chat_of_a_model_that_chats(
+    services: Services, has_template: bool, note: str | None, page: str
+) -> None:
+    chat = FirstContent() if has_template else None
+    app = create_app(replace(services, chat=chat, chat_note=note))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://headway") as client:
+        response = await client.get("/")
+    assert (response.status_code, response.headers["location"]) == (307, page)
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.[chj]*")), ids=lambda file: file.name)

@@ -6,15 +6,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from headway_testing.browser import chromium
 from headway_testing.fake_chat import JoinedContents
 from headway_testing.fake_engine import FakeEngine
-from headway_testing.tools import installed
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Page, expect
 
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SCRIPT = "the quick brown fox 日本語 😀 jumps"
 
 
@@ -25,13 +24,10 @@ def services(services: Services) -> Services:
 
 @pytest.fixture
 async def page(address: str) -> AsyncIterator[Page]:
-    path = installed("chromium")
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+    async with chromium() as browser:
         opened = await browser.new_page()
         await opened.goto(f"{address}/dashboard")
         yield opened
-        await browser.close()
 
 
 async def positions(page: Page) -> list[str]:

@@ -1,0 +1,220 @@
+// The chat: sends the conversation, shows the answer while it streams, and lets people stop, repeat and change it.
+import { Announcer } from "./announcer.js";
+import { Answer } from "./answer.js";
+import { ChatSettings } from "./chat_settings.js";
+import { showLegend } from "./coloured_text.js";
+import { Conversation } from "./conversation.js";
+import { AnswerView, isSend, QuestionView, ResultView } from "./messages.js";
+import { streamOf } from "./stream.js";
+
+const $ = (id) => document.getElementById(id);
+
+export class Chat {
+  constructor() {
+    this.conversation = new Conversation();
+    this.settings = new ChatSettings();
+    this.announcer = new Announcer($("chat-said"));
+    this.model = "";
+    this.depth = null;
+    this.stopping = null; // while an answer streams
+    this.conversation.messages.forEach((message) => this.#append(message));
+    this.#listen();
+    this.#showState();
+  }
+
+  // parameters: as ChatSettings has them; null where they are not known.
+  setServer({ model, depth, chat_note: note }, parameters) {
+    this.model = model;
+    $("chat-note").textContent = note ? `This model ${note}.` : "";
+    if (depth !== null && depth !== this.depth) {
+      this.depth = depth;
+      showLegend($("chat-legend"), depth);
+      this.settings.setDepth(depth);
+    }
+    if (parameters) this.settings.setParameters(parameters);
+  }
+
+  #listen() {
+    const input = $("chat-input");
+    $("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send(input.value);
+    });
+    input.addEventListener("keydown", (event) => {
+      if (!isSend(event)) return;
+      event.preventDefault();
+      $("composer").requestSubmit();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.stopping?.abort();
+    });
+    $("chat-stop").addEventListener("click", () => this.stopping?.abort());
+    $("chat-new").addEventListener("click", () => this.#clear());
+    for (const button of document.querySelectorAll("#chat-empty button")) {
+      button.addEventListener("click", () => this.#send(button.textContent));
+    }
+    $("chat-colours").addEventListener("change", () => this.#showState());
+    addEventListener("pagehide", () => this.conversation.save());
+  }
+
+  // --- what people do ---
+  #send(content) {
+    if (this.stopping) return this.#warn("Wait for the end of the answer, or stop it, before you send the next message.");
+    if (!content.trim()) return;
+    const calls = this.conversation.openCalls;
+    if (calls.length) {
+      this.#warn(`Enter the result of ${calls[0].name} first, or regenerate the answer.`);
+      $("messages").lastElementChild.querySelector("form textarea").focus();
+      return;
+    }
+    this.#ask(() => {
+      $("chat-input").value = "";
+      this.#add({ role: "user", content });
+    });
+  }
+
+  #edit(message, content) {
+    this.#ask(() => {
+      this.#cutBefore(message);
+      this.#add({ role: "user", content });
+    });
+  }
+
+  #regenerate(message) {
+    this.#ask(() => this.#cutBefore(message));
+  }
+
+  #sendResults(calls, contents) {
+    this.#ask(() => calls.forEach(({ id, name }, i) => this.#add({ role: "tool", callId: id, name, content: contents[i] })));
+  }
+
+  #clear() {
+    this.stopping?.abort();
+    this.stopping = null;
+    this.conversation.clear();
+    this.conversation.save();
+    $("messages").replaceChildren();
+    this.#showState();
+    this.announcer.say("A new chat has begun.");
+    $("chat-input").focus();
+  }
+
+  // --- the answer ---
+  // change: brings the conversation to where an answer is wanted; it is left as it was where a setting is wrong.
+  async #ask(change) {
+    const fields = this.stopping ? null : this.settings.read();
+    if (!fields) return;
+    const stopping = new AbortController();
+    this.stopping = stopping;
+    this.#warn("");
+    change();
+    const messages = this.conversation.asMessages(this.settings.system);
+    const message = this.#add(newAnswer(this.model));
+    this.#showState();
+    $("chat-input").focus();
+    this.announcer.begin();
+    try {
+      const answer = new Answer();
+      const body = { messages, ...fields, stream: true };
+      for await (const event of streamOf("v1/chat/completions", body, stopping.signal)) {
+        answer.take(event);
+        this.#show(message, answer);
+      }
+      message.ending = answer.finishReason ?? "stop";
+    } catch (error) {
+      message.ending = error.name === "AbortError" ? "stopped" : "failed";
+      if (message.ending === "failed") message.error = error.message;
+    }
+    if (this.stopping !== stopping) return; // a new chat has begun
+    this.stopping = null;
+    this.#end(message);
+  }
+
+  #show(message, answer) {
+    this.announcer.hear(answer.content.value.slice(message.content.length));
+    Object.assign(message, {
+      content: answer.content.value,
+      contentRuns: answer.content.runs,
+      reasoning: answer.reasoning.value,
+      reasoningRuns: answer.reasoning.runs,
+      reasoningSeconds: answer.reasoningSeconds,
+      calls: answer.calls,
+      numTokens: answer.numTokens,
+      acceptedPerStep: answer.tokensPerStep === null ? null : answer.tokensPerStep - 1,
+      tokensPerSecond: answer.tokensPerSecond,
+    });
+    this.#keepingEnd(() => this.view.show());
+  }
+
+  #end(message) {
+    this.#keepingEnd(() => this.view.show());
+    this.#showState();
+    this.conversation.save();
+    this.announcer.end(spoken(message));
+  }
+
+  // --- the list ---
+  #add(message) {
+    this.conversation.add(message);
+    this.#append(message);
+    $("chat-scroll").scrollTop = $("chat-scroll").scrollHeight;
+    return message;
+  }
+
+  #append(message) {
+    $("messages").append(this.#viewOf(message).element);
+  }
+
+  #viewOf(message) {
+    if (message.role === "user") return new QuestionView(message, (content) => this.#edit(message, content));
+    if (message.role === "tool") return new ResultView(message);
+    if (message.ending === null && !this.stopping) message.ending = "stopped"; // restored: the page was left while it streamed
+    this.view = new AnswerView(message, {
+      onRegenerate: () => this.#regenerate(message),
+      onResults: (contents) => this.#sendResults(message.calls, contents),
+    });
+    return this.view;
+  }
+
+  #cutBefore(message) {
+    const place = this.conversation.messages.indexOf(message);
+    this.conversation.cutBefore(message);
+    [...$("messages").children].slice(place).forEach((element) => element.remove());
+  }
+
+  #showState() {
+    const isStreaming = this.stopping !== null;
+    $("chat").toggleAttribute("data-streaming", isStreaming);
+    $("chat").toggleAttribute("data-coloured", $("chat-colours").checked);
+    $("chat-stop").hidden = !isStreaming;
+    $("chat-send").hidden = isStreaming;
+    $("chat-empty").hidden = this.conversation.messages.length > 0;
+    $("chat-new").hidden = this.conversation.messages.length === 0;
+  }
+
+  #warn(text) {
+    $("chat-warning").textContent = text;
+  }
+
+  // Follows the answer unless people have scrolled up.
+  #keepingEnd(change) {
+    const box = $("chat-scroll");
+    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 60;
+    change();
+    if (isAtEnd) box.scrollTop = box.scrollHeight;
+  }
+}
+
+function newAnswer(model) {
+  return {
+    role: "assistant", model, content: "", contentRuns: [], reasoning: "", reasoningRuns: [], reasoningSeconds: null, calls: [],
+    numTokens: 0, acceptedPerStep: null, tokensPerSecond: 0, ending: null, error: "",
+  };
+}
+
+// How an answer ended, for those who do not see it. The error is an alert of its own.
+function spoken({ ending, calls }) {
+  if (ending === "failed") return "";
+  if (calls.length) return `The model calls ${calls.map(({ name }) => name).join(", ")}. Enter what it returns.`;
+  return { stopped: "Stopped.", length: "The answer was cut off at the limit of tokens." }[ending] ?? "End of the answer.";
+}

@@ -1,0 +1,158 @@
+// One message each, as an item of the list of messages. Texts of models and people are set as text, never as markup.
+import { ColouredText } from "./coloured_text.js";
+import { copy } from "./copy.js";
+import { duration, number } from "./numbers.js";
+
+const COPIED_MILLISECONDS = 2000;
+const ENDINGS = { length: "cut off at the limit of tokens", stopped: "stopped" };
+
+function clone(name) {
+  return document.getElementById(name).content.firstElementChild.cloneNode(true);
+}
+
+class MessageView {
+  constructor(template, message) {
+    this.message = message;
+    this.element = clone(template);
+    this.find(".copy")?.addEventListener("click", (event) => this.#copy(event.currentTarget));
+  }
+
+  find(selector) {
+    return this.element.querySelector(selector);
+  }
+
+  async #copy(button) {
+    try {
+      await copy(this.copied);
+      button.textContent = "Copied";
+    } catch (error) {
+      button.textContent = `Not copied: ${error.message}`;
+    }
+    setTimeout(() => (button.textContent = "Copy"), COPIED_MILLISECONDS);
+  }
+
+  get copied() {
+    return this.message.content;
+  }
+}
+
+// What the user asked. onEdit: gets the new text.
+export class QuestionView extends MessageView {
+  constructor(message, onEdit) {
+    super("question-template", message);
+    this.find(".text").textContent = message.content;
+    const form = this.find("form");
+    const box = this.find("textarea");
+    this.find(".edit").addEventListener("click", () => this.#show(true));
+    this.find(".cancel").addEventListener("click", () => this.#show(false));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (box.value.trim()) onEdit(box.value);
+    });
+    box.addEventListener("keydown", (event) => {
+      if (isSend(event)) {
+        event.preventDefault();
+        form.requestSubmit();
+      } else if (event.key === "Escape") this.#show(false);
+    });
+  }
+
+  #show(isEditing) {
+    const box = this.find("textarea");
+    for (const part of [".text", ".actions"]) this.find(part).hidden = isEditing;
+    this.find("form").hidden = !isEditing;
+    if (isEditing) {
+      box.value = this.message.content;
+      box.focus();
+      box.setSelectionRange(box.value.length, box.value.length);
+    } else this.find(".edit").focus();
+  }
+}
+
+// What the model answered. onRegenerate. onResults: gets a text for each of its calls.
+export class AnswerView extends MessageView {
+  constructor(message, { onRegenerate, onResults }) {
+    super("answer-template", message);
+    this.find("h3").textContent = message.model;
+    this.reasoning = new ColouredText(this.find(".thinking .text"));
+    this.content = new ColouredText(this.find(".content"));
+    this.find(".regenerate").addEventListener("click", onRegenerate);
+    this.find("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      onResults([...this.element.querySelectorAll("form textarea")].map((box) => box.value));
+    });
+    this.find("form").addEventListener("keydown", (event) => {
+      if (!isSend(event) || event.target.localName !== "textarea") return;
+      event.preventDefault();
+      this.find("form").requestSubmit();
+    });
+    this.show();
+  }
+
+  // The message has grown, or ended.
+  show() {
+    const { message } = this;
+    const isRunning = message.ending === null;
+    this.element.toggleAttribute("data-running", isRunning);
+    this.reasoning.show(message.reasoningRuns);
+    this.content.show(message.contentRuns);
+    this.find(".thinking").hidden = !message.reasoning;
+    this.find(".thinking summary").textContent = thinkingTitle(message, isRunning);
+    message.calls.slice(this.find(".calls").childElementCount).forEach((call) => this.#addCall(call));
+    this.find("form").hidden = isRunning || !message.calls.length;
+    this.find(".actions").hidden = isRunning;
+    this.find(".copy").hidden = !this.copied;
+    this.find(".facts").textContent = isRunning ? "" : facts(message);
+    this.find(".error").textContent = message.error;
+  }
+
+  #addCall(call) {
+    const folded = this.find(".calls").appendChild(clone("call-template"));
+    folded.querySelector("summary").textContent = `Calls ${call.name}`;
+    folded.querySelector("pre").textContent = indented(call.arguments);
+    const label = this.find(".results").appendChild(document.createElement("label"));
+    label.textContent = `Result of ${call.name}`;
+    label.appendChild(document.createElement("textarea")).rows = 2;
+  }
+
+  get copied() {
+    const { content, calls } = this.message;
+    return content || calls.map((call) => `${call.name}(${call.arguments})`).join("\n");
+  }
+}
+
+// What a tool returned.
+export class ResultView extends MessageView {
+  constructor(message) {
+    super("result-template", message);
+    this.find("summary").textContent = `Result of ${message.name}`;
+    this.find("pre").textContent = message.content;
+  }
+}
+
+// Enter as it sends: alone, and not the one that ends the input of a character by its parts.
+export function isSend(event) {
+  return event.key === "Enter" && !event.shiftKey && !event.isComposing;
+}
+
+function thinkingTitle({ reasoningSeconds, content, calls }, isRunning) {
+  const isThinking = isRunning && !content && !calls.length;
+  return isThinking ? "Thinking …" : `Thought for ${duration(reasoningSeconds)}`;
+}
+
+function facts({ numTokens, acceptedPerStep, tokensPerSecond, ending }) {
+  const told = [];
+  if (numTokens) told.push(`${number(numTokens)} ${numTokens === 1 ? "token" : "tokens"}`);
+  if (acceptedPerStep !== null) told.push(`${number(acceptedPerStep, 2)} drafts accepted a step on average`);
+  if (tokensPerSecond) told.push(`${number(tokensPerSecond)} tokens/s`);
+  if (ENDINGS[ending]) told.push(ENDINGS[ending]);
+  return told.join(" · ");
+}
+
+function indented(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
