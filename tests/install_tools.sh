@@ -32,6 +32,8 @@ case $group in
     ;;
   clients)
     need curl command -v curl
+    need "chromium fonts-dejavu-core" command -v chromium
+    need libatomic1 has_library libatomic.so.1  # of the browser's driver
     need nodejs command -v node
     need npm command -v npm
     need default-jdk-headless command -v java

@@ -46,9 +46,12 @@ export class Chat {
       $("composer").requestSubmit();
     });
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.stopping?.abort();
+      if (event.key === "Escape" && !event.isComposing) this.stopping?.abort();
     });
-    $("chat-stop").addEventListener("click", () => this.stopping?.abort());
+    $("chat-stop").addEventListener("click", () => {
+      this.stopping?.abort();
+      input.focus();
+    });
     $("chat-new").addEventListener("click", () => this.#clear());
     for (const button of document.querySelectorAll("#chat-empty button")) {
       button.addEventListener("click", () => this.#send(button.textContent));
@@ -108,6 +111,7 @@ export class Chat {
     this.stopping = stopping;
     this.#warn("");
     change();
+    if (this.conversation.last.role === "tool") delete fields.tool_choice; // it has made the call that it had to make
     const messages = this.conversation.asMessages(this.settings.system);
     const message = this.#add(newAnswer(this.model));
     this.#showState();
@@ -140,7 +144,7 @@ export class Chat {
       reasoningSeconds: answer.reasoningSeconds,
       calls: answer.calls,
       numTokens: answer.numTokens,
-      acceptedPerStep: answer.tokensPerStep === null ? null : answer.tokensPerStep - 1,
+      acceptedPerStep: acceptedPerStep(answer),
       tokensPerSecond: answer.tokensPerSecond,
     });
     this.#keepingEnd(() => this.view.show());
@@ -210,6 +214,11 @@ function newAnswer(model) {
     role: "assistant", model, content: "", contentRuns: [], reasoning: "", reasoningRuns: [], reasoningSeconds: null, calls: [],
     numTokens: 0, acceptedPerStep: null, tokensPerSecond: 0, ending: null, error: "",
   };
+}
+
+// null where no drafts were wanted.
+function acceptedPerStep({ report, tokensPerStep }) {
+  return tokensPerStep === null || report?.max_draft_tokens === 0 ? null : tokensPerStep - 1;
 }
 
 // How an answer ended, for those who do not see it. The error is an alert of its own.

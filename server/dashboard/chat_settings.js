@@ -27,6 +27,7 @@ const EXAMPLES = {
     type: "object",
     properties: { city: { type: "string" }, country: { type: "string" } },
     required: ["city", "country"],
+    additionalProperties: false,
   },
   "chat-tools": [{
     type: "function",
@@ -159,6 +160,8 @@ function fill(box) {
   box.value = JSON.stringify(EXAMPLES[box.id], null, 2);
   box.dispatchEvent(new Event("change", { bubbles: true }));
   box.focus();
+  box.setSelectionRange(0, 0);
+  box.scrollTop = 0;
 }
 
 function save(form) {

@@ -1,4 +1,4 @@
-"""What `make chat` serves, from its real package: answers, drafts that change nothing, a schema, a tool, the terminal."""
+"""What `make chat` serves, from its real package: answers, drafts that change nothing, a schema, a tool, the page, the terminal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import httpx
 import jsonschema
 import pytest
 import torch
+from headway_testing.browser import FLAGS
 from headway_testing.daemon import Server, running_server
 from headway_testing.paged import PagedSequences, load
 from headway_testing.tools import installed
+from playwright.sync_api import expect, sync_playwright
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SECONDS = 600.0
@@ -98,6 +100,23 @@ def test_curl_is_told_that_it_is_paris(chat_model: Server) -> None:
     assert "Paris" in text_of(answer)
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["model"] == "SmolLM2-135M-Instruct"
+
+
+def test_the_page_shows_what_the_api_answers_with_drafts_in_colour(chat_model: Server) -> None:
+    path = installed("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        page = browser.new_page()
+        page.goto(f"{chat_model.url}/")
+        expect(page.locator("#chat-input")).to_be_focused()
+        page.keyboard.type(FRANCE)
+        page.keyboard.press("Enter")
+        answer = page.locator(".answer .content")
+        expect(answer).to_contain_text("Paris", timeout=1000 * SECONDS)
+        expect(page.locator("#chat-send")).to_be_visible(timeout=1000 * SECONDS)
+        assert answer.text_content() == text_of(ask(chat_model))
+        assert answer.locator("span:not([data-position='0'])").count() > 0
+        browser.close()
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])

@@ -137,6 +137,7 @@ async def test_stop_ends_the_request_and_keeps_what_came(
     else:
         await chat.input.press("Escape")
     shown = await chat.ended()
+    await expect(chat.input).to_be_focused()
     await expect(shown.locator(".facts")).to_contain_text("stopped")
     await expect(shown.locator(".error")).to_be_empty()
     while not engine.aborted:

@@ -161,14 +161,10 @@ async def test_the_end_of_an_answer_is_read_out_with_its_reason(
     assert await read_out() == told
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(320, 568), (360, 740), (1440, 900), (320, 256)])
-async def test_the_chat_fits_in_both_themes(
-    chat: ChatPage, answer: Answer, theme: Any, width: int, height: int
-) -> None:
+async def test_the_chat_fits(chat: ChatPage, answer: Answer, width: int, height: int) -> None:
     """320 by 256 is a window of 1,280 by 1,024 enlarged four times."""
     answer("<think>hm</think>" + "the-quick-brown-fox" * 4 + CALL)
-    await chat.page.emulate_media(color_scheme=theme)
     await chat.set("tools", json.dumps(TOOLS))
     await chat.page.set_viewport_size({"width": width, "height": height})
     await chat.ask("https://example.org/" + "quick" * 30)
@@ -186,7 +182,15 @@ async def test_the_chat_fits_in_both_themes(
             await expect(chat.input).to_be_in_viewport(ratio=1)
             await expect(chat.find("#chat-send")).to_be_in_viewport(ratio=1)
         await chat.find("#chat-settings-toggle").click()
-    brightness = await chat.page.evaluate(
-        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
-    )
-    assert (sum(brightness) / 3 > 128) == (theme == "light")
+
+
+async def test_the_theme_is_that_of_the_system(chat: ChatPage, answer: Answer) -> None:
+    answer("the dog")
+    await chat.ask("Hello")
+    for theme in ("light", "dark"):
+        await chat.page.emulate_media(color_scheme=theme)
+        for selector in ("body", "#chat-settings", ".question .text", "#chat-input"):
+            brightness = await chat.find(selector).evaluate(
+                "one => getComputedStyle(one).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+            )
+            assert (sum(brightness) / 3 > 128) == (theme == "light"), selector

@@ -36,7 +36,12 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
     for name, value in (("temperature", "0.5"), ("top-p", "0.9"), ("max-tokens", "7"), ("seed", "11")):
         await chat.set(name, value)
     await chat.find("#chat-drafts").select_option("1")
-    await chat.ask("Again")
+    shown = await chat.ask("Again")
+    await expect(shown.locator(".facts")).to_contain_text("drafts accepted")
+    await chat.find("#chat-drafts").select_option("0")
+    shown = await chat.ask("Once more")
+    await expect(shown.locator(".facts")).not_to_contain_text("drafts accepted")
+    await chat.find("#chat-drafts").select_option("1")
     body = {name: value for name, value in chat.bodies[1].items() if name not in ALWAYS}
     assert body == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "seed": 11}
     submitted = engine.submitted[1]
@@ -134,8 +139,10 @@ async def test_calls_are_folded_and_go_on_once_they_have_their_results(
     await expect(first).to_be_hidden()
 
 
-async def test_a_call_may_be_required(chat: ChatPage, answer: Answer, engine: FakeEngine) -> None:
-    answer(CALLS)
+async def test_a_call_may_be_required_and_its_results_are_answered_freely(
+    chat: ChatPage, answer: Answer, engine: FakeEngine
+) -> None:
+    answer(CALLS, "the dog")
     await chat.find("[data-example=chat-tools]").click()
     await chat.find("#chat-tool-choice").select_option("one")
     shown = await chat.ask("Hello")
@@ -143,6 +150,10 @@ async def test_a_call_may_be_required(chat: ChatPage, answer: Answer, engine: Fa
     assert (body["tool_choice"], body["parallel_tool_calls"]) == ("required", False)
     assert engine.submitted[0].grammar is not None
     await expect(shown.locator(".call")).to_have_count(1)
+    await shown.get_by_role("button", name="Send results").click()
+    await chat.ended()
+    assert "tools" in chat.bodies[1]
+    assert "tool_choice" not in chat.bodies[1]
 
 
 async def test_thinking_is_folded_and_can_be_turned_off(
