@@ -29,7 +29,8 @@ MIXED = (
     + TEXT
     + '\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 )
-MARKUP = '<img src=x onerror="document.title=1"><script>document.title=1</script>&amp;'
+# <tools> is one token, and so one span of its own.
+MARKUP = '<img src=x onerror="document.title=1"><script>document.title=1</script>&amp;<tools>'
 
 
 def said(role: str, content: str) -> dict[str, str]:
@@ -234,7 +235,7 @@ async def test_texts_are_never_markup(chat: ChatPage, answer: Answer) -> None:
     assert await chat.texts() == [MARKUP, MARKUP, MARKUP]
     assert MARKUP in (await chat.find(".call pre").text_content() or "").replace('\\"', '"')
     await expect(chat.find(".result pre")).to_have_text(MARKUP)
-    assert await chat.find("#messages :is(img, script)").count() == 0
+    assert await chat.find("#messages :is(img, script, tools)").count() == 0
     assert await chat.page.title() == "Headway · tiny"
 
 
