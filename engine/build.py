@@ -9,21 +9,20 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from headway.engine.defaults import max_extra_rows, max_running, num_threads, prefill_policy
+from headway.engine.defaults import Outline, num_threads, prefill_policy, with_rows
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.checkpoint import NAMED_DTYPES, load_model, make_dummy_model, parameter_counts
+from headway.engine.loading.checkpoint import load_model, make_dummy_model
+from headway.engine.loading.headers import NAMED_DTYPES, parameter_counts
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import (
-    Outline,
     check_adjustments,
     check_deterministic,
-    draft_layers_of,
-    draft_lm_head_of,
     has_ordered_sums,
     with_drafter,
+    with_formats,
 )
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
@@ -74,34 +73,27 @@ def assemble(
 
     progress: called with the share that is loaded. drafter: drafts instead of the one that the configuration names.
     """
-    device = _device(config)
+    device = wanted_device(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     _warn_of_meaningless_text(config)
-    max_model_len = _max_model_len(config, device)
+    max_model_len = checked_model_len(config, device, available_bytes(device))
     model = _load(config, device, max_model_len, progress)
     config = with_drafter(config, has_head=model.has_draft_head or config.depth == 0)
-    draft_lm_head, draft_layers = draft_lm_head_of(config, model), draft_layers_of(config, model)
+    config = with_formats(config, model)
     if model.draft_head is not None:
-        model.draft_head.choose_formats(draft_lm_head, draft_layers)
-    is_deterministic = _order_sums(config, model)
+        model.draft_head.choose_formats(config.draft_lm_head, config.draft_layers)
+    _order_sums(config, model)
     num_parameters, weights_bytes = parameter_counts(model)
     if config.threads is None and device.type == "cpu":
         torch.set_num_threads(num_threads(num_parameters, torch.get_num_threads()))
     prefill = prefill_policy(config, model, num_parameters)
-    config = msgspec.structs.replace(
-        config,
-        device=device.type,
-        draft_lm_head=draft_lm_head,
-        draft_layers=draft_layers,
-        max_running=config.max_running or max_running(model, config.depth),
-        max_extra_rows=config.max_extra_rows or max_extra_rows(device),
-    )
+    config = with_rows(config, model, available_bytes(device))
     # These and the rows are taken before the pool takes most of what is left.
     adjustments = _take_adjustments(config, model)
     masks = MaskTable(config.num_rows, config.depth + 1, model.spec.vocab_size, device)
-    slots = _take_rows(config, model, max_model_len)
-    pool = _take_pool(config, model, max_model_len)
+    slots = take_rows(config, model, max_model_len)
+    pool = take_pool(config, model, max_model_len, available_bytes(device))
     if device.type == "cpu":
         keep_freed_memory()
     scheduler = _scheduler(config, model, pool, max_model_len, prefill)
@@ -117,8 +109,7 @@ def assemble(
         synthetic=synthetic,
         prefill=prefill,
     )
-    info = _info(config, model, pool, max_model_len, num_parameters, weights_bytes)
-    info = msgspec.structs.replace(info, is_deterministic=is_deterministic)
+    info = engine_info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
 
 
@@ -131,7 +122,8 @@ def _warn_of_meaningless_text(config: EngineConfig) -> None:
         )
 
 
-def _device(config: EngineConfig) -> torch.device:
+def wanted_device(config: EngineConfig) -> torch.device:
+    """Raises ConfigError."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError(
@@ -140,8 +132,13 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def _max_model_len(config: EngineConfig, device: torch.device) -> int:
-    """Raises ConfigError, before anything is loaded."""
+def checked_model_len(
+    config: EngineConfig, device: torch.device, available: int, *, has_float8: bool | None = None
+) -> int:
+    """Returns the context in tokens. Judges all that can be judged before anything is loaded. Raises ModelError or ConfigError.
+
+    available: bytes on the device. has_float8: as in Outline.
+    """
     shape = read_model_spec(config.model_path)
     max_model_len = served_model_len(config, shape)
     least = _least_state(config, shape, device)
@@ -151,8 +148,9 @@ def _max_model_len(config: EngineConfig, device: torch.device) -> int:
         block_bytes=block_bytes(least, config.block_size),
         row_bytes=row_bytes(least),
         device=device,
+        available=available,
     )
-    _check_options(config, shape, device)
+    _check_options(config, shape, device, available, has_float8=has_float8)
     return max_model_len
 
 
@@ -165,7 +163,9 @@ def _least_state(
     return CausalLM(shape, place, with_draft_head=False).state()
 
 
-def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device) -> None:
+def _check_options(
+    config: EngineConfig, shape: ModelSpec, device: torch.device, available: int, *, has_float8: bool | None
+) -> None:
     """Judges by the outline what is judged once more when the model is there. Raises ConfigError.
 
     On a GPU the dtype auto is the weights' own, of which 16 bits allow all options.
@@ -173,12 +173,11 @@ def _check_options(config: EngineConfig, shape: ModelSpec, device: torch.device)
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = default if config.dtype == "auto" else NAMED_DTYPES[config.dtype]
     config = with_drafter(config, has_head=shape.draft_head is not None)
-    outline = Outline(shape, device, dtype, has_draft_head=reads_draft_head(config))
-    draft_lm_head_of(config, outline)
-    draft_layers_of(config, outline)
+    outline = Outline(shape, device, dtype, has_draft_head=reads_draft_head(config), has_float8=has_float8)
+    with_formats(config, outline)
     check_deterministic(config, outline)
     if config.max_running is not None:
-        check_adjustments(msgspec.structs.replace(config, device=device.type), outline)
+        check_adjustments(msgspec.structs.replace(config, device=device.type), outline, available)
 
 
 def _scheduler(
@@ -214,16 +213,15 @@ def _load(
     return model
 
 
-def _order_sums(config: EngineConfig, model: CausalLM) -> bool:
+def _order_sums(config: EngineConfig, model: CausalLM) -> None:
     """Gives all products that decide about the text one order of sums, and tries in which the library may compute many rows.
 
-    Returns whether text depends on no other request, nor on the depth, nor on how a prompt is cut. Attention, norms,
-    activations and sampling compute each row for itself everywhere; on a CPU products do in float32 and float64.
+    Attention, norms, activations and sampling compute each row for itself everywhere; on a CPU products do in float32 and
+    float64.
     """
     check_deterministic(config, model)
-    is_deterministic = has_ordered_sums(config, model)
-    if not is_deterministic or model.device.type != "cuda":
-        return is_deterministic
+    if not has_ordered_sums(config, model) or model.device.type != "cuda":
+        return
     keep_sums_whole()
     tried: dict[torch.Size, bool] = {}
     for linear in model.target_linears():
@@ -234,11 +232,10 @@ def _order_sums(config: EngineConfig, model: CausalLM) -> bool:
             logger.info("products with a weight of %d x %d: many rows by %s", *shape, kind)
         linear.make_batch_invariant(is_library_ordered=tried[shape])
     torch.cuda.empty_cache()
-    return True
 
 
 def _take_adjustments(config: EngineConfig, model: CausalLM) -> AdjustmentTable:
-    check_adjustments(config, model)
+    check_adjustments(config, model, available_bytes(model.device))
     return AdjustmentTable(config.num_rows, model.spec.vocab_size, model.device)
 
 
@@ -248,7 +245,8 @@ def _synthetic(config: EngineConfig, model: CausalLM) -> SyntheticAcceptance | N
     return SyntheticAcceptance.of_rates(config.synthetic_acceptance, model.spec.vocab_size, model.device)
 
 
-def _take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowTensors:
+def take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowTensors:
+    """Allocates the state of requests on the model's device."""
     return RowTensors.allocate(
         config.num_rows,
         max_blocks=-(-max_model_len // config.block_size),
@@ -260,9 +258,10 @@ def _take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> Row
     )
 
 
-def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> StatePool:
+def take_pool(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> StatePool:
+    """Allocates what layers and the drafter keep on the model's device, within the available bytes. Raises ConfigError."""
     layers, drafter = model.state(), drafter_state(config, model)
-    bytes_of_row, available = row_bytes((*layers, drafter)), available_bytes(model.device)
+    bytes_of_row = row_bytes((*layers, drafter))
     num_blocks = num_kv_blocks(
         config,
         max_model_len=max_model_len,
@@ -281,7 +280,7 @@ def _take_pool(config: EngineConfig, model: CausalLM, max_model_len: int) -> Sta
     )
 
 
-def _info(
+def engine_info(
     config: EngineConfig,
     model: CausalLM,
     pool: StatePool,
@@ -289,9 +288,10 @@ def _info(
     num_parameters: int,
     weights_bytes: int,
 ) -> EngineInfo:
+    """Returns what the server is told of the engine. The configuration is resolved."""
     return EngineInfo(
         architecture=model.spec.architecture,
-        device=model.device.type,
+        device=config.device,
         dtype=str(model.dtype).removeprefix("torch."),
         num_parameters=num_parameters,
         weights_bytes=weights_bytes,
@@ -308,4 +308,5 @@ def _info(
         synthetic_acceptance=config.synthetic_acceptance,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
+        is_deterministic=has_ordered_sums(config, model),
     )

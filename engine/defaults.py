@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
 import torch
 
 from headway.engine.execution.step_key import ROW_STEP
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import (
     CPU_MAX_EXTRA_ROWS,
     CPU_MAX_RUNNING,
@@ -30,6 +34,20 @@ MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 MAX_SEPARATE_TOKENS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Facts about a model that are known before its weights are read.
+
+    has_draft_head: whether its draft head is loaded. has_float8: whether the device multiplies float8; None: it is asked.
+    """
+
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+    has_draft_head: bool
+    has_float8: bool | None = None
+
+
 def num_threads(num_parameters: int, most: int) -> int:
     """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or OMP_NUM_THREADS.
 
@@ -39,14 +57,23 @@ def num_threads(num_parameters: int, most: int) -> int:
     return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
 
 
-def max_running(model: CausalLM, depth: int) -> int:
-    """Returns the number of rows. On CUDA the number that can have adjusted logits of a whole window within half of the memory
+def max_running(model: CausalLM | Outline, depth: int, available: int) -> int:
+    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the number that can have adjusted logits of a whole window within half of the memory
     that the KV cache leaves free, but at least the CPU's default."""
     if model.device.type == "cpu":
         return CPU_MAX_RUNNING
     row_bytes = (depth + 1) * model.spec.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
-    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // row_bytes
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // row_bytes
     return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
+
+
+def with_rows(config: EngineConfig, model: CausalLM | Outline, available: int) -> EngineConfig:
+    """Returns the configuration with the numbers of requests that run at once. available: as for `max_running`."""
+    return msgspec.structs.replace(
+        config,
+        max_running=config.max_running or max_running(model, config.depth, available),
+        max_extra_rows=config.max_extra_rows or max_extra_rows(model.device),
+    )
 
 
 def max_extra_rows(device: torch.device) -> int | None:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import torch
 
+from headway.engine.defaults import Outline
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name
-from headway.engine.state.memory import available_bytes, format_bytes
+from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
 from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_float8_products
 
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """Facts about a model that are known before its weights are read. has_draft_head: whether its draft head is loaded."""
-
-    spec: ModelSpec
-    device: torch.device
-    dtype: torch.dtype
-    has_draft_head: bool
 
 
 def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
@@ -36,12 +24,22 @@ def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
     return msgspec.structs.replace(config, drafter=name, depth=0 if name == "none" else config.depth)
 
 
+def with_formats(config: EngineConfig, model: CausalLM | Outline) -> EngineConfig:
+    """Returns the configuration with the device, and the formats of the weights that drafts read. Raises ConfigError."""
+    return msgspec.structs.replace(
+        config,
+        device=model.device.type,
+        draft_lm_head=draft_lm_head_of(config, model),
+        draft_layers=draft_layers_of(config, model),
+    )
+
+
 def draft_lm_head_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHead:
     """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models on CUDA with an
     lm_head that takes a while to read, else full."""
     hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
     is_16_bit = model.has_draft_head and model.device.type == "cuda" and model.dtype.itemsize == 2
-    is_possible = is_16_bit and vocab_size % 16 == 0 and has_float8_products(model.device)
+    is_possible = is_16_bit and vocab_size % 16 == 0 and _has_float8(model)
     possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}
     wanted = config.draft_lm_head
     if not possible.get(wanted, True):
@@ -50,7 +48,7 @@ def draft_lm_head_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLm
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
             f"of {256 if wanted == 'int4' else 128}, its vocabulary one of 16 and the device of compute capability 8.9 or "
             f"later; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden} and a vocabulary of "
-            f"{vocab_size}, compute capability {_capability(model.device)}, {drafting} drafts; use auto"
+            f"{vocab_size}, compute capability {_capability(model)}, {drafting} drafts; use auto"
         )
     if wanted != "auto":
         return wanted
@@ -68,12 +66,12 @@ def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLay
     heads = shape.attention.num_heads + 2 * shape.attention.num_kv_heads
     sizes = shape.hidden_size, heads * shape.attention.head_dim, 2 * shape.intermediate_size
     has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
-    is_possible = model.has_draft_head and has_shape and has_float8_products(model.device)
+    is_possible = model.has_draft_head and has_shape and _has_float8(model)
     if config.draft_layers == "fp8" and not is_possible:
         raise ConfigError(
             "--draft-layers is fp8, which needs drafts by a 16-bit model on CUDA of compute capability 8.9 or later, all of "
             "whose layers' inputs and outputs (hidden; q, k and v; gate and up) are multiples of 16; this one is "
-            f"{model.dtype} on {model.device.type}, compute capability {_capability(model.device)}, "
+            f"{model.dtype} on {model.device.type}, compute capability {_capability(model)}, "
             f"{'with' if model.has_draft_head else 'without'} drafts, of sizes {sizes}; use auto"
         )
     if config.draft_layers != "auto":
@@ -100,8 +98,9 @@ def check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None
     )
 
 
-def check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
-    vocab_size, available = model.spec.vocab_size, available_bytes(model.device)
+def check_adjustments(config: EngineConfig, model: CausalLM | Outline, available: int) -> None:
+    """available: bytes on the device. Raises ConfigError."""
+    vocab_size = model.spec.vocab_size
     needed = table_bytes(config.num_rows, vocab_size)
     limit = MAX_ADJUSTMENTS_SHARE * available
     if needed > limit:
@@ -113,5 +112,13 @@ def check_adjustments(config: EngineConfig, model: CausalLM | Outline) -> None:
         )
 
 
-def _capability(device: torch.device) -> str:
-    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else "-"
+def _has_float8(model: CausalLM | Outline) -> bool:
+    known = model.has_float8 if isinstance(model, Outline) else None
+    return has_float8_products(model.device) if known is None else known
+
+
+def _capability(model: CausalLM | Outline) -> str:
+    is_known = isinstance(model, Outline) and model.has_float8 is not None
+    if model.device.type != "cuda" or is_known:
+        return "-"
+    return ".".join(map(str, torch.cuda.get_device_capability(model.device)))

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
-from headway.engine.loading.checkpoint import DtypeName
+from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import DrafterName, DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError

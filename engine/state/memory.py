@@ -82,14 +82,20 @@ def served_model_len(config: EngineConfig, model: ModelSpec) -> int:
 
 
 def check_context(
-    config: EngineConfig, *, max_model_len: int, block_bytes: int, row_bytes: int, device: torch.device
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    block_bytes: int,
+    row_bytes: int,
+    device: torch.device,
+    available: int,
 ) -> None:
     """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError."""
     num_kv_blocks(
         msgspec.structs.replace(config, device="cuda" if device.type == "cuda" else "cpu"),
         max_model_len=max_model_len,
         block_bytes=block_bytes,
-        available=available_bytes(device),
+        available=available,
         row_bytes=row_bytes,
     )
 

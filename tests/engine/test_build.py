@@ -16,7 +16,7 @@ from headway.engine import options
 from headway.engine.build import _order_sums, assemble
 from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers.linear import Linear
-from headway.engine.options import draft_layers_of, draft_lm_head_of
+from headway.engine.options import draft_layers_of, draft_lm_head_of, has_ordered_sums
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
@@ -203,13 +203,13 @@ def test_chunks_are_as_long_in_every_step_on_a_cpu_and_where_a_user_says_how_lon
     ids=["large", "enough", "small", "no-drafts", "tiny"],
 )  # fmt: skip
 def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
-    available_gib: int, depth: int, vocab_size: int, rows: int, monkeypatch: pytest.MonkeyPatch
+    available_gib: int, depth: int, vocab_size: int, rows: int
 ) -> None:
     """Half of the 15 % beside the KV cache, in bfloat16 and float32: of 7 GiB 0.5, for 154 rows of 3.5 MiB, in steps of
     32."""
-    monkeypatch.setattr("headway.engine.defaults.available_bytes", lambda device: available_gib << 30)
-    assert max_running(model(vocab_size=vocab_size), depth) == rows  # type: ignore[arg-type]
-    assert max_running(model(device="cpu"), depth) == 64  # type: ignore[arg-type]
+    available = available_gib << 30
+    assert max_running(model(vocab_size=vocab_size), depth, available) == rows  # type: ignore[arg-type]
+    assert max_running(model(device="cpu"), depth, available) == 64  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -237,7 +237,9 @@ def test_on_a_gpu_sums_have_one_order_by_default(
 ) -> None:
     """Those of all linear layers but the drafts'; on a CPU nothing needs to change."""
     shape = model(**changes)
-    assert _order_sums(EngineConfig(model_path="", fast_math=fast_math), shape) is is_deterministic  # type: ignore[arg-type]
+    config = EngineConfig(model_path="", fast_math=fast_math)
+    _order_sums(config, shape)  # type: ignore[arg-type]
+    assert has_ordered_sums(config, shape) is is_deterministic  # type: ignore[arg-type]
     is_ordered = is_deterministic and changes.get("device") != "cpu"
     assert [linear.is_batch_invariant for linear in shape.linears()] == [is_ordered, False]
 
@@ -245,7 +247,7 @@ def test_on_a_gpu_sums_have_one_order_by_default(
 @pytest.mark.usefixtures("no_library")
 def test_what_cannot_be_deterministic_is_refused() -> None:
     config = EngineConfig(model_path="", deterministic=True, depth=8)
-    assert _order_sums(config, model(sharing=16))  # type: ignore[arg-type]
+    _order_sums(config, model(sharing=16))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no kernels for torch\.float64 on cuda; use another --dtype"):
         _order_sums(config, model(dtype=torch.float64))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no kernels for torch\.bfloat16 on cpu; use --dtype float32"):
@@ -361,8 +363,7 @@ def test_options_are_judged_before_the_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
 ) -> None:
     random_mimo(tmp_path)
-    for module in (assembly, options):
-        monkeypatch.setattr(module, "available_bytes", lambda _: 100_000)
+    monkeypatch.setattr(assembly, "available_bytes", lambda _: 1_000_000)
     monkeypatch.setattr(assembly, "load_model", Mock(side_effect=AssertionError("loaded")))
     config = EngineConfig(model_path=str(tmp_path), device="cpu", **changes)
     with pytest.raises(ConfigError, match=told):

@@ -18,7 +18,7 @@ from headway_testing.local import LocalEngine
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.execution.results import StepHandle
 from headway.engine.execution.runner import Runner
-from headway.engine.loading.checkpoint import DtypeName
+from headway.engine.loading.headers import DtypeName
 from headway.engine.loop import EngineLoop
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import FinishReason

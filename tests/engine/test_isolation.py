@@ -20,7 +20,7 @@ from headway_testing.poison import PoisoningRunner
 
 from headway.engine.build import Engine
 from headway.engine.execution.runner import Runner
-from headway.engine.loading.checkpoint import DtypeName
+from headway.engine.loading.headers import DtypeName
 from headway.engine.loop import EngineLoop
 from headway.engine.protocol.config import DrafterName, EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams

@@ -23,7 +23,8 @@ from transformers import Qwen2ForCausalLM
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.loading import checkpoint
-from headway.engine.loading.checkpoint import load_model, parameter_counts
+from headway.engine.loading.checkpoint import load_model
+from headway.engine.loading.headers import parameter_counts
 from headway.engine.models.registry import FAMILY_OF
 from headway.engine.protocol.errors import ModelError
 
@@ -131,7 +132,7 @@ def test_a_head_that_differs_from_the_embedding_is_used_whatever_config_json_say
 
 def warnings_of(caplog: pytest.LogCaptureFixture, word: str) -> int:
     return sum(
-        record.name == "headway.engine.loading.checkpoint"
+        record.name.startswith("headway.engine.loading.")
         and record.levelname == "WARNING"
         and word in record.getMessage()
         for record in caplog.records
@@ -260,7 +261,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "tensor-missing": (lambda f: edit(f, lambda t: t.pop(NORM)), ["lacks 1 tensors", NORM]),
     "bias-missing": (
         lambda f: edit(f, lambda t: t.pop("model.mtp_layers.0.self_attn.k_proj.bias")),
-        ["lacks 1 tensors", "model.mtp_layers.0.self_attn.k_proj.bias"],
+        [
+            "lacks 1 tensors",
+            "model.mtp_layers.0.self_attn.k_proj.bias",
+            "or serve without the MTP head: --drafter",
+        ],
     ),
     "many-missing": (
         lambda f: edit(f, lambda t: [t.pop(n) for n in list(t) if ".layers.1." in n]),
@@ -289,6 +294,12 @@ def test_a_fault_of_the_folder_is_named(
     with pytest.raises(ModelError) as caught:
         load(tmp_path)
     assert [part for part in (str(tmp_path), *parts) if part not in str(caught.value)] == []
+
+
+def test_a_tensor_of_the_trunk_cannot_be_done_without(tmp_path: Path) -> None:
+    edit(random_mimo(tmp_path), lambda t: [t.pop(n) for n in (NORM, "model.mtp_layers.0.input_proj.weight")])
+    with pytest.raises(ModelError, match=r"lacks 2 tensors: .*; fetch the weights again$"):
+        load(tmp_path)
 
 
 def test_an_mtp_head_in_a_qwen2_folder_is_unexpected(tmp_path: Path) -> None:

@@ -1,0 +1,297 @@
+"""Reads what a model folder's headers say: the tensors of its safetensors files, judged by its config.json. Reads no weights, never pickle.
+
+Everything that can be wrong is found here, before memory is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.placement import Placement
+from headway.engine.models.family import WeightNames
+from headway.engine.models.model_files import is_regular_file, read_json_object
+from headway.engine.models.registry import FAMILY_OF, read_model_spec
+from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.errors import ModelError
+from headway.engine.state.memory import format_bytes
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+NAMED_DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+MAX_NAMES_SHOWN = 8
+EMBEDDING, LM_HEAD = "embedding", "lm_head"
+
+logger = logging.getLogger(__name__)
+
+DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+
+
+class Header(Protocol):
+    """Describes one tensor of a file without reading it."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+    def __getitem__(self, rows: slice) -> torch.Tensor: ...
+
+
+class Reader(Protocol):
+    """An open safetensors file."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_slice(self, name: str) -> Header: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the headers of a folder's files say, and the open file of each tensor.
+
+    head_tensors: the names of stored tensors that belong to an MTP head, whether they make a whole one or not. has_draft_head: whether the
+    head is to be loaded.
+    """
+
+    folder: Path
+    spec: ModelSpec
+    names: WeightNames
+    dtype: torch.dtype
+    stored: Mapping[str, Reader]
+    head_tensors: frozenset[str]
+    has_draft_head: bool
+
+
+def open_checkpoint(
+    folder: Path,
+    stack: ExitStack,
+    *,
+    device: torch.device,
+    dtype: DtypeName,
+    with_draft_head: bool,
+    max_model_len: int | None = None,
+) -> Checkpoint:
+    """Reads config.json and the headers of the weights, no weights. stack: closes the files. The other arguments: as for
+    `load_model`. Raises ModelError."""
+    spec = shortened(read_model_spec(folder), max_model_len)
+    names = FAMILY_OF[spec.architecture].names(spec)
+    stored = open_tensors(folder, stack)
+    prefix = names.draft_head_prefix
+    heads = frozenset(name for name in stored if prefix and name.startswith(prefix))
+    _warn_of_a_missing_head(folder, spec, heads)
+    return Checkpoint(
+        folder=folder,
+        spec=spec,
+        names=names,
+        dtype=_dtype(dtype, device, stored),
+        stored=stored,
+        head_tensors=heads,
+        has_draft_head=with_draft_head and spec.draft_head is not None and len(heads) > 0,
+    )
+
+
+def checked_outline(found: Checkpoint) -> CausalLM:
+    """Returns a model without memory, of which every tensor is stored in its shape. Raises ModelError for what is missing,
+    unexpected, or of another shape or dtype."""
+    outline = outline_of(found.spec, found.dtype, with_draft_head=found.has_draft_head)
+    shapes = by_name(outline, found.names)
+    ignored = set() if found.has_draft_head else set(found.head_tensors)
+    if found.spec.tied:
+        ignored.add(found.names.of(LM_HEAD))
+    _check_names(found, shapes, ignored)
+    _check_tensors(found.folder, shapes, found.stored)
+    return outline
+
+
+def missing_head_tensors(found: Checkpoint) -> list[str]:
+    """Returns the names of tensors that the announced MTP head has and the files lack."""
+    spec = found.spec
+    shapes = by_name(outline_of(spec, found.dtype, with_draft_head=spec.draft_head is not None), found.names)
+    prefix = found.names.draft_head_prefix
+    return [name for name in shapes if prefix and name.startswith(prefix) and name not in found.stored]
+
+
+def are_ties_undecided(found: Checkpoint) -> bool:
+    """Returns whether only the weights can tell if the embedding and lm_head are tied, as config.json says."""
+    both = [found.names.of(path) for path in (EMBEDDING, LM_HEAD)]
+    if not found.spec.tied or not set(both) <= found.stored.keys():
+        return False
+    first, second = (found.stored[name].get_slice(name).get_shape() for name in both)
+    return first == second
+
+
+def check_memory(folder: Path, outline: CausalLM, available: int, device: torch.device) -> None:
+    """Raises ModelError where the parameters and the rotary table take more than the available bytes of the device."""
+    positions = outline.cos_sin
+    num_parameters, needed = parameter_counts(outline)
+    if needed <= available < needed + positions.nbytes:
+        raise ModelError(
+            f"the rotary table of {folder} takes {format_bytes(positions.nbytes)} for {len(positions):,} positions "
+            f"beside weights of {format_bytes(needed)}, {format_bytes(available)} are available on {device}; "
+            "lower --max-model-len"
+        )
+    if needed > available:
+        raise ModelError(
+            f"the weights of {folder} take {format_bytes(needed)} ({num_parameters:,} parameters of "
+            f"{needed // num_parameters} bytes), {format_bytes(available)} are available on {device}; "
+            "take a smaller --dtype, a smaller model or a larger machine"
+        )
+
+
+def outline_of(spec: ModelSpec, dtype: torch.dtype, *, with_draft_head: bool) -> CausalLM:
+    """Returns a model whose parameters have shapes and no memory."""
+    return CausalLM(spec, Placement(torch.device("meta"), dtype), with_draft_head=with_draft_head)
+
+
+def by_name(model: CausalLM, names: WeightNames) -> dict[str, torch.Tensor]:
+    """Returns the model's parameters by their names in the checkpoint."""
+    return {names.of(path): tensor for path, tensor in model.tensors().items()}
+
+
+def parameter_counts(model: CausalLM) -> tuple[int, int]:
+    """Returns (number of parameters, their size in bytes)."""
+    twin = outline_of(model.spec, model.dtype, with_draft_head=model.draft_head is not None)
+    tensors = twin.tensors().values()
+    return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
+
+
+def dummy_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
+    """Returns the dtype of drawn weights."""
+    default = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return default if name == "auto" else NAMED_DTYPES[name]
+
+
+def shortened(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
+    return spec if max_model_len is None else replace(spec, max_position_embeddings=max_model_len)
+
+
+def _warn_of_a_missing_head(folder: Path, spec: ModelSpec, heads: frozenset[str]) -> None:
+    if spec.draft_head is not None and not heads:
+        logger.warning(
+            "%s: config.json announces an MTP head (num_nextn_predict_layers is %d), the weights have none "
+            "that %s could use; the model is served without speculation",
+            folder, spec.draft_head.num_layers, spec.architecture,
+        )  # fmt: skip
+
+
+def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
+    """The open file that holds each tensor; of two files the later in the order of their names, as in transformers."""
+    stored: dict[str, Reader] = {}
+    for file in _weight_files(folder):
+        try:
+            reader: Reader = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} is not a whole safetensors file ({error}); fetch it again") from None
+        names = list(reader.keys())
+        if twice := [name for name in names if name in stored]:
+            logger.warning(
+                "%s: %s has %d tensors that an earlier file has, too: %s; those of this file are used",
+                folder, file.name, len(twice), _listed(twice),
+            )  # fmt: skip
+        stored |= dict.fromkeys(names, reader)
+    return stored
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The one file, or all shards that the index names."""
+    if is_regular_file(folder / WEIGHTS_FILE):
+        return [folder / WEIGHTS_FILE]
+    if is_regular_file(folder / INDEX_FILE):
+        files = [folder / name for name in _shard_names(folder / INDEX_FILE)]
+        missing = [file.name for file in files if not is_regular_file(file)]
+        if missing:
+            raise ModelError(
+                f"{folder} lacks {_listed(missing)}, named in {INDEX_FILE}; fetch the missing files"
+            )
+        return files
+    pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED_SUFFIXES)
+    if pickled:
+        raise ModelError(
+            f"{folder} has weights only as pickle ({_listed(pickled)}), which can run code when it is read; "
+            f"convert them to {WEIGHTS_FILE} (save_pretrained of transformers does it)"
+        )
+    raise ModelError(f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; fetch the weights")
+
+
+def _shard_names(index: Path) -> list[str]:
+    content = read_json_object(index, wanted="an object with a weight_map") or {}
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} is no JSON object with a weight_map; fetch the file again")
+    names = sorted(set(map(str, weight_map.values())))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ModelError(f"{index} names files outside its folder: {_listed(outside)}")
+    return names
+
+
+def _dtype(name: DtypeName, device: torch.device, stored: Mapping[str, Reader]) -> torch.dtype:
+    """The checkpoint's own dtype is that of most of its tensors."""
+    if name != "auto":
+        return NAMED_DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    found = [reader.get_slice(tensor).get_dtype() for tensor, reader in stored.items()]
+    return DTYPES.get(max(set(found), key=found.count), torch.float32) if found else torch.float32
+
+
+def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored: set[str]) -> None:
+    """Rotary frequencies, which old checkpoints store, are computed here."""
+    folder, stored, prefix = found.folder, found.stored, found.names.draft_head_prefix
+    missing = [name for name in shapes if name not in stored]
+    if missing:
+        is_of_head = prefix is not None and all(name.startswith(prefix) for name in missing)
+        other_way = ", or serve without the MTP head: --drafter none or ngram" if is_of_head else ""
+        raise ModelError(
+            f"{folder} lacks {len(missing)} tensors: {_listed(missing)}; fetch the weights again{other_way}"
+        )
+    unexpected = [
+        name
+        for name in stored
+        if name not in shapes and name not in ignored and not name.endswith(".rotary_emb.inv_freq")
+    ]
+    if unexpected:
+        raise ModelError(
+            f"{folder} has {len(unexpected)} tensors that the architecture of its config.json does not have: "
+            f"{_listed(unexpected)}; check that config.json belongs to these weights"
+        )
+
+
+def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Mapping[str, Reader]) -> None:
+    wrong_shapes, wrong_dtypes = [], []
+    for name, wanted in shapes.items():
+        header = stored[name].get_slice(name)
+        shape, dtype = list(header.get_shape()), header.get_dtype()
+        if shape != list(wanted.shape):
+            wrong_shapes.append(f"{name} is {shape}, not {list(wanted.shape)}")
+        if dtype not in DTYPES:
+            wrong_dtypes.append(f"{name} is {dtype}")
+    if wrong_shapes:
+        raise ModelError(
+            f"{folder} has {len(wrong_shapes)} tensors of another shape than config.json says: "
+            f"{_listed(wrong_shapes, separator='; ')}; check that config.json belongs to these weights"
+        )
+    if wrong_dtypes:
+        raise ModelError(
+            f"{folder} has {len(wrong_dtypes)} tensors of a dtype that is not supported: "
+            f"{_listed(wrong_dtypes)}; supported are {', '.join(DTYPES)}"
+        )
+
+
+def _listed(names: list[str], *, separator: str = ", ") -> str:
+    shown = separator.join(names[:MAX_NAMES_SHOWN])
+    hidden = len(names) - MAX_NAMES_SHOWN
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
