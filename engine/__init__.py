@@ -28,8 +28,9 @@ from headway.engine.protocol.errors import (
     RequestError,
 )
 from headway.engine.protocol.grammar import Grammar, Thinking, TokenTable
+from headway.engine.protocol.inspection import HeadReport, Inspection, InspectionRequest, LayerGroup
 from headway.engine.protocol.logprobs import TokenLogprobs
-from headway.engine.protocol.logs import LogFormat, configure_logging
+from headway.engine.protocol.logs import LogFormat, collected_warnings, configure_logging
 from headway.engine.protocol.messages import (
     Abort,
     Configure,
@@ -89,8 +90,12 @@ __all__ = [
     "FinishReason",
     "FromEngine",
     "Grammar",
+    "HeadReport",
     "HeadwayError",
     "Heartbeat",
+    "Inspection",
+    "InspectionRequest",
+    "LayerGroup",
     "LogFormat",
     "Mailbox",
     "ModelError",
@@ -113,6 +118,7 @@ __all__ = [
     "TokenEvent",
     "TokenLogprobs",
     "TokenTable",
+    "collected_warnings",
     "compile_matcher",
     "configure_logging",
     "is_folder",

@@ -21,6 +21,7 @@ from headway.engine.options import (
     check_adjustments,
     check_deterministic,
     has_ordered_sums,
+    wants_draft_head,
     with_drafter,
     with_formats,
 )
@@ -199,13 +200,12 @@ def _scheduler(
 def _load(
     config: EngineConfig, device: torch.device, max_model_len: int, progress: Callable[[float], None]
 ) -> CausalLM:
-    has_head = read_model_spec(config.model_path).draft_head is not None
     make_model = make_dummy_model if config.load_format == "dummy" else load_model
     model = make_model(
         config.model_path,
         device=device,
         dtype=config.dtype,
-        with_draft_head=reads_draft_head(with_drafter(config, has_head=has_head)),
+        with_draft_head=wants_draft_head(config, read_model_spec(config.model_path)),
         progress=progress,
         max_model_len=max_model_len,
     )

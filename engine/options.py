@@ -7,9 +7,10 @@ import torch
 
 from headway.engine.defaults import Outline
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
-from headway.engine.speculation.select import drafter_name
+from headway.engine.speculation.select import drafter_name, reads_draft_head
 from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
 from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_float8_products
@@ -22,6 +23,11 @@ def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
     """Returns the configuration with auto resolved to a drafter, depth 0 without one. Raises ConfigError."""
     name = drafter_name(config, has_head=has_head)
     return msgspec.structs.replace(config, drafter=name, depth=0 if name == "none" else config.depth)
+
+
+def wants_draft_head(config: EngineConfig, spec: ModelSpec) -> bool:
+    """Returns whether the draft head is to be loaded, if config.json announces one. Raises ConfigError."""
+    return reads_draft_head(with_drafter(config, has_head=spec.draft_head is not None))
 
 
 def with_formats(config: EngineConfig, model: CausalLM | Outline) -> EngineConfig:

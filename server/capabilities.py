@@ -62,8 +62,7 @@ def _has_forms(services: Services) -> bool:
 
 
 def _has_tools(services: Services) -> bool:
-    form = services.output_format
-    return services.chat is not None and (form.calls is not None or form.is_harmony)
+    return services.chat is not None and services.output_format.has_calls
 
 
 def _thinks(services: Services) -> bool:

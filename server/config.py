@@ -63,6 +63,17 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class InspectConfig:
+    """The configuration of `headway inspect`. gpu_memory: bytes of a GPU that need not be here. json: print one JSON object.
+    chat_template, tool_format: as of ServerConfig."""
+
+    gpu_memory: int | None = None
+    json: bool = False
+    chat_template: str | None = None
+    tool_format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CompleteConfig:
     """The configuration of `headway complete`. None: as the model's files say, or drawn (seed)."""
 

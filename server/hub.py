@@ -30,8 +30,8 @@ UNWANTED_FILES = ["*/*"]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
-def model_folder(source: ModelSource) -> Path:
-    """Downloads if need be. Raises ModelError."""
+def model_folder(source: ModelSource, *, may_download: bool = True) -> Path:
+    """Downloads if need be and allowed. Raises ModelError."""
     if source.name is None:
         return Path(str(files(EMBEDDED)))
     path = _path(source.name)
@@ -42,7 +42,7 @@ def model_folder(source: ModelSource) -> Path:
             f"{source.name} is neither a folder nor the ORG/NAME of a Hub repository; "
             "give the path of a folder with config.json, tokenizer.json and *.safetensors"
         )
-    return _download(source.name, source)
+    return _download(source.name, source) if may_download else _downloaded(source.name, source)
 
 
 def model_name(source: ModelSource) -> str:
@@ -59,6 +59,20 @@ def _path(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:  # there is no such user
         raise ModelError(f"{name} is no path: {error}; give the folder's full path") from None
+
+
+def _downloaded(repository: str, source: ModelSource) -> Path:
+    """Finds what a download has left on this machine, whole or not."""
+    try:
+        folder = snapshot_download(
+            repository, revision=source.revision, cache_dir=source.download_dir, local_files_only=True
+        )
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        raise ModelError(
+            f"{repository} is not on this machine ({_first_line(error)}); let `hf download {repository}` or `headway serve "
+            f"{repository}` fetch it, or give the path of a folder"
+        ) from None
+    return Path(folder)
 
 
 def _download(repository: str, source: ModelSource) -> Path:

@@ -15,7 +15,12 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
-from headway.engine.layers.weights import float8_weight, int4_screened_weight
+from headway.engine.layers.weights import (
+    float8_bytes,
+    float8_weight,
+    int4_screened_weight,
+    nibbles_bytes,
+)
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.pool import BLOCK_CARRIES, BLOCK_HIDDEN, StatePool
@@ -171,6 +176,18 @@ class MtpHead:
             for linear, norms in self.norms_by_linear().items():
                 largest = max(norm.largest() for norm in norms)
                 linear.store(float8_weight(linear.weight, largest_input=largest))
+
+    def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
+        """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it gives some back."""
+        exact = self._lm_head.weight
+        added = 0 if lm_head == "full" else float8_bytes(exact)
+        if lm_head == "int4":
+            added += nibbles_bytes(exact)
+        if layers == "fp8":
+            added += sum(
+                float8_bytes(linear.weight) - linear.weight.nbytes for linear in self.norms_by_linear()
+            )
+        return added
 
     def _stream(
         self,

@@ -44,6 +44,16 @@ def int4_screened_weight(
     return Int4ScreenedWeight(weight, *quantize_to_nibbles(weight), many)
 
 
+def float8_bytes(weight: torch.Tensor) -> int:
+    """Returns the bytes of a copy in float8_e4m3fn: the values, a scale and a step."""
+    return weight.numel() + 8
+
+
+def nibbles_bytes(weight: torch.Tensor) -> int:
+    """Returns the bytes of a copy in 4 bits: the values, a scale and an error of each output, two spreads."""
+    return weight.numel() // 2 + 8 * len(weight) + 8
+
+
 def pack_all(linears: Iterable[Linear]) -> None:
     """Packs the layers for which that proves independent of the number of rows; each shape is tried once.
 

@@ -226,6 +226,12 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; fetch the weights")
 
 
+def unread_files(folder: Path) -> list[str]:
+    """Returns the names of safetensors files in the folder that belong to no model: another file is whole, or the index names others."""
+    read = {file.name for file in _weight_files(folder)}
+    return sorted(file.name for file in folder.glob("*.safetensors") if file.name not in read)
+
+
 def _shard_names(index: Path) -> list[str]:
     content = read_json_object(index, wanted="an object with a weight_map") or {}
     weight_map = content.get("weight_map")

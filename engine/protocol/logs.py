@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -33,3 +35,30 @@ def configure_logging(level: str, log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(HUMAN))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _Warnings(logging.Handler):
+    """Mutable: keeps each warning once, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line not in self.lines:
+            self.lines.append(line)
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Yields a list that gets what Headway's modules warn of meanwhile, instead of showing it."""
+    logger, handler = logging.getLogger("headway"), _Warnings()
+    before = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before

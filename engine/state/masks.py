@@ -25,6 +25,11 @@ class Masks:
         return Masks(self.entries[index], self.allowed)
 
 
+def mask_bytes(num_rows: int, window: int, vocab_size: int) -> int:
+    """Returns the bytes that a MaskTable takes on the device."""
+    return num_rows * (4 * window * _num_words(vocab_size) + 8)
+
+
 class MaskTable:
     """Mutable: the host fills the buffer while a step runs, `upload` copies it. On a CPU host and device share the memory.
 
@@ -32,7 +37,7 @@ class MaskTable:
     """
 
     def __init__(self, num_rows: int, window: int, vocab_size: int, device: torch.device) -> None:
-        words = -(-vocab_size // 32)
+        words = _num_words(vocab_size)
         is_gpu = device.type == "cuda"
         self._allowed = torch.zeros(num_rows, window, words, dtype=torch.int32, pin_memory=is_gpu)
         self._entries = torch.full((num_rows,), -1, dtype=torch.int64, pin_memory=is_gpu)
@@ -62,3 +67,8 @@ class MaskTable:
     def first(self, num_rows: int) -> Masks:
         """Returns the masks of the first rows, in the table's own memory."""
         return Masks(self._on_device.entries[:num_rows], self._on_device.allowed)
+
+
+def _num_words(vocab_size: int) -> int:
+    """Returns the numbers of 32 bits that hold one bit for each token."""
+    return -(-vocab_size // 32)

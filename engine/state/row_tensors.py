@@ -125,7 +125,8 @@ class RowTensors:
             )
             for name, column in _COLUMNS.items()
         }
-        tensors["state_ids"] = torch.arange(num_rows, device=device)
+        # Counted on the CPU: on the device meta, where only sizes matter, torch.arange imports sympy for a second.
+        tensors["state_ids"].copy_(torch.arange(num_rows))
         return cls(**tensors, adjustments=None)
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The command `headway`: serve, chat, warmup, complete, bench."""
+"""The command `headway`: serve, chat, inspect, warmup, complete, bench."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from headway.server.cli.bench import COMMANDS, bench
 from headway.server.cli.chat import chat
 from headway.server.cli.complete import complete
 from headway.server.cli.console import ReaderGoneError
+from headway.server.cli.inspect import NOT_SERVABLE, inspect
 from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
 from headway.server.cli.serve import serve
 from headway.server.cli.warmup import warm_up
-from headway.server.config import ChatConfig, CompleteConfig, ModelSource, ServerConfig
+from headway.server.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 
 Config = TypeVar("Config")
 
@@ -38,9 +39,24 @@ COMPLETE_GROUPS = {
     "speculation": options.SPECULATION,
 }
 CHAT_GROUPS = {"chat": options.CHAT}
+INSPECT_GROUPS = {
+    "inspection": options.INSPECTION,
+    "model": options.MODEL,
+    "speculation": options.SPECULATION,
+    "scheduling and memory": options.SCHEDULING,
+}
 MODEL_HELP = (
     "a folder in Hugging Face layout, or ORG/NAME on the Hugging Face Hub "
     "(HF_TOKEN, HF_ENDPOINT and the Hub's offline cache are respected); "
+    "without it, the small model that ships with Headway [HEADWAY_MODEL]"
+)
+INSPECT_DESCRIPTION = (
+    "Tells a model's family, layers, parameters, precision, MTP head, chat format, memory and floor of a round, from configuration "
+    "and headers alone: no weights are read, nothing is downloaded, no GPU is needed. The options are those of `headway serve`. Exit "
+    f"status: 0 if serve would start with them, {NOT_SERVABLE} if not, 1 for a model or an option that does not exist."
+)
+INSPECT_MODEL_HELP = (
+    "a folder in Hugging Face layout, or the ORG/NAME of a downloaded one; "
     "without it, the small model that ships with Headway [HEADWAY_MODEL]"
 )
 SERVE_EPILOG = """\
@@ -63,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "serve": (_serve, SERVE_GROUPS),
         "warmup": (_warm_up, SERVE_GROUPS),
         "chat": (_chat, CHAT_GROUPS),
+        "inspect": (_inspect, INSPECT_GROUPS),
         "complete": (_complete, COMPLETE_GROUPS),
     }
     run, groups = runs.get(arguments.command, (_bench, {}))
@@ -103,6 +120,11 @@ def _parser() -> argparse.ArgumentParser:
         "is a message.",
     )  # fmt: skip
     chat_parser.add_argument("--model", metavar="NAME", help="one of the server's (default: the first)")
+    inspect_parser = commands.add_parser(
+        "inspect", help="tell what a model folder holds, whether it can be served, and what fits", allow_abbrev=False,
+        description=INSPECT_DESCRIPTION,
+    )  # fmt: skip
+    inspect_parser.add_argument("model", nargs="?", metavar="MODEL", help=INSPECT_MODEL_HELP)
     complete_parser = commands.add_parser(
         "complete", help="complete a prompt in the terminal, without a server",
         description="Streams the completion of a prompt to the terminal.", allow_abbrev=False,
@@ -126,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         (warmup_parser, SERVE_GROUPS),
         (complete_parser, COMPLETE_GROUPS),
         (chat_parser, CHAT_GROUPS),
+        (inspect_parser, INSPECT_GROUPS),
     ):
         for title, group in groups.items():
             add_options(command, title, group)
@@ -154,6 +177,12 @@ def _warm_up(arguments: argparse.Namespace, environment: Mapping[str, str]) -> i
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
     return warm_up(_source(arguments.model, values, environment), _engine_config(values))
+
+
+def _inspect(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_values(arguments, _options(INSPECT_GROUPS), environment)
+    config, source = _build(InspectConfig, values), _source(arguments.model, values, environment)
+    return inspect(config, source, _engine_config(values))
 
 
 def _complete(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -93,9 +93,9 @@ def banner(
     body = json.dumps(example, separators=(",", ":"))
     num_tokens = info.num_blocks * info.block_size
     lines = {
-        "model": f"{model} ({info.architecture}, {_millions(info.num_parameters)} parameters, "
+        "model": f"{model} ({info.architecture}, {readable_count(info.num_parameters)} parameters, "
         f"{info.dtype} on {info.device})",
-        "memory": f"weights {_size(info.weights_bytes)}, KV cache {_size(info.kv_cache_bytes)}",
+        "memory": f"weights {readable_size(info.weights_bytes)}, KV cache {readable_size(info.kv_cache_bytes)}",
         "blocks": f"{info.num_blocks:,} of {info.block_size} tokens: {num_tokens:,} tokens in all",
         "context": f"{info.max_model_len:,} tokens, up to {info.max_running:,} requests at once",
         "depth": depth,
@@ -120,11 +120,15 @@ def banner_fields(
     return {"model": model, **place, **msgspec.structs.asdict(info)}
 
 
-def _millions(count: int) -> str:
+def readable_count(count: int) -> str:
+    """7830000000 -> "7.8 B"; 4321 -> "4,321"."""
+    if count < 1e6:
+        return f"{count:,}"
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
-def _size(num_bytes: float) -> str:
+def readable_size(num_bytes: float) -> str:
+    """1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.1f} {unit}"

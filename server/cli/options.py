@@ -231,6 +231,11 @@ GENERATION = [
     *SAMPLING,
     Option("stop", str, None, "end before this text; may be given again", "TEXT", is_list=True),
 ]  # fmt: skip
+INSPECTION = [
+    Option("gpu-memory", parse_size, None, "tell what fits on a GPU of this memory, such as 80GiB, which need not be here", "SIZE"),
+    Option("json", parse_switch, False, "print one JSON object"),
+    *(option for option in SERVER if option.flag in ("chat-template", "tool-format")),
+]  # fmt: skip
 CHAT = [
     Option("url", parse_url, "http://localhost:8000", "where the server is", "URL"),
     Option("api-key", parse_key, None, "the key that the server wants; better in the variable: others see the command line", "KEY"),

@@ -48,6 +48,11 @@ class OutputFormat:
         return self.thinking[0][1] if self.thinking else None
 
     @property
+    def has_calls(self) -> bool:
+        """Whether the model has a form in which it calls tools."""
+        return self.calls is not None or self.is_harmony
+
+    @property
     def delimiters(self) -> tuple[str, ...]:
         """Texts of special tokens that a parser must see; every other special token may stay hidden."""
         if self.is_harmony:

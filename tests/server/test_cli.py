@@ -28,7 +28,7 @@ from headway.server.cli import options
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.options import Option, parse_size, read_values
 from headway.server.cli.serve import DrainingServer
-from headway.server.config import ChatConfig, CompleteConfig, ModelSource, ServerConfig
+from headway.server.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.services import Services
 
 
@@ -98,7 +98,7 @@ def test_variables_set_flags_and_the_command_line_wins(
 
 ALL_OPTIONS = [
     o
-    for groups in (cli.SERVE_GROUPS, cli.COMPLETE_GROUPS, cli.CHAT_GROUPS)
+    for groups in (cli.SERVE_GROUPS, cli.COMPLETE_GROUPS, cli.CHAT_GROUPS, cli.INSPECT_GROUPS)
     for group in groups.values()
     for o in group
 ]
@@ -106,7 +106,7 @@ ALL_OPTIONS = [
 
 @pytest.mark.parametrize("option", ALL_OPTIONS, ids=lambda option: option.flag)
 def test_every_option_has_a_field_and_help(option: Option) -> None:
-    configs = (ServerConfig, ModelSource, CompleteConfig, ChatConfig)
+    configs = (ServerConfig, ModelSource, CompleteConfig, ChatConfig, InspectConfig)
     fields = {f for config in configs for f in config.__dataclass_fields__}
     fields |= {field.name for field in msgspec.structs.fields(EngineConfig)}
     assert {option.key, f"{option.key}_bytes", option.key.removeprefix("no_")} & fields

@@ -19,6 +19,7 @@ from headway_testing.checkpoints import (
 from headway_testing.paged import PagedSequences, load
 
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.loading.headers import outline_of
 from headway.kernels import rms_norm
 
 Pair = Callable[..., SimpleNamespace]
@@ -215,3 +216,32 @@ def test_each_product_takes_all_that_its_norm_may_give(sizes: tuple[float, ...],
         assert linear.input_step is not None
         largest = bound * model.spec.hidden_size**0.5
         assert 224 < largest / linear.input_step.item() <= 448, "the least power of two that holds it"
+
+
+def bytes_of(values: object) -> int:
+    """Of the tensors of a weight, with those of weights in it, each once."""
+    if isinstance(values, torch.Tensor):
+        return values.nbytes
+    return sum(map(bytes_of, values)) if isinstance(values, tuple) else 0
+
+
+@pytest.mark.parametrize("layers", ["full", "fp8"])
+@pytest.mark.parametrize("lm_head", ["full", "fp8", "int4"])
+def test_the_bytes_of_other_formats_are_known_before(lm_head: str, layers: str, tmp_path: Path) -> None:
+    model = load(random_mimo(tmp_path, hidden_size=256, num_nextn_predict_layers=2), dtype="bfloat16")
+    head = model.draft_head
+    linears = [*head.linears(), model.lm_head]
+    before = sum(linear.weight.nbytes for linear in linears)
+    promised = outline_of(model.spec, model.dtype, with_draft_head=True).draft_head.added_bytes(
+        lm_head, layers
+    )
+    head.choose_formats(lm_head, layers)
+    after = sum(bytes_of(linear.stored) for linear in head.linears())
+    after += model.lm_head.weight.nbytes
+    if lm_head == "fp8":
+        after += bytes_of(head._draft_lm_head.stored)
+    elif lm_head == "int4":
+        after += (
+            bytes_of(head._draft_lm_head.stored) - model.lm_head.weight.nbytes
+        )  # the exact one is the model's
+    assert promised == after - before

@@ -1,0 +1,219 @@
+"""Tells of a model folder what a start of the engine would find, step by step; goes on where a start would end."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import msgspec
+import torch
+
+from headway.engine.build import checked_model_len
+from headway.engine.inspection.device import Device, find_device
+from headway.engine.inspection.head import head_by_names, head_of_checkpoint, head_without_tensors
+from headway.engine.inspection.memory import Sizes, size_up
+from headway.engine.inspection.problems import Problems
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.loading.headers import (
+    Checkpoint,
+    Reader,
+    are_ties_undecided,
+    checked_outline,
+    dummy_dtype,
+    open_checkpoint,
+    open_tensors,
+    outline_of,
+    parameter_counts,
+    shortened,
+)
+from headway.engine.models.model_files import is_folder, read_json_object
+from headway.engine.models.registry import FAMILY_OF, read_model_spec
+from headway.engine.models.spec import ModelSpec
+from headway.engine.options import wants_draft_head
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.inspection import (
+    HeadReport,
+    Inspection,
+    InspectionRequest,
+    LayerGroup,
+    Shape,
+    StoredTensors,
+)
+from headway.engine.protocol.logs import collected_warnings
+
+logger = logging.getLogger(__name__)
+
+
+def inspect_model(request: InspectionRequest) -> Inspection:
+    """Reads headers only. The files of config.model_path may be missing, broken or of a model that is not supported."""
+    config, folder, problems = request.config, Path(request.config.model_path), Problems()
+    device: Device | None = None
+    spec: ModelSpec | None = None
+    content: Mapping[str, object] = {}
+    stored: Mapping[str, Reader] = {}
+    with collected_warnings() as warnings, ExitStack() as files:
+        with problems.noted():
+            device = find_device(config, request.gpu_memory_bytes)
+        with problems.noted():
+            spec = read_model_spec(folder)
+        with problems.noted():
+            content = read_json_object(folder / "config.json") or {}
+        model = None if spec is None else _served_model(config, spec, device, files, problems)
+        if model is not None and model.found is not None:
+            stored = model.found.stored
+        elif is_folder(folder) and config.load_format != "dummy":
+            with problems.noted():
+                stored = open_tensors(folder, files)
+        return Inspection(
+            architecture=_architecture(content),
+            family=None if spec is None else FAMILY_OF[spec.architecture].model_type,
+            supported_architectures=list(FAMILY_OF),
+            quantization=_quantization(content),
+            shape=None if spec is None else _shape(spec),
+            stored=_by_dtype(stored),
+            num_parameters=None if model is None else parameter_counts(model.outline)[0],
+            draft_head=_head(config, model, stored, content),
+            device=None if device is None else device.report,
+            memory=None if model is None else model.sizes.memory,
+            floor=None if model is None else model.sizes.floor,
+            engine=model.sizes.info if model is not None and problems.first is None else None,
+            problem=problems.first,
+            warnings=warnings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model of a supported architecture. found: None where no headers could be read. outline: of what is to be served, by
+    config.json where the tensors do not fit it."""
+
+    found: Checkpoint | None
+    outline: CausalLM
+    sizes: Sizes
+
+
+def _served_model(
+    config: EngineConfig, spec: ModelSpec, device: Device | None, files: ExitStack, problems: Problems
+) -> _Model:
+    """Takes the steps of a start from the context on. Without a device nothing is sized up."""
+    place = torch.device("cpu") if device is None else device.place
+    length = min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
+    is_head_wanted, found, outline = False, None, None
+    if device is not None:
+        with problems.noted():
+            checked_model_len(config, place, device.report.available_bytes, has_float8=device.has_float8)
+    with problems.noted():
+        is_head_wanted = wants_draft_head(config, spec)
+    if config.load_format != "dummy":
+        with problems.noted():
+            found = open_checkpoint(
+                Path(config.model_path),
+                files,
+                device=place,
+                dtype=config.dtype,
+                with_draft_head=is_head_wanted,
+                max_model_len=length,
+            )
+    if found is not None:
+        _warn_of_ties(found)
+        with problems.noted():
+            outline = checked_outline(found)
+    if outline is None:
+        dtype = dummy_dtype(config.dtype, place) if found is None else found.dtype
+        is_head_there = spec.draft_head is not None if found is None else found.has_draft_head
+        outline = outline_of(shortened(spec, length), dtype, with_draft_head=is_head_wanted and is_head_there)
+    return _Model(
+        found,
+        outline,
+        Sizes() if device is None else size_up(config, outline, device, length, problems),
+    )
+
+
+def _warn_of_ties(found: Checkpoint) -> None:
+    if are_ties_undecided(found):
+        logger.warning(
+            "config.json ties lm_head to the embedding, and both are stored: should their values differ, which only a start finds "
+            "out, lm_head is loaded, too (%s parameters more)",
+            f"{found.spec.vocab_size * found.spec.hidden_size:,}",
+        )
+
+
+def _head(
+    config: EngineConfig,
+    model: _Model | None,
+    stored: Mapping[str, Reader],
+    content: Mapping[str, object],
+) -> HeadReport:
+    if model is None:
+        return head_by_names(stored, content)
+    spec = model.outline.spec
+    whole = outline_of(spec, model.outline.dtype, with_draft_head=spec.draft_head is not None)
+    if model.found is not None:
+        return head_of_checkpoint(model.found, config, whole)
+    if config.load_format == "dummy":
+        return head_without_tensors(
+            whole, "the weights are random (--load-format dummy)", is_loaded=model.outline.has_draft_head
+        )
+    return head_without_tensors(whole, "no tensors could be read")
+
+
+def _shape(spec: ModelSpec) -> Shape:
+    groups = Counter(spec.layers)
+    return Shape(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        max_position_embeddings=spec.max_position_embeddings,
+        is_tied=spec.tied,
+        layers=[
+            LayerGroup(count, _described(layer.mixer), _described(layer.feed_forward))
+            for layer, count in groups.items()
+        ],
+    )
+
+
+def _described(part: object) -> dict[str, object]:
+    """AttentionSpec(num_heads=32, ...) -> {"kind": "attention", "num_heads": 32, ...}"""
+    name = type(part).__name__.removesuffix("Spec")
+    return {"kind": re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(), **msgspec.to_builtins(part)}
+
+
+def _by_dtype(stored: Mapping[str, Reader]) -> list[StoredTensors]:
+    """Most tensors first."""
+    counts: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
+    for name, reader in stored.items():
+        header = reader.get_slice(name)
+        counts[header.get_dtype()] += 1
+        elements[header.get_dtype()] += prod(header.get_shape())
+    return [
+        StoredTensors(dtype, count, elements[dtype], elements[dtype] * _bits(dtype) // 8)
+        for dtype, count in counts.most_common()
+    ]
+
+
+def _bits(dtype: str) -> int:
+    """safetensors names dtypes by their bits, such as BF16, F8_E4M3 and F4; BOOL has 8."""
+    digits = re.search(r"\d+", dtype)
+    return 8 if digits is None else int(digits[0])
+
+
+def _architecture(content: Mapping[str, object]) -> str | None:
+    names = content.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _quantization(content: Mapping[str, object]) -> str | None:
+    """Returns the method that config.json names."""
+    text = content.get("text_config")
+    for level in (content, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = level.get(key)
+            if found is not None:
+                return str(found.get("quant_method") if isinstance(found, dict) else found)
+    return None

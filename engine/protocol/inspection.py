@@ -1,0 +1,130 @@
+"""What can be told of a model folder without reading weights: the question of `headway inspect`, and the engine's answer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.messages import EngineInfo
+
+HeadState = Literal["found", "incomplete", "missing", "none", "unknown"]
+
+
+class InspectionRequest(msgspec.Struct, frozen=True):
+    """gpu_memory_bytes: of a GPU that is not here; None: the device that the configuration selects on this machine."""
+
+    config: EngineConfig
+    gpu_memory_bytes: int | None = None
+
+
+class StoredTensors(msgspec.Struct, frozen=True):
+    """The tensors of one dtype in the files, by the dtype's name in safetensors."""
+
+    dtype: str
+    num_tensors: int
+    num_elements: int
+    num_bytes: int
+
+
+class LayerGroup(msgspec.Struct, frozen=True):
+    """Equal layers. mixer, feed_forward: the fields of their specs, and `kind`."""
+
+    num_layers: int
+    mixer: dict[str, Any]
+    feed_forward: dict[str, Any]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json says of a model whose architecture is supported. layers: groups in the order of their first layers."""
+
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    is_tied: bool
+    layers: list[LayerGroup]
+
+
+class HeadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The MTP head of a checkpoint.
+
+    state: of one that config.json does not announce "none"; "unknown" where the tensors cannot be read, or belong to an
+    architecture that is not supported. num_layers: that config.json announces. prefixes: what the names of the stored tensors
+    begin with. num_parameters: of the head that is announced. is_loaded: whether the configuration loads it. reason: why it is
+    not there or not loaded.
+    """
+
+    state: HeadState
+    num_layers: int
+    num_stored_tensors: int = 0
+    prefixes: list[str] = []
+    missing_tensors: list[str] = []
+    num_parameters: int | None = None
+    is_loaded: bool = False
+    reason: str | None = None
+
+
+class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """available_bytes: of memory that can be taken now, or that a GPU named by its memory has. name: None for such a GPU and for a CPU.
+    read_bytes_a_second: the memory's nominal bandwidth, None where it is not known."""
+
+    kind: str
+    available_bytes: int
+    name: str | None = None
+    read_bytes_a_second: float | None = None
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on the device, in the order in which they are taken.
+
+    draft_weights_bytes: copies of weights in the formats of drafts, less what they replace. rotary_bytes: the table of positions.
+    rows_bytes: of all requests that can run at once, whatever their length; row_state_bytes is that part of one's that layers
+    declare. token_bytes: of one token of context over all layers, the drafter's included. request_bytes: of one request of
+    max_model_len tokens. num_full_requests: of such requests that fit at once; None where not one does.
+    """
+
+    dtype: str
+    weights_bytes: int
+    draft_weights_bytes: int
+    rotary_bytes: int
+    rows_bytes: int
+    row_state_bytes: int
+    block_bytes: int
+    token_bytes: float
+    max_model_len: int
+    request_bytes: int
+    num_full_requests: int | None = None
+
+
+class FloorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of weights that a round of one stream must read at least. seconds: at the device's nominal bandwidth, if it is known."""
+
+    depth: int
+    round_bytes: int
+    round_bytes_without_drafts: int
+    round_seconds: float | None = None
+    round_seconds_without_drafts: float | None = None
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """problem: why an engine of this configuration would not start, in its own words; None for one that would. engine: what a
+    started one would report of itself. num_parameters: of the model that is served. warnings: what a start would log.
+
+    Parts that cannot be told are None or empty.
+    """
+
+    architecture: str | None
+    family: str | None
+    supported_architectures: list[str]
+    quantization: str | None
+    shape: Shape | None
+    stored: list[StoredTensors]
+    num_parameters: int | None
+    draft_head: HeadReport
+    device: DeviceReport | None
+    memory: MemoryReport | None
+    floor: FloorReport | None
+    engine: EngineInfo | None
+    problem: str | None
+    warnings: list[str]
