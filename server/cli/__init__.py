@@ -1,13 +1,18 @@
-"""The command `headway`: serve, chat, inspect, warmup, complete, bench."""
+"""The command `headway`: serve, chat, inspect, warmup, complete, bench.
+
+A command's module is imported when it is to run: those that serve take a second, for which no other needs to wait.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import TypeVar
 
 import msgspec
@@ -16,14 +21,10 @@ from headway import __version__
 from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging
 from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, bench
-from headway.server.cli.chat import chat
-from headway.server.cli.complete import complete
-from headway.server.cli.console import ReaderGoneError
-from headway.server.cli.inspect import NOT_SERVABLE, inspect
+from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
 from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
-from headway.server.cli.serve import serve
-from headway.server.cli.warmup import warm_up
 from headway.server.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
+from headway.server.engine_inspector import EngineInspector
 
 Config = TypeVar("Config")
 
@@ -155,12 +156,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _command(module: str, function: str) -> Callable[..., int]:
+    """Imports a command."""
+    found: Callable[..., int] = getattr(importlib.import_module(f"headway.server.cli.{module}"), function)
+    return found
+
+
 def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
     source = _source(arguments.model, values, environment)
-    return serve(config, source, _engine_config(values))
+    return _command("serve", "serve")(config, source, _engine_config(values))
 
 
 def _bench(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
@@ -169,20 +176,22 @@ def _bench(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
 
 def _chat(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_values(arguments, _options(CHAT_GROUPS), environment)
-    return chat(_build(ChatConfig, values), arguments.model)
+    return _command("chat", "chat")(_build(ChatConfig, values), arguments.model)
 
 
 def _warm_up(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
-    return warm_up(_source(arguments.model, values, environment), _engine_config(values))
+    source = _source(arguments.model, values, environment)
+    return _command("warmup", "warm_up")(source, _engine_config(values))
 
 
 def _inspect(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_values(arguments, _options(INSPECT_GROUPS), environment)
     config, source = _build(InspectConfig, values), _source(arguments.model, values, environment)
-    return inspect(config, source, _engine_config(values))
+    with closing(EngineInspector()) as engine:  # it imports torch while this process imports the command
+        return _command("inspect", "inspect")(config, source, _engine_config(values), engine)
 
 
 def _complete(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -190,7 +199,9 @@ def _complete(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     prompt = _prompt(arguments.prompt)
     source = _source(arguments.model, values, environment)
-    return complete(_build(CompleteConfig, values), prompt, source, _engine_config(values))
+    return _command("complete", "complete")(
+        _build(CompleteConfig, values), prompt, source, _engine_config(values)
+    )
 
 
 def _prompt(given: str) -> str:

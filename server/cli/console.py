@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from headway import __version__
 from headway.engine import EngineInfo
+from headway.server.cli.endings import ReaderGoneError
 from headway.server.engine_client import EngineClient
 
 POLL_SECONDS = 0.1
@@ -22,10 +23,6 @@ LINE_EVERY_PERCENT = 25
 DRAFTERS = {"mtp": "by the model's MTP head", "ngram": "by n-gram lookup"}
 COMPLETION = {"prompt": "def read_config(path):\n", "max_tokens": 64}
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
-
-
-class ReaderGoneError(Exception):
-    """The reader of stdout has closed it, as with `| head`."""
 
 
 def show(text: str) -> None:

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from headway.engine import ConfigError, EngineConfig, HeadReport, Inspection, LayerGroup
 from headway.server.cli.console import readable_count, readable_size, show
+from headway.server.cli.endings import NOT_SERVABLE
 from headway.server.config import InspectConfig, ModelSource
+from headway.server.engine_inspector import EngineInspector
 from headway.server.hub import model_folder, model_name
-from headway.server.inspection import ChatReport, EngineInspector, ModelReport, inspect_folder
+from headway.server.inspection import ChatReport, ModelReport, inspect_folder
 
-NOT_SERVABLE = 3  # the exit status; 1 is that of errors, 2 argparse's
 MAX_NAMES_SHOWN = 8
 
 
-def inspect(config: InspectConfig, source: ModelSource, engine_config: EngineConfig) -> int:
+def inspect(
+    config: InspectConfig, source: ModelSource, engine_config: EngineConfig, engine: EngineInspector
+) -> int:
     """Returns the exit status. Raises ModelError for a model that is not here, ConfigError, and ReaderGoneError."""
     if config.gpu_memory is not None and engine_config.device == "cpu":
         raise ConfigError("--gpu-memory names a GPU, but --device is cpu; leave one of the two out")
-    with closing(EngineInspector()) as engine:
-        folder = model_folder(source, may_download=False)
-        report = inspect_folder(
-            model_name(source),
-            folder,
-            engine,
-            engine_config,
-            gpu_memory_bytes=config.gpu_memory,
-            template_file=None if config.chat_template is None else Path(config.chat_template),
-            tool_format=config.tool_format,
-        )
+    report = inspect_folder(
+        model_name(source),
+        model_folder(source, may_download=False),
+        engine,
+        engine_config,
+        gpu_memory_bytes=config.gpu_memory,
+        template_file=None if config.chat_template is None else Path(config.chat_template),
+        tool_format=config.tool_format,
+    )
     show(_as_json(report) if config.json else _as_text(report))
     return 0 if report.is_servable else NOT_SERVABLE
 

@@ -24,7 +24,7 @@ from headway_testing.fake_engine import INFO, FakeEngine
 from headway.engine import ConfigError, EngineConfig, EngineDeadError, ModelError
 from headway.server import cli
 from headway.server.app import create_app
-from headway.server.cli import options
+from headway.server.cli import options, serve
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.options import Option, parse_size, read_values
 from headway.server.cli.serve import DrainingServer
@@ -50,7 +50,7 @@ Served = tuple[ServerConfig, ModelSource, EngineConfig]
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     """What `headway serve` would have started."""
     calls: list[Served] = []
-    monkeypatch.setattr(cli, "serve", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(serve, "serve", lambda *arguments: calls.append(arguments) or 0)
     return calls
 
 

@@ -20,10 +20,10 @@ from headway_testing.checkpoints import mimo_config, random_mimo, random_tensors
 
 from headway.engine import EngineConfig, EngineDeadError, Inspection, InspectionRequest
 from headway.engine.inspection.inspector import inspect_model
-from headway.server import cli
-from headway.server import inspection as server_inspection
-from headway.server.cli.inspect import NOT_SERVABLE
-from headway.server.inspection import EngineInspector, ModelReport
+from headway.server import cli, engine_inspector
+from headway.server.cli.endings import NOT_SERVABLE
+from headway.server.engine_inspector import EngineInspector
+from headway.server.inspection import ModelReport
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +40,7 @@ class InProcess:
 
 @pytest.fixture
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The package's attribute of this name is the function.
-    monkeypatch.setattr(sys.modules["headway.server.cli.inspect"], "EngineInspector", InProcess)
+    monkeypatch.setattr(cli, "EngineInspector", InProcess)
     for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
         monkeypatch.delenv(name)
 
@@ -252,7 +251,7 @@ def test_the_command_runs_as_a_process(folder: Path) -> None:
 def test_an_engine_process_that_ends_without_an_answer_is_an_error(
     ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_inspection, "ENGINE_COMMAND", (sys.executable, "-c", ending))
+    monkeypatch.setattr(engine_inspector, "ENGINE_COMMAND", (sys.executable, "-c", ending))
     engine = EngineInspector()
     with pytest.raises(EngineDeadError, match="left with status"):
         engine.ask(EngineConfig(model_path=""), None)
@@ -261,7 +260,7 @@ def test_an_engine_process_that_ends_without_an_answer_is_an_error(
 
 def test_an_engine_process_that_is_not_asked_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = "import sys; sys.stdin.buffer.read(); import time; time.sleep(600)"
-    monkeypatch.setattr(server_inspection, "ENGINE_COMMAND", (sys.executable, "-c", waiting))
+    monkeypatch.setattr(engine_inspector, "ENGINE_COMMAND", (sys.executable, "-c", waiting))
     engine = EngineInspector()
     engine.close()
     assert engine._process.returncode == -9
