@@ -67,9 +67,9 @@ def inspect_model(request: InspectionRequest) -> Inspection:
         model = None if spec is None else _served_model(config, spec, device, files, problems)
         if model is not None and model.found is not None:
             stored = model.found.stored
-        elif is_folder(folder) and config.load_format != "dummy":
+        elif config.load_format != "dummy":
             with problems.noted():
-                stored = open_tensors(folder, files)
+                stored = open_tensors(folder, files) if is_folder(folder) else {}
         return Inspection(
             architecture=_architecture(content),
             family=None if spec is None else FAMILY_OF[spec.architecture].model_type,
