@@ -12,7 +12,7 @@ from headway.server.formats import OutputFormat
 from headway.server.grammar_frames import TextForm, ToolCalls
 from headway.server.grammars import check_company
 from headway.server.protocol.chat import ChatRequest
-from headway.server.protocol.structured import text_form
+from headway.server.protocol.text_forms import text_form
 from headway.server.services import Services, engine_info
 from headway.server.tokenizer import Tokenizer
 

@@ -20,7 +20,7 @@ from headway.server.errors import RETRY_AFTER, ApiError
 from headway.server.grammar_frames import LENGTH, Checked, Kind, TargetVocabulary, TextForm, frame
 from headway.server.grammar_sources import check_size
 from headway.server.protocol.parameters import GenerationFields
-from headway.server.protocol.structured import text_form
+from headway.server.protocol.text_forms import text_form
 
 __all__ = ["Grammars", "TextForm", "check_company", "grammar_of", "no_grammars"]
 

@@ -1,4 +1,4 @@
-"""The fields that completions and chat share: how to generate, and how to answer.
+"""The fields that requests share: how to generate, and how to answer.
 
 null means the default, as everywhere in OpenAI's API.
 """
@@ -17,7 +17,7 @@ from headway.engine import (
 )
 from headway.server.errors import ApiError
 from headway.server.protocol.checks import check_count, check_range, check_strings, require
-from headway.server.protocol.structured import StructuredFields
+from headway.server.protocol.structured import JsonSchema, ResponseFormat, StructuredOutputs
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -46,9 +46,10 @@ class Speculation(msgspec.Struct, forbid_unknown_fields=True):
     draft_positions: bool | None = None
 
 
-class GenerationFields(StructuredFields, forbid_unknown_fields=True, kw_only=True):
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of every request for an answer in OpenAI's APIs: what tokens it may have, when it ends, how it is served."""
+
     model: str | None = None
-    n: int | None = None
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -60,20 +61,34 @@ class GenerationFields(StructuredFields, forbid_unknown_fields=True, kw_only=Tru
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """What completions and chats have besides. At most one of structured_outputs, response_format and those
+    named guided, in whatever form."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    return_token_ids: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: JsonSchema | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # Labels and hints of OpenAI's that change nothing here.
     user: object = None
     metadata: object = None

@@ -8,8 +8,8 @@ import msgspec
 
 from headway.server.protocol import chat, parameters
 from headway.server.protocol.chat import ContentPart
-from headway.server.protocol.parameters import MAX_INTEGER, Ranges, Speculation
-from headway.server.protocol.structured import JsonSchema, StructuredOutputs
+from headway.server.protocol.parameters import MAX_INTEGER, Ranges, SamplingFields
+from headway.server.protocol.structured import JsonSchema
 from headway.server.protocol.unserved import RESPONSES, RESPONSES_TOOL, Table
 
 MAX_METADATA = 16
@@ -94,13 +94,12 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """store: accepted, but no answer is kept. From seed on: Headway's and other servers' own fields, as in chats."""
+class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """store: accepted, but no answer is kept. The last four: Headway's and other servers' own fields, as in chats."""
 
     unserved: ClassVar[Table] = RESPONSES
 
     input: str | list[InputItem]
-    model: str | None = None
     instructions: str | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: str | ChoiceOfTools | None = None
@@ -108,37 +107,14 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     store: bool | None = None
-    stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    speculation: Speculation | None = None
-    structured_outputs: StructuredOutputs | None = None
     thinking_budget_tokens: int | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
