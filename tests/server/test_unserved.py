@@ -11,6 +11,8 @@ from headway_testing.fake_engine import FakeEngine
 
 from headway.server.metrics import Metrics
 from headway.server.protocol import unserved
+from headway.server.protocol.chat import ChatRequest
+from headway.server.protocol.responses import ResponsesRequest
 from headway.server.protocol.unserved import PAGE, Group
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
@@ -98,6 +100,29 @@ async def test_a_body_with_every_default_of_another_server_is_served(
     path, least, _ = CASES[endpoint]
     response = await client.post(path, json={**shared, **own[endpoint], **least})
     assert response.status_code == 200, response.text
+
+
+def test_every_field_of_a_chat_is_one_of_responses_or_refused_with_a_remedy() -> None:
+    known = {*ResponsesRequest.__struct_fields__, *unserved.RESPONSES}
+    assert [name for name in ChatRequest.__struct_fields__ if name not in known] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("guided_json", {"type": "object"}, "use `text.format`, or `structured_outputs`"),
+        ("guided_choice", ["a", "b"], "use `text.format`, or `structured_outputs`"),
+        ("return_token_ids", True, "use /v1/chat/completions"),
+        ("add_generation_prompt", False, "use /v1/chat/completions"),
+        ("continue_final_message", True, "use /v1/chat/completions"),
+    ],
+)
+async def test_a_field_of_chats_is_refused_by_responses_with_what_to_use_instead(
+    client: httpx.AsyncClient, name: str, value: object, remedy: str
+) -> None:
+    error = await refusal(client, "responses", **{name: value})
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert remedy in error["message"]
 
 
 @pytest.mark.parametrize("endpoint", CASES)
