@@ -5,6 +5,7 @@ What an assistant did in one turn is several items there (reasoning, a text, cal
 
 from __future__ import annotations
 
+from headway.server.carried_reasoning import carried_text
 from headway.server.errors import ApiError
 from headway.server.field_names import FieldNames
 from headway.server.protocol.chat import MAX_MESSAGES, ContentPart, Message
@@ -105,8 +106,7 @@ class InputMessages:
         self.add_text(item.role, item.content, where, f"{where}.content")
 
     def _add_reasoning(self, item: InputItem, where: str) -> None:
-        field = "summary" if item.content in (None, "", []) else "content"
-        text = _reasoning(getattr(item, field), f"{where}.{field}")
+        field, text = _thought(item, where)
         if not text:
             return
         thoughts = self._last.reasoning_content if self.messages else None
@@ -160,6 +160,17 @@ class InputMessages:
 
 def _parts(content: Content) -> list[ContentPart]:
     return [ContentPart("text", content)] if isinstance(content, str) else content
+
+
+def _thought(item: InputItem, where: str) -> tuple[str, str]:
+    """Returns the field that has the text of an item of reasoning, and the text."""
+    if item.content not in (None, "", []):
+        return "content", _reasoning(item.content, f"{where}.content")
+    if item.encrypted_content is not None:
+        text = carried_text(item.encrypted_content, f"{where}.encrypted_content")
+        if text is not None:
+            return "encrypted_content", text
+    return "summary", _reasoning(item.summary, f"{where}.summary")
 
 
 def _reasoning(content: Content | None, where: str) -> str:

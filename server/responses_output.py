@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.server.carried_reasoning import carried
 from headway.server.choice import Delta
 from headway.server.choice_output import NumberedCall, Part
 from headway.server.formats import Content, Reasoning
@@ -39,10 +40,14 @@ IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 @dataclass(slots=True)
 class OpenText:
-    """A message or an item of reasoning that is being written. Mutable: its writer appends to it."""
+    """A message or an item of reasoning that is being written. Mutable: its writer appends to it.
+
+    is_carried: the item of reasoning also has its text in the form that clients send back.
+    """
 
     item_id: str
     is_reasoning: bool
+    is_carried: bool = False
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -55,18 +60,23 @@ class OpenText:
         """The item with what was written; without a part while it is in progress."""
         part = self.part
         if isinstance(part, ReasoningText):
-            return ReasoningItem(self.item_id, status, [] if status == IN_PROGRESS else [part])
+            if status == IN_PROGRESS:
+                return ReasoningItem(self.item_id, status, [])
+            text = carried(part.text) if self.is_carried else None
+            return ReasoningItem(self.item_id, status, [part], encrypted_content=text)
         return MessageItem(self.item_id, status, [] if status == IN_PROGRESS else [part])
 
 
 class OutputItems:
     """Mutable: fed with the deltas of the one choice in their order."""
 
-    def __init__(self, *, tells_reasoning: bool, logprobs: PartLogprobs | None) -> None:
-        """logprobs: finds the tokens of the messages' texts; None where none are asked for."""
+    def __init__(
+        self, *, tells_reasoning: bool, carries_reasoning: bool = False, logprobs: PartLogprobs | None
+    ) -> None:
+        """carries_reasoning: see OpenText. logprobs: finds the tokens of the messages' texts; None where none are asked for."""
         self.done: list[Item] = []
         self._open: OpenText | None = None
-        self._tells_reasoning = tells_reasoning
+        self._tells_reasoning, self._carries_reasoning = tells_reasoning, carries_reasoning
         self._logprobs = logprobs
         self._num_characters = 0  # of texts that are not split into parts
 
@@ -112,7 +122,7 @@ class OutputItems:
             yield TextDelta(**place, delta=part.text, logprobs=logprobs)
 
     def _begin(self, *, is_reasoning: bool) -> Iterator[Event]:
-        opened = OpenText(_item_id("rs" if is_reasoning else "msg"), is_reasoning)
+        opened = OpenText(_item_id("rs" if is_reasoning else "msg"), is_reasoning, self._carries_reasoning)
         self._open, index = opened, len(self.done)
         yield ItemAdded(output_index=index, item=opened.item(IN_PROGRESS))
         yield PartAdded(output_index=index, item_id=opened.item_id, part=opened.part)

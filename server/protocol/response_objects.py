@@ -32,13 +32,14 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """What the model thought, whole and in clear text: there is no summary of it, and nothing is encrypted."""
+    """What the model thought, whole and in clear text: there is no summary of it. encrypted_content: the same once more, for clients
+    that send back nothing else, if it is asked for and the item is complete."""
 
     id: str
     status: str
     content: list[ReasoningText]
     summary: list[str] = []
-    encrypted_content: None = None
+    encrypted_content: str | None = None
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):

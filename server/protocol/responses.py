@@ -14,20 +14,22 @@ from headway.server.protocol.unserved import RESPONSES, RESPONSES_TOOL, Table
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
-INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INCLUDES = (LOGPROBS, ENCRYPTED_REASONING)
 
 
 class InputItem(msgspec.Struct):
     """An item of the conversation; fields of other kinds of items are ignored, for their type is refused.
 
-    type: None for a message. role, content: of a message; content is also the text of an item of reasoning, whose summary
-    takes its place where it is missing. call_id, name, arguments: of a function's call; call_id, output: of its result.
+    type: None for a message. role, content: of a message; content is also the text of an item of reasoning, whose
+    encrypted_content, else its summary, takes its place where it is missing. call_id, name, arguments: of a function's call; call_id, output: of its result.
     """
 
     type: str | None = None
     role: str | None = None
     content: str | list[ContentPart] | None = None
     summary: list[ContentPart] | None = None
+    encrypted_content: str | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
@@ -95,7 +97,7 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """store: accepted, but no answer is kept. The last four: Headway's and other servers' own fields, as in chats."""
+    """store: no answer is kept, whatever it says. The last four: Headway's and other servers' own fields, as in chats."""
 
     unserved: ClassVar[Table] = RESPONSES
 
@@ -119,6 +121,12 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+
+    @property
+    def wants_carried_reasoning(self) -> bool:
+        """Whether the client is to get reasoning in a form that it sends back: it asks for it, or says that it keeps the conversation
+        itself."""
+        return self.store is False or ENCRYPTED_REASONING in (self.include or ())
 
 
 RANGES: Ranges = {

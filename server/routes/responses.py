@@ -80,6 +80,7 @@ class ResponseWriter:
     def __post_init__(self) -> None:
         self.items = OutputItems(
             tells_reasoning=self.body.include_reasoning is not False,
+            carries_reasoning=self.body.wants_carried_reasoning,
             logprobs=PartLogprobs(self.tokenizer.full_vocabulary) if self.wants_logprobs else None,
         )
         self.begun = _begun(self.body, self.answer, self.tokenizer)

@@ -61,8 +61,11 @@ const free = { ...common, model: scripted, prompt: '{"any": [1]}', output: "no-s
 told.noSchema = (await generateObject(free)).object;
 
 // The Responses API, which OpenAI's own provider speaks unless it is told otherwise.
-globalThis.AI_SDK_LOG_WARNINGS = false; // it does not send reasoning back that is not encrypted, and prints so
-const provider = createOpenAI({ baseURL: `${process.argv[3]}/v1`, apiKey: "none" });
+const sent = [];
+const provider = createOpenAI({
+  baseURL: `${process.argv[3]}/v1`, apiKey: "none",
+  fetch: (url, options) => { sent.push(JSON.parse(options.body)); return fetch(url, options); },
+});
 const items = { ...agent, seed: undefined, model: provider("demo-tools"), providerOptions: { openai: { store: false } } };
 const whole = await generateText(items);
 const spoken = streamText(items);
@@ -71,7 +74,10 @@ for await (const part of spoken.textStream) text.push(part);
 told.responses = {
   text: whole.text, steps: whole.steps.length, streamed: await spoken.text, deltas: text.length,
   usage: whole.totalUsage, reason: whole.finishReason,
+  carried: sent.map((body) => body.input.filter((one) => one.type === "reasoning")),
+  warnings: [...whole.steps, ...await spoken.steps].flatMap((step) => step.warnings),
 };
+globalThis.AI_SDK_LOG_WARNINGS = false;
 const referring = await generateText({ ...items, providerOptions: {} }).catch((error) => error.message);
 told.reference = String(referring);
 

@@ -10,6 +10,8 @@ from headway_testing.client_session import told_by
 from headway_testing.daemon import Server
 from headway_testing.tools import installed
 
+from headway.server.carried_reasoning import carried_text
+
 SESSION = Path(__file__).parent / "ai_sdk_session.mjs"
 COLORS = ("red", "green", "blue")
 
@@ -60,3 +62,13 @@ def test_the_responses_api_is_spoken_without_a_store(told: Any) -> None:
     assert responses["deltas"] > 1
     assert responses["usage"]["reasoningTokens"] > 0
     assert "store: false" in told["reference"]
+
+
+def test_reasoning_goes_back_from_step_to_step(told: Any) -> None:
+    """Of two steps, whole and streamed: what the SDK takes for encrypted, without a wish of the user's."""
+    first, second, streamed_first, streamed_second = told["responses"]["carried"]
+    assert (first, streamed_first) == ([], [])
+    for (item,) in (second, streamed_second):
+        assert item["summary"] == []
+        assert carried_text(item["encrypted_content"], "x") == "Six times seven."
+    assert told["responses"]["warnings"] == []

@@ -21,6 +21,8 @@ from headway_testing.scripted_process import TURN
 from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
+from headway.server.carried_reasoning import carried_text
+
 MODEL = "demo-tools"
 SESSION = Path(__file__).parent / "openai_agents_session.py"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'
@@ -235,6 +237,7 @@ def test_codex_has_its_turn_with_a_tool(scripted_server: Server) -> None:
                 kept = {name: value for name, value in item.items() if name not in ("id", "status")}
                 if item["type"] == "reasoning":
                     del kept["content"]
+                    assert carried_text(kept["encrypted_content"], "x") == "They ask for Paris."
                 history.append(kept)
             calls = [item for item in items if item["type"] == "function_call"]
             history += [

@@ -10,6 +10,7 @@ import pytest
 from headway_testing.fake_chat import FakeChat, RecordingChat, RoleLines
 from headway_testing.fake_engine import FakeEngine
 
+from headway.server.carried_reasoning import carried
 from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
 from headway.server.field_names import FieldNames
@@ -121,6 +122,16 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "a summary in place of the reasoning": (
         [user("a"), {"type": "reasoning", "summary": [text("hm", "summary_text")]}, ANSWER],
         [user("a"), {"role": "assistant", "content": "It rains.", **THINKING}],
+    ),
+    "reasoning that was carried": (
+        [user("a"), {"type": "reasoning", "summary": [], "encrypted_content": carried("hm")}, ANSWER],
+        [user("a"), {"role": "assistant", "content": "It rains.", **THINKING}],
+    ),
+    "reasoning in clear before what was carried, and that before a summary": (
+        [user("a"), {**THOUGHT, "encrypted_content": carried("no")}, ANSWER, user("b"),
+         {"type": "reasoning", "summary": [text("no", "summary_text")], "encrypted_content": carried("hm")}, ANSWER],
+        [user("a"), {"role": "assistant", "content": "It rains.", **THINKING}, user("b"),
+         {"role": "assistant", "content": "It rains.", **THINKING}],
     ),
     "reasoning that nobody can read": (
         [user("a"), {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, ANSWER],
@@ -245,6 +256,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (item(**{**OUTPUT, "output": [{"type": "input_image", "image_url": "data:"}]}), "input[1].output[0].type", "'input_image'"),
     (item(type="reasoning", summary=[{"type": "image", "text": "x"}]), "input[1].summary[0].type", "'image'"),
     (item(type="reasoning", summary=[], content=[{"type": "reasoning_text"}]), "input[1].content[0].type", "have a text"),
+    (item(type="reasoning", summary=[], encrypted_content=carried("hm")[:-4]), "input[1].encrypted_content", "send the item unchanged"),
+    (item(type="reasoning", summary=[], encrypted_content=5), "input[1].encrypted_content", "a string"),
     ({"input": [CALL] * 129}, "input[0]", "at most 128"),
     ({"input": [{"role": "system", "content": "a"}, {"role": "developer", "content": [text("b"), {"type": "input_image"}]}, user("c")], "instructions": "x"},
      "input[1].content[1].type", "'input_image'"),

@@ -67,6 +67,8 @@ def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 assert event["arguments"] == items[-1]["arguments"]
             case "output_item.done":
                 items[-1]["status"] = event["item"]["status"]
+                if items[-1]["type"] == "reasoning":  # what is only told once it is complete
+                    items[-1]["encrypted_content"] = event["item"]["encrypted_content"]
                 assert event["item"] == items[-1]
         if "item_id" in event:
             assert (event["item_id"], event["output_index"]) == (items[-1]["id"], len(items) - 1)
