@@ -258,9 +258,16 @@ def take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowT
     )
 
 
+def kept_state(
+    config: EngineConfig, model: CausalLM
+) -> tuple[tuple[tuple[StateSpec, ...], ...], tuple[StateSpec, ...]]:
+    """Declares what the pool holds: of each layer, and of the drafter. The configuration names its drafter."""
+    return model.state(), drafter_state(config, model)
+
+
 def take_pool(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> StatePool:
     """Allocates what layers and the drafter keep on the model's device, within the available bytes. Raises ConfigError."""
-    layers, drafter = model.state(), drafter_state(config, model)
+    layers, drafter = kept_state(config, model)
     bytes_of_row = row_bytes((*layers, drafter))
     num_blocks = num_kv_blocks(
         config,

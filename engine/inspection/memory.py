@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.engine.bench.floor import costs_of
-from headway.engine.build import engine_info, take_pool, take_rows
+from headway.engine.build import engine_info, kept_state, take_pool, take_rows
 from headway.engine.defaults import Outline, with_rows
 from headway.engine.inspection.device import Device
 from headway.engine.inspection.problems import Problems
@@ -16,7 +16,7 @@ from headway.engine.options import check_adjustments, check_deterministic, with_
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import FloorReport, MemoryReport
 from headway.engine.protocol.messages import EngineInfo
-from headway.engine.speculation.select import drafter_state, warn_without_head
+from headway.engine.speculation.select import warn_without_head
 from headway.engine.state.masks import mask_bytes
 from headway.engine.state.processors import table_bytes
 from headway.engine.state.specs import block_bytes, row_bytes
@@ -69,7 +69,8 @@ def _divide(
     with problems.noted():
         check_adjustments(config, facts, left)
     rows_bytes = _rows_bytes(config, outline, max_model_len, device)
-    states = (*outline.state(), drafter_state(config, outline))
+    layers, drafter = kept_state(config, outline)
+    states = (*layers, drafter)
     bytes_of_block = block_bytes(states, config.block_size)
     blocks_of_request = -(-max_model_len // config.block_size)
     info, num_full = None, None
