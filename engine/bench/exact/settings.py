@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from headway.engine.bench.settings import find_model, parse_number, parse_numbers
-from headway.engine.loading.checkpoint import DtypeName
+from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
 from headway.engine.protocol.errors import ConfigError
