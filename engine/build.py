@@ -110,7 +110,7 @@ def assemble(
         synthetic=synthetic,
         prefill=prefill,
     )
-    info = engine_info(config, model, pool, max_model_len, num_parameters, weights_bytes)
+    info = engine_info(config, model, pool, max_model_len, num_parameters, weights_bytes, model)
     return Engine(scheduler, runner, info)
 
 
@@ -294,8 +294,10 @@ def engine_info(
     max_model_len: int,
     num_parameters: int,
     weights_bytes: int,
+    facts: CausalLM | Outline,
 ) -> EngineInfo:
-    """Returns what the server is told of the engine. The configuration is resolved."""
+    """Returns what the server is told of the engine. The configuration is resolved. facts: the model, or where it would be while it
+    is on the device meta."""
     return EngineInfo(
         architecture=model.spec.architecture,
         device=config.device,
@@ -315,5 +317,5 @@ def engine_info(
         synthetic_acceptance=config.synthetic_acceptance,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
-        is_deterministic=has_ordered_sums(config, model),
+        is_deterministic=has_ordered_sums(config, facts),
     )

@@ -189,6 +189,7 @@ def test_a_gpu_that_is_not_here_is_known_by_its_memory() -> None:
     assert device is not None
     assert (engine.device, engine.dtype, engine.max_running) == ("cuda", "bfloat16", 256)
     assert (engine.draft_lm_head, engine.draft_layers) == ("int4", "fp8")
+    assert engine.is_deterministic
     # 36 layers and the head's, each with keys and values of 8 heads of 128 in 2 bytes; a hidden state for every block.
     assert memory.block_bytes == 16 * 37 * 2 * 8 * 128 * 2 + 4096 * 2
     assert device.available_bytes == 80 * GIB - CUDA_CONTEXT_BYTES
