@@ -4,7 +4,7 @@ CUDA tensors run through Triton, CPU tensors through the twin. The kernels know 
 
 A decode round launches `prepare_verify_inputs` and `verify_and_rewind` on the GPU; they and the separate operations
 `advance`, `verify_speculative_tokens`, `prepare_next_forward_pass` and `rewind_kv_cache` are built from the same Triton
-device functions. `mamba_state_selective_copy` is for models with recurrent layers; none of those served has any.
+device functions.
 """
 
 from headway.kernels.attention.api import attention
@@ -19,10 +19,12 @@ from headway.kernels.attention.dispatch import (
 from headway.kernels.attention.paged_attention import paged_attention
 from headway.kernels.attention.prefill_attention import prefill_attention
 from headway.kernels.attention.varlen_attention import varlen_attention
+from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.elementwise.kv_append import kv_append
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.elementwise.rope import rope
 from headway.kernels.elementwise.rope_append import rope_append
+from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
 from headway.kernels.elementwise.silu_mul import silu_mul
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
@@ -35,6 +37,9 @@ from headway.kernels.linear.dispatch import (
     most_screened_rows,
 )
 from headway.kernels.linear.qkv_rope_append import qkv_rope_append
+from headway.kernels.recurrent.causal_convolution import convolve_chunks, convolve_windows
+from headway.kernels.recurrent.delta_chunks import delta_chunks
+from headway.kernels.recurrent.delta_windows import delta_windows
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.runtime._device import has_float8_products
 from headway.kernels.runtime._precompile import compile_in_workers
@@ -57,6 +62,7 @@ from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import DeferredNorm
+from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 from headway.kernels.types._epilogue import Activation, Epilogue, NextNorm
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
@@ -79,6 +85,8 @@ __all__ = [
     "MIN_ADDED_ROWS",
     "Activation",
     "DeferredNorm",
+    "DeltaRule",
+    "DeltaState",
     "DenseWeight",
     "DraftWindow",
     "Epilogue",
@@ -92,6 +100,7 @@ __all__ = [
     "QueryBatch",
     "RoundWindow",
     "RowState",
+    "TokenSpans",
     "Weight",
     "add_rms_norm",
     "adds_residual",
@@ -100,12 +109,17 @@ __all__ = [
     "begin_decode",
     "can_be_packed",
     "compile_in_workers",
+    "convolve_chunks",
+    "convolve_windows",
     "copy_results_to_host",
     "count_tokens",
     "defers_norm",
+    "delta_chunks",
+    "delta_windows",
     "embed_rms_norm",
     "force_acceptance",
     "fuses_qkv",
+    "gated_rms_norm",
     "gumbel_noise",
     "has_float8_products",
     "keep_sums_whole",
@@ -135,6 +149,7 @@ __all__ = [
     "rope",
     "rope_append",
     "sample",
+    "sigmoid_mul",
     "silu_mul",
     "splits_keys",
     "stamp",

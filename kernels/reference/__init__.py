@@ -3,10 +3,12 @@
 from headway.kernels.reference.attention.paged_attention import paged_attention
 from headway.kernels.reference.attention.prefill_attention import prefill_attention
 from headway.kernels.reference.attention.varlen_attention import varlen_attention
+from headway.kernels.reference.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.reference.elementwise.kv_append import kv_append
 from headway.kernels.reference.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.reference.elementwise.rope import rope
 from headway.kernels.reference.elementwise.rope_append import rope_append
+from headway.kernels.reference.elementwise.sigmoid_mul import sigmoid_mul
 from headway.kernels.reference.elementwise.silu_mul import silu_mul
 from headway.kernels.reference.linear.add_linear import add_linear
 from headway.kernels.reference.linear.batch_invariant_linear import batch_invariant_linear
@@ -15,6 +17,9 @@ from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append
 from headway.kernels.reference.linear.quantized_linear import quantized_linear
 from headway.kernels.reference.linear.screened_linear import screened_linear
 from headway.kernels.reference.linear.skinny_linear import skinny_linear
+from headway.kernels.reference.recurrent.causal_convolution import convolve_chunks, convolve_windows
+from headway.kernels.reference.recurrent.delta_chunks import delta_chunks
+from headway.kernels.reference.recurrent.delta_windows import delta_windows
 from headway.kernels.reference.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.reference.sampling.mask_logits import mask_logits
 from headway.kernels.reference.sampling.process_logits import count_tokens, process_logits
@@ -41,11 +46,16 @@ __all__ = [
     "advance",
     "batch_invariant_linear",
     "begin_decode",
+    "convolve_chunks",
+    "convolve_windows",
     "copy_results_to_host",
     "count_tokens",
+    "delta_chunks",
+    "delta_windows",
     "embed_rms_norm",
     "force_acceptance",
     "gated_linear",
+    "gated_rms_norm",
     "gumbel_noise",
     "kv_append",
     "mamba_state_selective_copy",
@@ -65,6 +75,7 @@ __all__ = [
     "rope_append",
     "sample",
     "screened_linear",
+    "sigmoid_mul",
     "silu_mul",
     "skinny_linear",
     "stamp",

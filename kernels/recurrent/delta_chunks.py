@@ -1,0 +1,23 @@
+"""The gated delta rule over chunks: of prompts in the chunked form, of generated tokens step by step."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.recurrent.delta_chunks import delta_chunks as delta_chunks_twin
+from headway.kernels.types._delta_rule import DeltaRule, TokenSpans
+
+
+def delta_chunks(
+    mixed: torch.Tensor,  # [tokens, channels]: queries, keys and values after the convolution
+    gates: torch.Tensor,  # [tokens, 2 * V]: inputs of the gates of writing, then of those of decay
+    rule: DeltaRule,
+    states: torch.Tensor,  # [entries, V, K, D] float32 or float64, in place
+    state_ids: torch.Tensor,  # [rows of the table] int64
+    spans: TokenSpans,
+    out: torch.Tensor,  # [tokens, V, D], written where a span is
+    *,
+    piece_size: int,
+) -> None:
+    """Brings the states of the spans' rows forward, and writes the results of their tokens."""
+    delta_chunks_twin(mixed, gates, rule, states, state_ids, spans, out, piece_size=piece_size)

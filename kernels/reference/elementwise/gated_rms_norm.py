@@ -1,0 +1,21 @@
+"""A root-mean-square norm of each head, times the silu of a gate (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def gated_rms_norm(
+    x: torch.Tensor,  # [tokens, heads, dim]
+    gate: torch.Tensor,  # [tokens, heads, dim]
+    weight: torch.Tensor,  # [dim]
+    epsilon: float,
+) -> torch.Tensor:
+    """Returns [tokens, heads, dim]. Statistics and gate are in float32 (float64 for float64); the norm is rounded before the
+    weight multiplies it, the product before the gate does."""
+    values = x if x.dtype == torch.float64 else x.float()
+    normed = values * torch.rsqrt((values * values).mean(-1, keepdim=True) + epsilon)
+    weighted = weight * normed.to(x.dtype)
+    gates = gate if gate.dtype == torch.float64 else gate.float()
+    # PyTorch's own silu computes the last elements of a tensor by other instructions than the rest.
+    return (weighted * (gates / (1 + torch.exp(-gates)))).to(x.dtype)
