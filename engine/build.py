@@ -20,6 +20,7 @@ from headway.engine.models.spec import ModelSpec
 from headway.engine.options import (
     check_adjustments,
     check_deterministic,
+    check_recurrence,
     has_ordered_sums,
     wants_draft_head,
     with_drafter,
@@ -161,7 +162,7 @@ def _least_state(
     """Returns what the layers keep without a draft head, in the narrowest dtype that the weights may turn out to have."""
     is_narrow = config.dtype in ("float16", "bfloat16") or (config.dtype == "auto" and device.type == "cuda")
     place = Placement(torch.device("meta"), torch.float16 if is_narrow else torch.float32)
-    return CausalLM(shape, place, with_draft_head=False).state()
+    return CausalLM(shape, place, with_draft_head=False).state(max_window=1)
 
 
 def _check_options(
@@ -177,6 +178,7 @@ def _check_options(
     outline = Outline(shape, device, dtype, has_draft_head=reads_draft_head(config), has_float8=has_float8)
     with_formats(config, outline)
     check_deterministic(config, outline)
+    check_recurrence(config, shape, device)
     if config.max_running is not None:
         check_adjustments(msgspec.structs.replace(config, device=device.type), outline, available)
 
@@ -194,6 +196,7 @@ def _scheduler(
         kv_dtype=str(model.dtype),
         prefill=prefill,
         num_checkpoints=pool.num_checkpoints if pool.has_row_state else None,
+        prompt_grid=model.spec.prompt_grid,
     )
 
 
@@ -262,7 +265,7 @@ def kept_state(
     config: EngineConfig, model: CausalLM
 ) -> tuple[tuple[tuple[StateSpec, ...], ...], tuple[StateSpec, ...]]:
     """Declares what the pool holds: of each layer, and of the drafter. The configuration names its drafter."""
-    return model.state(), drafter_state(config, model)
+    return model.state(config.depth + 1), drafter_state(config, model)
 
 
 def take_pool(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> StatePool:

@@ -114,7 +114,7 @@ def _separate_chunk(model: CausalLM, num_parameters: int) -> int:
     compute fewer tokens a step."""
     if model.device.type != "cuda":
         fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
-        return min(max(fitting, MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
+        return min(max(fitting, model.spec.prompt_grid or MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
     wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, model, num_parameters), MAX_CUDA_CHUNK)
     return _fitting_chunk(wanted, model)
 

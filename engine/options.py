@@ -85,6 +85,20 @@ def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLay
     return "fp8" if is_possible and model.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
 
 
+def check_recurrence(config: EngineConfig, shape: ModelSpec, device: torch.device) -> None:
+    """Judges what models with recurrent layers need. Raises ConfigError."""
+    least = shape.prompt_grid
+    if least is not None and device.type != "cpu":
+        raise ConfigError(
+            f"the recurrent layers of {shape.architecture} have no kernels for {device.type} yet; use --device cpu"
+        )
+    if least is not None and config.prefill_chunk is not None and config.prefill_chunk < least:
+        raise ConfigError(
+            f"--prefill-chunk is {config.prefill_chunk}, it must be {least} or more for {shape.architecture}, whose recurrent "
+            f"layers compute prompts in pieces of {least} tokens"
+        )
+
+
 def has_ordered_sums(config: EngineConfig, model: CausalLM | Outline) -> bool:
     """Returns whether all products that decide about the text have one order of sums."""
     if model.device.type != "cuda":

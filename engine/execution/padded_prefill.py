@@ -14,11 +14,12 @@ from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import QueryBatch
+from headway.kernels import QueryBatch, TokenSpans
 
 MAX_CHUNKS = 64
-# Of each chunk: its row, start position, length and the block of the hidden state before it, -1: the row's own.
-_CHUNK_FIELDS = 4
+# Of each chunk: its row, start position, length, the block of the hidden state before it (-1: the row's own), and whether its
+# tokens were generated.
+_CHUNK_FIELDS = 5
 HEADER = MAX_CHUNKS * _CHUNK_FIELDS
 
 
@@ -32,7 +33,9 @@ def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
     hits = [-1 if block_id is None else block_id for block_id in found]
     hits += [hits[0]] * missing
     token_ids = [token for chunk in chunks for token in chunk.token_ids]
-    return [*rows, *starts, *lengths, *hits, *token_ids, *([0] * (num_tokens - len(token_ids)))]
+    is_generated = [int(chunk.is_generated) for chunk in chunks] + [0] * missing
+    padding = [0] * (num_tokens - len(token_ids))
+    return [*rows, *starts, *lengths, *hits, *is_generated, *token_ids, *padding]
 
 
 def padded_chunks(
@@ -44,7 +47,7 @@ def padded_chunks(
 ) -> PromptTokens:
     """Returns MAX_CHUNKS chunks; those that do not exist have no length. is_window: the first one is attended as a decode window."""
     token_ids = packed[HEADER:]
-    rows, starts, lengths, hits = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
+    rows, starts, lengths, hits, is_generated = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
     ends = lengths.cumsum(0)
     firsts = ends - lengths
     places = torch.arange(len(token_ids), device=packed.device)
@@ -59,7 +62,8 @@ def padded_chunks(
         batch = QueryBatch.of_windows(tables[:1], starts[:1], len(token_ids), end_positions=end_of_first)
     else:
         batch = QueryBatch.of_chunks(tables, starts, lengths, firsts, len(token_ids))
-    by_row = RowTokens(slots.state_ids, chunks=ChunkTokens(rows, firsts, lengths))
+    spans = TokenSpans(rows, firsts, lengths, is_generated > 0)
+    by_row = RowTokens(slots.state_ids, chunks=ChunkTokens(spans))
     inputs = ForwardInputs(token_ids, positions, slot_mapping, (batch,), by_row)
     # Chunks that do not exist write what the first one writes, which begins at place 0.
     first_places = torch.where(lengths > 0, firsts, 0)

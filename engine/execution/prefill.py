@@ -15,7 +15,7 @@ from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import to_device
-from headway.kernels import QueryBatch, max_prompt_rows, splits_keys
+from headway.kernels import QueryBatch, TokenSpans, max_prompt_rows, splits_keys
 
 
 def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
@@ -45,9 +45,11 @@ def prefill_inputs(
         [len(chunk.token_ids) for chunk in chunks],
         first_places(chunks),
         [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks],
+        [int(chunk.is_generated) for chunk in chunks],
     )
     numbers = to_device([number for column in of_chunks for number in column], device)
-    rows, starts, lengths, firsts, hits = numbers.view(len(of_chunks), -1)
+    rows, starts, lengths, firsts, hits, is_generated = numbers.view(len(of_chunks), -1)
+    spans = TokenSpans(rows, firsts, lengths, is_generated > 0)
     chunk_of_token = torch.repeat_interleave(lengths, output_size=len(token_ids))
     places = torch.arange(len(token_ids), device=device)
     positions = places + (starts - firsts)[chunk_of_token]
@@ -65,7 +67,7 @@ def prefill_inputs(
                 gqa_group_size=gqa_group_size,
             )
         ),
-        rows=RowTokens(slots.state_ids, chunks=ChunkTokens(rows, firsts, lengths)),
+        rows=RowTokens(slots.state_ids, chunks=ChunkTokens(spans)),
     )
     return PromptTokens(inputs, rows, lengths, firsts, firsts + lengths - 1, hits)
 

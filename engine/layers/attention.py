@@ -16,12 +16,14 @@ from headway.kernels import (
     fuses_qkv,
     qkv_rope_append,
     rope_append,
+    sigmoid_mul,
 )
 
 
 class Attention:
     """Projections of queries, keys and values (one product), their norms and rotation, attention, and the output projection.
 
+    Where the results have a gate, each head of queries stands before its gate in the projection: q0 gate0 q1 gate1 ... k v.
     The state is a key and a value of each token: LayerState "keys" and "values", [num_blocks, block_size, kv_heads, head_dim]
     each. Immutable but for the weight formats of its Linear layers.
     """
@@ -36,7 +38,8 @@ class Attention:
         first_position: int = 0,  # tokens before it have no keys
     ) -> None:
         self._spec, self._cos_sin, self._first_position = spec, cos_sin, first_position
-        self._heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        num_query_parts = spec.num_heads * (2 if spec.has_output_gate else 1)
+        self._heads = (num_query_parts, spec.num_kv_heads, spec.num_kv_heads)
         self._dtype = place.dtype
         outputs, attended = sum(self._heads) * spec.head_dim, spec.num_heads * spec.head_dim
         self.input = Linear(
@@ -63,14 +66,18 @@ class Attention:
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
 
-    def state(self) -> tuple[PagedSpec, ...]:
+    def state(self, max_window: int) -> tuple[PagedSpec, ...]:
         """Declares what is kept of each token: a key and a value."""
         shape = self._spec.num_kv_heads, self._spec.head_dim
         return PagedSpec("keys", shape, self._dtype), PagedSpec("values", shape, self._dtype)
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
         """x: [tokens, hidden], normed. Returns [tokens, q_heads * head_dim], which `output` is to multiply."""
-        return self._attend(self._append(x, inputs, state), inputs, state)
+        query, gate = self._append(x, inputs, state)
+        attended = self._attend(query, inputs, state)
+        if gate is not None:
+            sigmoid_mul(attended, gate)
+        return attended.flatten(1)
 
     def update_state(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> None:
         """Writes the tokens' keys and values to the cache."""
@@ -79,10 +86,13 @@ class Attention:
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
         """Does nothing: keys and values of rejected tokens are overwritten before they are read."""
 
-    def _append(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
-        """Writes keys and values to the cache; returns the rotated queries, [tokens, q_heads, head_dim]."""
+    def _append(
+        self, x: Activation, inputs: ForwardInputs, state: LayerState
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Writes keys and values to the cache; returns the rotated queries, [tokens, q_heads, head_dim], and their gates,
+        likewise, if they have any."""
         if self._is_fused(x):
-            return qkv_rope_append(
+            query = qkv_rope_append(
                 x.values,
                 self.input.weight,
                 self.input.bias,
@@ -94,8 +104,12 @@ class Attention:
                 inputs.slot_mapping,
                 is_ordered=self.input.is_batch_invariant,
             )
+            return query, None
         heads = self.input(x).view(len(x.values), -1, self._spec.head_dim)
         query, key, value = heads.split_with_sizes(self._heads, dim=1)
+        gate = None
+        if self._spec.has_output_gate:
+            query, gate = query.view(len(query), -1, 2, self._spec.head_dim).unbind(2)
         rope_append(
             query,
             key,
@@ -107,12 +121,13 @@ class Attention:
             inputs.slot_mapping,
             norms=self._head_norms,
         )
-        return query
+        return query, gate
 
     def _is_fused(self, x: Activation) -> bool:
         """Returns whether one launch multiplies, rotates and writes to the cache."""
         is_rotated_whole = self._spec.rope.rotary_dim == self._spec.head_dim
-        has_form = self._head_norms is None and is_rotated_whole and self._spec.head_dim % 64 == 0
+        is_plain = self._head_norms is None and not self._spec.has_output_gate
+        has_form = is_plain and is_rotated_whole and self._spec.head_dim % 64 == 0
         return has_form and fuses_qkv(x, self.input.stored)
 
     def _attend(
@@ -121,7 +136,7 @@ class Attention:
         inputs: ForwardInputs,
         state: LayerState,
     ) -> torch.Tensor:
-        """Returns [tokens, q_heads * head_dim]."""
+        """Returns [tokens, q_heads, head_dim]."""
         out = query.new_empty(query.shape)
         for batch in inputs.batches:
             attention(
@@ -133,4 +148,4 @@ class Attention:
                 first_position=self._first_position,
                 out=out,
             )
-        return out.flatten(1)
+        return out

@@ -13,6 +13,7 @@ from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import rotary_table
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.config import MAX_DEPTH
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import StateSpec
 
@@ -52,10 +53,10 @@ class CausalLM:
             named["lm_head"] = self.lm_head.weight
         return named if self.draft_head is None else named | self.draft_head.tensors("mtp.")
 
-    def state(self) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer of the pool what is kept between steps."""
-        own = tuple(layer.state() for layer in self.layers)
-        return own if self.draft_head is None else own + self.draft_head.state()
+    def state(self, max_window: int = MAX_DEPTH + 1) -> tuple[tuple[StateSpec, ...], ...]:
+        """Declares by layer of the pool what is kept between steps. max_window: the most tokens of a row in a round."""
+        own = tuple(layer.state(max_window) for layer in self.layers)
+        return own if self.draft_head is None else own + self.draft_head.state(max_window)
 
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer once."""

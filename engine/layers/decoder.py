@@ -8,13 +8,14 @@ from typing import Protocol
 import torch
 
 from headway.engine.layers.attention import Attention
+from headway.engine.layers.delta_net import DeltaNet
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.mlp import GatedMlp
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
-from headway.engine.models.spec import LayerSpec, ModelSpec
+from headway.engine.models.spec import DeltaNetSpec, LayerSpec, ModelSpec
 from headway.engine.state.specs import LayerState, StateSpec
 from headway.kernels import Activation
 
@@ -41,8 +42,8 @@ class Mixer(Protocol):
         """Returns every linear layer once, `input` and `output` among them."""
         ...
 
-    def state(self) -> tuple[StateSpec, ...]:
-        """Declares what is kept between steps."""
+    def state(self, max_window: int) -> tuple[StateSpec, ...]:
+        """Declares what is kept between steps. max_window: the most tokens of a row in a round."""
         ...
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
@@ -82,9 +83,14 @@ class DecoderLayer:
     ) -> DecoderLayer:
         """Returns the layer of a spec, with parameters that are not initialised."""
         hidden = spec.hidden_size
+        mixer: Mixer
+        if isinstance(layer.mixer, DeltaNetSpec):
+            mixer = DeltaNet(layer.mixer, hidden, place)
+        else:
+            mixer = Attention(layer.mixer, hidden, place, cos_sin, first_position=first_position)
         return cls(
             RMSNorm.empty(hidden, spec.norm, place),
-            Attention(layer.mixer, hidden, place, cos_sin, first_position=first_position),
+            mixer,
             RMSNorm.empty(hidden, spec.norm, place),
             GatedMlp(layer.feed_forward, hidden, place),
         )
@@ -102,9 +108,9 @@ class DecoderLayer:
     def linears(self) -> tuple[Linear, ...]:
         return self.mixer.linears() + self.feed_forward.linears()
 
-    def state(self) -> tuple[StateSpec, ...]:
-        """Declares what the layer keeps between steps."""
-        return self.mixer.state()
+    def state(self, max_window: int) -> tuple[StateSpec, ...]:
+        """Declares what the layer keeps between steps. max_window: see Mixer."""
+        return self.mixer.state(max_window)
 
     def __call__(self, stream: ResidualStream, inputs: ForwardInputs, state: LayerState) -> None:
         mixed = self.mixer(stream.normed(self.input_norm, self.mixer.input), inputs, state)

@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headway.kernels import DraftWindow, QueryBatch, RoundWindow
+from headway.kernels import DraftWindow, QueryBatch, RoundWindow, TokenSpans
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTokens:
-    """Chunks of prompts in the flat list, n of them; a chunk of length 0 does not exist. No row has two chunks."""
+    """Chunks of prompts in the flat list, from the place first_token on, from which the places of the spans are counted."""
 
-    rows: torch.Tensor  # [n] int64: rows of the table
-    first_tokens: torch.Tensor  # [n] int64: place of each chunk's first token, counted from first_token
-    lengths: torch.Tensor  # [n] int64
+    spans: TokenSpans
     first_token: int = 0
 
 

@@ -104,9 +104,9 @@ class MtpHead:
             for path, tensor in layer.tensors(f"{prefix}{index}.").items()
         }
 
-    def state(self) -> tuple[tuple[StateSpec, ...], ...]:
+    def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer of the pool, after those of the decoder, what is kept between steps."""
-        return tuple(layer.block.state() for layer in self.layers)
+        return tuple(layer.block.state(max_window) for layer in self.layers)
 
     def block_state(self) -> tuple[BlockSpec, ...]:
         """Declares what is also kept of each block: of its last token the target's hidden state and, for every layer but

@@ -36,6 +36,7 @@ from headway.engine.models.spec import ModelSpec
 from headway.engine.state.memory import available_bytes
 
 DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
+PLAIN_NORM = "delta.output_norm"  # multiplies by its weight where other norms multiply by 1 + weight
 ROWS_AT_ONCE = 4096
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,8 @@ def _draw(model: CausalLM, generator: torch.Generator, progress: Callable[[float
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
     for path, parameter in parameters.items():
         if path.endswith("norm"):
-            parameter.fill_(0.0 if model.spec.norm.unit_offset else 1.0)
+            is_offset = model.spec.norm.unit_offset and not path.endswith(PLAIN_NORM)
+            parameter.fill_(0.0 if is_offset else 1.0)
         else:
             parameter.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
         done += parameter.nbytes

@@ -108,7 +108,7 @@ def checked_outline(found: Checkpoint) -> CausalLM:
     unexpected, or of another shape or dtype."""
     outline = outline_of(found.spec, found.dtype, with_draft_head=found.has_draft_head)
     shapes = by_name(outline, found.names)
-    ignored = set() if found.has_draft_head else set(found.head_tensors)
+    ignored = (set() if found.has_draft_head else set(found.head_tensors)) | _vision_tensors(found)
     if found.spec.tied:
         ignored.add(found.names.of(LM_HEAD))
     _check_names(found, shapes, ignored)
@@ -181,10 +181,21 @@ def shortened(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
 def _warn_of_a_missing_head(folder: Path, spec: ModelSpec, heads: frozenset[str]) -> None:
     if spec.draft_head is not None and not heads:
         logger.warning(
-            "%s: config.json announces an MTP head (num_nextn_predict_layers is %d), the weights have none "
-            "that %s could use; the model is served without speculation",
+            "%s: config.json announces an MTP head of %d layers, the weights have none that %s could use; the model is "
+            "served without speculation",
             folder, spec.draft_head.num_layers, spec.architecture,
         )  # fmt: skip
+
+
+def _vision_tensors(found: Checkpoint) -> set[str]:
+    """Returns the names of the tensors that see images, which are not read; says so."""
+    prefix = found.names.vision_prefix
+    names = {name for name in found.stored if prefix is not None and name.startswith(prefix)}
+    if names:
+        logger.info(
+            "%s: %d vision tensors (%s*) are skipped: no images are served", found.folder, len(names), prefix
+        )
+    return names
 
 
 def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:

@@ -27,6 +27,12 @@ SIZE_LIMITS = {
     "num_attention_heads": 1 << 16,
     "num_key_value_heads": 1 << 16,
     "head_dim": 1 << 16,
+    "linear_num_key_heads": 1 << 16,
+    "linear_num_value_heads": 1 << 16,
+    "linear_key_head_dim": 1 << 16,
+    "linear_value_head_dim": 1 << 16,
+    "linear_conv_kernel_dim": 1 << 10,
+    "full_attention_interval": 10_000,
     "max_position_embeddings": 1 << 40,
 }
 WORDS = {
@@ -39,6 +45,7 @@ DTYPES = {
     "float32": "float32", "float": "float32", "float64": "float64", "double": "float64", "bfloat16": "bfloat16",
     "float16": "float16", "half": "float16",
 }  # fmt: skip
+UNQUANTIZED = "the model's unquantized checkpoint"
 LEGACY_LAYER_TYPES = {"attention": "full_attention"}
 # Keys by which transformers' shared code, not the family's, changes what is computed or where it is read from:
 # what each does, unless it is null.
@@ -88,7 +95,27 @@ class WindowKeys(DecoderKeys, frozen=True, kw_only=True):
     layer_types: list[str] | None = None
 
 
-ConfigClasses = Mapping[str, tuple[str, type[DecoderKeys]]]  # by architecture: model_type, and its keys
+class HybridKeys(DecoderKeys, frozen=True, kw_only=True):
+    """The keys of families some of whose layers are recurrent: every full_attention_interval-th layer has attention."""
+
+    layer_types: list[str] | None = None
+    full_attention_interval: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigClass:
+    """A kind of config.json. text_model_type: of the text_config that holds the keys of a model that also sees images; None: the
+    keys are outermost. unquantized: what errors name instead of a quantized checkpoint."""
+
+    model_type: str
+    keys: type[DecoderKeys]
+    text_model_type: str | None = None
+    unquantized: str = UNQUANTIZED
+
+
+ConfigClasses = Mapping[str, ConfigClass]  # by architecture
+# What the outer level of a nested config.json says of the whole model goes before what text_config says.
+OUTER_KEYS = ("tie_word_embeddings", "dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +154,15 @@ def resolve_config(content: Mapping[str, object], file: Path, classes: ConfigCla
     """content: the object that a config.json holds. file: the name that errors give it. Raises ModelError."""
     reader = _Reader(content, file)
     architecture = reader.architecture(classes)
+    kind = classes[architecture]
+    reader.check_model_type(architecture, kind.model_type)
+    if kind.text_model_type is not None:
+        reader.refuse_quantization(kind.unquantized)
+        reader = reader.text_reader(kind.text_model_type)
+        reader.check_model_type(architecture, kind.text_model_type)
+    reader.refuse_quantization(kind.unquantized)
     reader.refuse_foreign_keys()
-    keys = reader.keys(classes[architecture][1])
+    keys = reader.keys(kind.keys)
     heads = keys.num_attention_heads
     layer_types = reader.layer_types(keys)
     return ResolvedConfig(
@@ -154,17 +188,32 @@ class _Reader:
         self._file = file
 
     def architecture(self, classes: ConfigClasses) -> str:
-        """transformers picks the family by model_type, vLLM by architectures: both must name the same."""
+        """Returns the first of those that config.json names."""
         names = self._content.get("architectures")
         name = names[0] if isinstance(names, list) and names else None
         if not isinstance(name, str) or name not in classes:
             supported = ", ".join(classes)
             said = "not named" if name is None else name if isinstance(name, str) else repr(name)
             raise self.error(f"the architecture is {said}; supported are {supported}")
-        model_type, wanted = self._content.get("model_type"), classes[name][0]
-        if model_type not in (None, wanted):
-            raise self.error(f"model_type is {_shown(model_type)}; the architecture {name} is of {wanted!r}")
         return name
+
+    def check_model_type(self, architecture: str, wanted: str) -> None:
+        """transformers picks the family by model_type, vLLM by architectures: both must name the same."""
+        model_type = self._content.get("model_type")
+        if model_type not in (None, wanted):
+            raise self.error(
+                f"model_type is {_shown(model_type)}; the architecture {architecture} is of {wanted!r}"
+            )
+
+    def text_reader(self, model_type: str) -> _Reader:
+        """Returns a reader of text_config, with what the outer level says of the whole model."""
+        text = self._content.get("text_config")
+        if not isinstance(text, dict):
+            raise self.error(
+                f"text_config is {_shown(text)}; it must be an object with the keys of {model_type!r}"
+            )
+        outer = {key: self._content[key] for key in OUTER_KEYS if self._content.get(key) is not None}
+        return _Reader({**text, **outer}, self._file)
 
     def refuse_foreign_keys(self) -> None:
         for key, what in FOREIGN_KEYS.items():
@@ -176,13 +225,13 @@ class _Reader:
             raise self.error(
                 "is_causal is false; supported are models whose tokens attend to earlier ones only"
             )
+
+    def refuse_quantization(self, unquantized: str) -> None:
         for key in ("quantization_config", "compression_config"):
             quantization = self._content.get(key)
             if quantization is not None:
                 method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-                raise self.error(
-                    f"the weights are quantized ({key}: {_shown(method)}); take the model's unquantized checkpoint"
-                )
+                raise self.error(f"the weights are quantized ({key}: {_shown(method)}); take {unquantized}")
 
     def keys(self, kind: type[DecoderKeys]) -> DecoderKeys:
         """Each key alone, so that the error can name it."""
@@ -208,7 +257,7 @@ class _Reader:
     def layer_types(self, keys: DecoderKeys) -> list[str]:
         """Returns the names that config.json uses; where it has none, the first `max_window_layers` see everything."""
         num_layers = keys.num_hidden_layers
-        if not isinstance(keys, WindowKeys):
+        if not isinstance(keys, WindowKeys | HybridKeys):
             return ["full_attention"] * num_layers
         if keys.layer_types is not None:
             if len(keys.layer_types) != num_layers:
@@ -216,6 +265,9 @@ class _Reader:
                     f"layer_types names {len(keys.layer_types)} layers, num_hidden_layers {num_layers}"
                 )
             return keys.layer_types
+        if isinstance(keys, HybridKeys):
+            interval = keys.full_attention_interval
+            return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
         slides = keys.use_sliding_window and keys.sliding_window is not None
         return [
             "sliding_attention" if slides and i >= keys.max_window_layers else "full_attention"

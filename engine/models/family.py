@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headway.engine.models.config_keys import DecoderKeys, ResolvedConfig
+from headway.engine.models.config_keys import UNQUANTIZED, ConfigClass, DecoderKeys, ResolvedConfig
 from headway.engine.models.rope_keys import rope_spec
 from headway.engine.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, NormSpec
 
@@ -52,10 +52,12 @@ class WeightNames:
 
     Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their own: the
     model shows them as views. draft_head_prefix: what the names of all tensors of a draft head begin with, if there is one.
+    vision_prefix: likewise of what sees images, which is not read.
     """
 
     patterns: Mapping[str, str]
     draft_head_prefix: str | None = None
+    vision_prefix: str | None = None
 
     def of(self, path: str) -> str:
         """`layers.3.attention.query.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
@@ -65,13 +67,20 @@ class WeightNames:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """architectures: the names that config.json's `architectures` gives. keys: the class of its keys and defaults."""
+    """architectures: the names that config.json's `architectures` gives. model_type, keys, text_model_type, unquantized: see
+    `ConfigClass`."""
 
     architectures: tuple[str, ...]
     model_type: str
     keys: type[DecoderKeys]
     read: Callable[[ResolvedConfig], ModelSpec]  # raises ModelError for what is not computed
     names: Callable[[ModelSpec], WeightNames]
+    text_model_type: str | None = None
+    unquantized: str = UNQUANTIZED
+
+    @property
+    def config_class(self) -> ConfigClass:
+        return ConfigClass(self.model_type, self.keys, self.text_model_type, self.unquantized)
 
 
 def decoder_names(spec: ModelSpec) -> WeightNames:
@@ -81,8 +90,13 @@ def decoder_names(spec: ModelSpec) -> WeightNames:
 
 def decoder_spec(resolved: ResolvedConfig, layer: LayerSpec) -> ModelSpec:
     """A decoder of equal layers. Raises ModelError for what no family of dense decoders computes."""
-    keys = resolved.keys
     _check_layers(resolved)
+    return layered_spec(resolved, (layer,) * resolved.keys.num_hidden_layers, norm_spec(resolved))
+
+
+def layered_spec(resolved: ResolvedConfig, layers: tuple[LayerSpec, ...], norm: NormSpec) -> ModelSpec:
+    """A decoder of these layers. Raises ModelError for what no family computes."""
+    keys = resolved.keys
     if keys.hidden_act not in SUPPORTED_ACTIVATIONS:
         raise resolved.error(f"hidden_act is {keys.hidden_act!r}; supported is 'silu'")
     if keys.max_position_embeddings < MIN_POSITIONS:
@@ -99,8 +113,8 @@ def decoder_spec(resolved: ResolvedConfig, layer: LayerSpec) -> ModelSpec:
         architecture=resolved.architecture,
         vocab_size=keys.vocab_size,
         hidden_size=keys.hidden_size,
-        layers=(layer,) * keys.num_hidden_layers,
-        norm=norm_spec(resolved),
+        layers=layers,
+        norm=norm,
         max_position_embeddings=keys.max_position_embeddings,
         tied=keys.tie_word_embeddings,
     )
@@ -119,7 +133,9 @@ def attention_spec(
     has_qkv_bias: bool,
     has_output_bias: bool = False,
     qk_norm: NormSpec | None = None,
+    default_rotary_share: float | None = None,
 ) -> AttentionSpec:
+    """default_rotary_share: see `rope_spec`."""
     heads, kv_heads, head_dim = (
         resolved.keys.num_attention_heads, resolved.num_key_value_heads, resolved.head_dim,
     )  # fmt: skip
@@ -131,8 +147,9 @@ def attention_spec(
         )
     if head_dim < 2 or head_dim % 2 != 0:
         raise resolved.error(f"head_dim is {head_dim}; rotary positions need an even one")
+    rope = rope_spec(resolved, default_share=default_rotary_share)
     return AttentionSpec(
-        heads, kv_heads, head_dim, rope_spec(resolved), head_dim**-0.5, has_qkv_bias, has_output_bias, qk_norm
+        heads, kv_heads, head_dim, rope, head_dim**-0.5, has_qkv_bias, has_output_bias, qk_norm
     )
 
 

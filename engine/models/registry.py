@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.engine.models.config_keys import resolve_config
-from headway.engine.models.families import llama, mimo, qwen2, qwen3
+from headway.engine.models.config_keys import ConfigClass, resolve_config
+from headway.engine.models.families import llama, mimo, qwen2, qwen3, qwen3_5
 from headway.engine.models.family import Family
 from headway.engine.models.model_files import is_folder, read_json_object
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.errors import ModelError
 
-FAMILIES: tuple[Family, ...] = (qwen2.FAMILY, qwen3.FAMILY, llama.FAMILY, mimo.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    qwen2.FAMILY, qwen3.FAMILY, llama.FAMILY, mimo.FAMILY, qwen3_5.FAMILY, qwen3_5.TEXT_FAMILY,
+)  # fmt: skip
 FAMILY_OF: dict[str, Family] = {name: family for family in FAMILIES for name in family.architectures}
+CONFIG_CLASSES: dict[str, ConfigClass] = {name: family.config_class for name, family in FAMILY_OF.items()}
 
 
 def read_model_spec(path: str | Path) -> ModelSpec:
@@ -24,6 +27,5 @@ def read_model_spec(path: str | Path) -> ModelSpec:
         raise ModelError(f"the model folder {folder} does not exist; give a folder in Hugging Face layout")
     if content is None:
         raise ModelError(f"{folder} has no config.json; give a folder in Hugging Face layout")
-    classes = {name: (family.model_type, family.keys) for name, family in FAMILY_OF.items()}
-    resolved = resolve_config(content, file, classes)
+    resolved = resolve_config(content, file, CONFIG_CLASSES)
     return FAMILY_OF[resolved.architecture].read(resolved)

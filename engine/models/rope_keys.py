@@ -18,15 +18,17 @@ DEFAULT_BETA_FAST, DEFAULT_BETA_SLOW = 32.0, 1.0
 MAX_FACTOR = 1e6
 
 
-def rope_spec(resolved: ResolvedConfig) -> RopeSpec:
-    """Raises ModelError for what is not computed."""
+def rope_spec(resolved: ResolvedConfig, *, default_share: float | None = None) -> RopeSpec:
+    """Raises ModelError for what is not computed. default_share: of each head's dimensions turn that part where the
+    configuration has no partial_rotary_factor; None: the family turns whole heads, whatever the configuration says.
+    """
     kind, parameters = resolved.rope.rope_type, resolved.rope.parameters
     if kind not in SUPPORTED_ROPE_TYPES:
         supported = ", ".join(map(repr, SUPPORTED_ROPE_TYPES))
         raise resolved.error(f"rope scaling {kind!r} is not supported; supported are {supported}")
     # Without scaling these families turn whole heads whatever partial_rotary_factor says; with it transformers fails.
     partial = parameters.get("partial_rotary_factor", 1.0)
-    if kind != "default" and (isinstance(partial, bool) or partial != 1.0):
+    if default_share is None and kind != "default" and (isinstance(partial, bool) or partial != 1.0):
         raise resolved.error(
             f"partial_rotary_factor is {partial!r} with rope scaling {kind!r}; supported is 1.0"
         )
@@ -38,7 +40,20 @@ def rope_spec(resolved: ResolvedConfig) -> RopeSpec:
         scaling = reader.llama3()
     elif kind == "yarn":
         scaling = reader.yarn()
-    return RopeSpec(resolved.rope.theta, resolved.head_dim, scaling)
+    rotary_dim = resolved.head_dim if default_share is None else _rotary_dim(resolved, default_share)
+    return RopeSpec(resolved.rope.theta, rotary_dim, scaling)
+
+
+def _rotary_dim(resolved: ResolvedConfig, default_share: float) -> int:
+    share = resolved.rope.parameters.get("partial_rotary_factor", default_share)
+    is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
+    rotary_dim = int(resolved.head_dim * share) if is_share else 0  # type: ignore[operator]
+    if rotary_dim < 2 or rotary_dim % 2 != 0:
+        raise resolved.error(
+            f"partial_rotary_factor is {share!r} with heads of {resolved.head_dim}; it must be a number up to 1 that leaves "
+            "an even number of dimensions, 2 or more"
+        )
+    return rotary_dim
 
 
 class _Parameters:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# Tokens that a delta net computes at once in the chunked form: the size that flash-linear-attention and transformers use.
+DELTA_NET_GRID = 64
+
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
@@ -63,7 +66,8 @@ class AttentionSpec:
     """Causal attention with grouped heads.
 
     qk_norm: the norm of each head of queries and keys before RoPE, if any. scale: the factor of the scores.
-    sliding_window: the number of last tokens that a token attends to; None for all.
+    sliding_window: the number of last tokens that a token attends to; None for all. has_output_gate: each query head comes
+    with a gate as long as itself, and its result is multiplied by the gate's sigmoid.
     """
 
     num_heads: int
@@ -75,6 +79,28 @@ class AttentionSpec:
     has_output_bias: bool = False
     qk_norm: NormSpec | None = None
     sliding_window: int | None = None
+    has_output_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec:
+    """A gated delta net (arXiv:2412.06464): a recurrence after a causal convolution, with a gated norm of its results.
+
+    Each head of queries and keys serves num_value_heads / num_key_heads consecutive heads of values. kernel_size: the taps of
+    the convolution. norm: of each head of the results, by a plain weight.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+    norm: NormSpec
+
+    @property
+    def num_channels(self) -> int:
+        """The channels of the convolution: all queries, keys and values of a token."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +113,7 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    mixer: AttentionSpec
+    mixer: AttentionSpec | DeltaNetSpec
     feed_forward: DenseSpec
 
 
@@ -127,8 +153,15 @@ class ModelSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer: all layers have heads of one shape."""
-        return self.layers[0].mixer
+        """The attention of the first layer that has one: all have heads of one shape."""
+        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
+    def prompt_grid(self) -> int | None:
+        """The positions at whose multiples prompts are cut, because recurrent layers compute them in pieces of this length;
+        None: prompts may be cut anywhere."""
+        is_recurrent = any(isinstance(layer.mixer, DeltaNetSpec) for layer in self.layers)
+        return DELTA_NET_GRID if is_recurrent else None
 
     @property
     def intermediate_size(self) -> int:

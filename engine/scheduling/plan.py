@@ -75,6 +75,8 @@ class PrefillChunk:
     hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
     a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
     is_last: a token is sampled after this chunk, and the row takes part in rounds from the next step on.
+    is_generated: the tokens are not the prompt's but were generated, before the request was preempted. Only where prompts are cut
+    on a grid (see `next_chunk`) no chunk has tokens of both kinds; elsewhere it is False.
     scored_token_ids: the prompt's tokens start + 1, start + 2, ...; their log-probabilities come
     back, each with those of num_top tokens.
     """
@@ -87,6 +89,7 @@ class PrefillChunk:
     is_last: bool
     scored_token_ids: tuple[int, ...] = ()
     num_top: int = 0
+    is_generated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +174,25 @@ def block_grant(request: Request, first_index: int) -> BlockGrant:
     return BlockGrant(row_of(request), first_index, tuple(request.block_ids[first_index:]))
 
 
-def next_chunk(request: Request, budget: int, hidden_block_id: int | None) -> PrefillChunk:
-    """Returns a chunk of at most `budget` tokens from num_computed on; its hidden states score the prompt's tokens that
-    follow each of them."""
-    start = request.num_computed
+def chunk_end(request: Request, budget: int, grid: int | None) -> int:
+    """Returns the number of tokens at which the request's next chunk of at most `budget` tokens ends: num_computed if it has none.
+
+    grid: chunks of the prompt begin at its multiples, and end there or with the prompt; tokens that were generated have
+    chunks of their own. None: chunks end anywhere.
+    """
+    start, length = request.num_computed, len(request.prompt_token_ids)
     end = min(start + budget, request.num_tokens)
+    if grid is None or start >= length or end == length:
+        return end
+    return length if end > length else end // grid * grid
+
+
+def next_chunk(
+    request: Request, end: int, hidden_block_id: int | None, *, is_generated: bool = False
+) -> PrefillChunk:
+    """Returns the chunk of the tokens from num_computed to end; its hidden states score the prompt's tokens that follow each of
+    them."""
+    start = request.num_computed
     scored = request.prompt_token_ids[start + 1 : end + 1] if request.scores_prompt else []
     return PrefillChunk(
         request.request_id,
@@ -186,4 +203,5 @@ def next_chunk(request: Request, budget: int, hidden_block_id: int | None) -> Pr
         is_last=end == request.num_tokens,
         scored_token_ids=tuple(scored),
         num_top=request.sampling.num_prompt_logprobs or 0,
+        is_generated=is_generated,
     )

@@ -68,6 +68,13 @@ class PrefillPolicy:
         """The most prompt tokens of a pass of their own."""
         return max(self.idle, self.separate)
 
+    @property
+    def least_tokens(self) -> int:
+        """The fewest prompt tokens that a step may be limited to."""
+        return min(
+            self.idle, self.separate, self.mixed_with(1) if self.mixed_above_tokens is not None else self.idle
+        )
+
     def budget(self, load: Load) -> int:
         """Returns the most prompt tokens of the step."""
         if load.num_tokens == 0:

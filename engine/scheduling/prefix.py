@@ -32,6 +32,8 @@ class PrefixCache:
     checkpoints: of a model whose layers keep row state. A hit ends at a checkpoint then, and checkpoints are made at the two
     borders of a prompt where they serve most: where the blocks end that it shares with others but found no checkpoint for,
     and at its last border that another prompt can hit (a chat's next turn). None: every published block can end a hit.
+    prompt_grid: tokens of prompts and generated ones are computed in different ways, so that only blocks of prompts are
+    published, and found for prompts only; borders are multiples of it. None: it makes no difference who wrote a token.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class PrefixCache:
         kv_dtype: str,
         is_enabled: bool,
         checkpoints: Checkpoints | None = None,
+        prompt_grid: int | None = None,
     ) -> None:
         self._allocator = allocator
         self._checkpoints = checkpoints if is_enabled else None
         self._block_size = block_size
         self._origin = (model_identity, kv_dtype, str(block_size))
         self._is_enabled = is_enabled
+        self._has_grid = prompt_grid is not None
+        self._border_blocks = max((prompt_grid or 1) // block_size, 1)  # both are powers of two
         self._chains: dict[int, _Chain] = {}
 
     def match(self, request: Request) -> list[int]:
@@ -61,7 +66,7 @@ class PrefixCache:
             return []
         chain = self._chain(request)
         block_ids: list[int] = []
-        for index in range((request.num_tokens - 1) // self._block_size):
+        for index in range(self._most_blocks(request)):
             block_id = self._allocator.find(self._key(chain, request, index))
             if block_id is None:
                 break
@@ -117,6 +122,8 @@ class PrefixCache:
         """
         if not self._is_enabled:
             return
+        if self._has_grid:
+            num_tokens = min(num_tokens, len(request.prompt_token_ids))
         chain = self._chain(request)
         for index in range(chain.num_offered, num_tokens // self._block_size):
             self._allocator.publish(request.block_ids[index], self._key(chain, request, index))
@@ -135,9 +142,17 @@ class PrefixCache:
         num_shared = len(block_ids)
         while block_ids and not checkpoints.has(chain.keys[len(block_ids) - 1]):
             block_ids.pop()
-        last = (request.num_tokens - 1) // self._block_size
-        wanted = sorted({count for count in (num_shared, last) if count > len(block_ids)})
+        step = self._border_blocks
+        ends = {count // step * step for count in (num_shared, self._most_blocks(request))}
+        wanted = sorted(count for count in ends if count > len(block_ids))
         chain.borders = tuple(count * self._block_size for count in wanted)
+
+    def _most_blocks(self, request: Request) -> int:
+        """Returns the most blocks that a hit of the request may have."""
+        num_tokens = request.num_tokens - 1
+        if self._has_grid:
+            num_tokens = min(num_tokens, len(request.prompt_token_ids))
+        return num_tokens // self._block_size
 
     def _keep_checkpoints(
         self, request: Request, chain: _Chain, num_tokens: int, checkpoints: Checkpoints

@@ -32,6 +32,7 @@ from headway.engine.scheduling.plan import (
     PrefillChunk,
     StepResult,
     block_grant,
+    chunk_end,
     next_chunk,
     row_of,
     row_setup,
@@ -50,7 +51,8 @@ class Scheduler:
     """Mutable: owns the requests, the blocks and the rows; called by the loop only.
 
     At most one step may be unread when `plan` is called. prefill: by default DEFAULT_CHUNK prompt tokens in each step.
-    num_checkpoints: copies of row state for prefix hits; None: the model's layers keep no row state.
+    num_checkpoints: copies of row state for prefix hits; None: the model's layers keep no row state. prompt_grid: the positions
+    at whose multiples prompts are cut (ModelSpec.prompt_grid).
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Scheduler:
         kv_dtype: str,
         prefill: PrefillPolicy | None = None,
         num_checkpoints: int | None = None,
+        prompt_grid: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert num_blocks * config.block_size >= max_model_len, (
@@ -75,6 +78,10 @@ class Scheduler:
         self._prefill = prefill or PrefillPolicy.uniform(
             config.prefill_chunk or DEFAULT_CHUNK, mixed_above_tokens=config.mixed_above_tokens
         )
+        assert prompt_grid is None or self._prefill.least_tokens >= prompt_grid, (
+            f"steps of {self._prefill.least_tokens} prompt tokens are shorter than a grid of {prompt_grid}"
+        )
+        self._prompt_grid = prompt_grid
         self._has_drafter = has_drafter
         self._is_turn_of_round = False
         self._step = 0
@@ -89,6 +96,7 @@ class Scheduler:
             kv_dtype=kv_dtype,
             is_enabled=config.prefix_caching,
             checkpoints=checkpoints,
+            prompt_grid=prompt_grid,
         )
         stats = _new_stats(num_blocks, config.block_size, depth)
         self.state = SchedulerState(
@@ -317,7 +325,11 @@ class Scheduler:
         last_hit = request.num_computed // self.state.block_size - 1
         if (border := self.state.prefixes.next_border(request)) is not None:
             budget = min(budget, border - request.num_computed)
-        chunks.append(next_chunk(request, budget, request.block_ids[last_hit] if follows_hit else None))
+        start, end = request.num_computed, chunk_end(request, budget, self._prompt_grid)
+        if end > start:
+            is_generated = self._prompt_grid is not None and start >= len(request.prompt_token_ids)
+            hidden_block_id = request.block_ids[last_hit] if follows_hit else None
+            chunks.append(next_chunk(request, end, hidden_block_id, is_generated=is_generated))
 
     def _note_chunk(self, chunk: PrefillChunk) -> CheckpointSave | None:
         """Notes that the chunk is part of the step. Returns the checkpoint to be made after it, if any."""

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
+from headway_testing.hybrid import HybridOracle
 
 from headway.engine import build as assembly
 from headway.engine import options
@@ -40,6 +41,7 @@ def model(**changes: object) -> SimpleNamespace:
         intermediate_size=11_008,
         vocab_size=values["vocab_size"],
         attention=heads,
+        prompt_grid=None,
     )
     device = torch.device(str(values["device"]))
     linears = (Linear(torch.empty(0, 0)), Linear(torch.empty(0, 0)))
@@ -368,3 +370,11 @@ def test_options_are_judged_before_the_weights_are_loaded(
     config = EngineConfig(model_path=str(tmp_path), device="cpu", **changes)
     with pytest.raises(ConfigError, match=told):
         assemble(config, progress=lambda _: None)
+
+
+def test_short_prefill_chunks_are_refused_where_prompts_are_computed_in_pieces(tmp_path: Path) -> None:
+    HybridOracle().save(tmp_path)
+    with pytest.raises(
+        ConfigError, match="--prefill-chunk is 63, it must be 64 or more for Qwen3_5ForCausalLM"
+    ):
+        assembly.assemble(EngineConfig(model_path=str(tmp_path), prefill_chunk=63), progress=lambda _: None)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 import pytest
-import torch
+from headway_testing.drafters import Guessing, Knowing
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
 from headway_testing.local import LocalEngine
 
@@ -18,8 +18,7 @@ from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
-from headway.engine.speculation.drafter import Drafter, NoDrafter
-from headway.engine.state.row_tensors import RowTensors
+from headway.engine.speculation.drafter import Drafter
 
 DEMO = files("headway.engine.demo")
 MODEL = str(DEMO)
@@ -183,29 +182,6 @@ def test_planning_a_step_before_the_last_is_read_changes_nothing(
     assert_same_text(MODEL, cases, at_once, late, dtype=dtype)
 
 
-class Knowing(NoDrafter):
-    """Drafts what the request with this seed will say, moved by `shift`: 0 is always right, else always wrong."""
-
-    def __init__(self, texts: dict[int, list[int]], *, shift: int) -> None:
-        self._texts = texts
-        self._shift = shift
-
-    def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        drafts = torch.zeros((len(rows.seeds), depth), dtype=torch.int64)
-        for row, (seed, length) in enumerate(zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), strict=True)):
-            known = self._texts.get(seed, [])[length + 1 : length + 1 + depth]
-            drafts[row, : len(known)] = torch.tensor(known, dtype=torch.int64)
-        return (drafts + self._shift) % VOCAB_SIZE
-
-
-class Guessing(NoDrafter):
-    """Drafts random tokens."""
-
-    def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(int(rows.kv_lengths.sum()))
-        return torch.randint(VOCAB_SIZE, (len(rows.seeds), depth), generator=generator)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
@@ -224,9 +200,9 @@ def test_no_drafter_changes_the_text(
     plain = plain_of_sixteen(mode, dtype)
     texts = {c.sampling.seed: [*c.prompt, *tokens] for c, tokens in zip(cases, plain, strict=True)}
     drafters: dict[str, Drafter] = {
-        "random": Guessing(),
-        "always wrong": Knowing(texts, shift=1),
-        "always right": Knowing(texts, shift=0),
+        "random": Guessing(VOCAB_SIZE),
+        "always wrong": Knowing(texts, VOCAB_SIZE, shift=1),
+        "always right": Knowing(texts, VOCAB_SIZE, shift=0),
     }
     engine = LocalEngine(config_of(dtype=dtype), drafter=drafters[drafter_name])
     assert_same_text(MODEL, cases, plain, generate_with(engine, cases), dtype=dtype)

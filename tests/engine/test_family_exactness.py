@@ -10,12 +10,14 @@ import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
 from headway_testing.families import CLASSES, save, tiny_model
+from headway_testing.hybrid import HybridOracle
 from headway_testing.local import LocalEngine
 
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 
-LENGTHS = (1, 15, 16, 17, 33, 50)
+LENGTHS = (1, 15, 16, 17, 33, 50, 90)
 
 
 def config_of(folder: Path, **changes: object) -> EngineConfig:
@@ -27,6 +29,8 @@ def config_of(folder: Path, **changes: object) -> EngineConfig:
 def test_nothing_but_the_request_decides_the_text(architecture: str, tmp_path: Path) -> None:
     if architecture == "MiMoForCausalLM":
         random_mimo(tmp_path)
+    elif architecture == "Qwen3_5ForCausalLM":
+        HybridOracle().save(tmp_path)
     else:
         save(tiny_model(architecture), architecture, tmp_path)
     generator = torch.Generator().manual_seed(0)
@@ -36,9 +40,10 @@ def test_nothing_but_the_request_decides_the_text(architecture: str, tmp_path: P
         for seed, length in enumerate(LENGTHS)
     ]
     plain = [generate([case], config_of(tmp_path, depth=0, prefix_caching=False))[0] for case in cases]
+    chunk = read_model_spec(tmp_path).prompt_grid or 16
     for drafter in ("auto", "ngram"):
         config = config_of(tmp_path, drafter=drafter)
-        chunked = generate(cases, msgspec.structs.replace(config, prefill_chunk=16, prefix_caching=False))
+        chunked = generate(cases, msgspec.structs.replace(config, prefill_chunk=chunk, prefix_caching=False))
         engine = LocalEngine(config)
         cold, warm = generate_with(engine, cases), generate_with(engine, cases)
         assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens > 0

@@ -16,37 +16,13 @@ from headway_testing.checkpoints import (
     random_tensors,
     write_folder,
 )
+from headway_testing.drafting import draft_chain, prefill
 from headway_testing.paged import PagedSequences, load
 
-from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.loading.headers import outline_of
 from headway.kernels import rms_norm
 
 Pair = Callable[..., SimpleNamespace]
-
-
-def prefill(model: CausalLM, tokens: torch.Tensor, widths: list[int], *, room: int = 8) -> PagedSequences:
-    """Trunk and head over all tokens, in chunks; the head by `fill_cache`."""
-    sequences = PagedSequences(model, 1, len(tokens) + room)
-    previous, first = torch.zeros(1, model.spec.hidden_size, dtype=model.dtype), 0
-    for width in widths:
-        span, part = [(0, first, width)], tokens[first : first + width]
-        states = torch.cat([previous, model.draft_head.draft_hidden(sequences.forward(span, part))])
-        sequences.fill(span, part, states[:-1])
-        previous, first = states[-1:], first + width
-    return sequences
-
-
-def draft_chain(
-    sequences: PagedSequences, token: torch.Tensor, state: torch.Tensor, position: int, depth: int
-) -> torch.Tensor:
-    """Logits of greedy drafts from the pair (state [1, hidden], token [1]) at `position`: [depth, vocab]."""
-    found = []
-    for step in range(depth):
-        state = sequences.draft([(0, position + step, 1)], token, state)
-        found.append(sequences.model.draft_head.logits(state)[0])
-        token = found[-1].argmax()[None]
-    return torch.stack(found)
 
 
 @pytest.mark.parametrize("variant", ["grouped", "ungrouped", "one-kv-head", "tied", "head-dim-of-hidden"])

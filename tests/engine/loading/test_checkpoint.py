@@ -163,7 +163,7 @@ def test_a_head_that_is_announced_and_missing_is_warned_of(
     config = mimo_config()
     folder = write_folder(tmp_path, config, random_tensors(config, with_draft_head=False))
     assert not load(folder, with_draft_head=False).has_draft_head
-    assert warnings_of(caplog, "num_nextn_predict_layers") == 1
+    assert warnings_of(caplog, "announces an MTP head of 1 layers") == 1
 
 
 def test_of_a_tensor_in_two_shards_the_later_file_counts_with_a_warning(

@@ -20,20 +20,29 @@ from transformers import PreTrainedConfig
 
 from headway.engine import ModelError, read_model_spec
 from headway.engine.layers.rotary import inverse_frequencies
-from headway.engine.models.config_keys import FOREIGN_KEYS, ResolvedConfig, WindowKeys, resolve_config
-from headway.engine.models.registry import FAMILY_OF
+from headway.engine.models.config_keys import (
+    FOREIGN_KEYS,
+    HybridKeys,
+    ResolvedConfig,
+    WindowKeys,
+    resolve_config,
+)
+from headway.engine.models.registry import CONFIG_CLASSES, FAMILY_OF
 
 # Of each architecture.
 NUM_CONFIGS, MIN_ACCEPTED = 400, 120
 NUM_MODELS, NUM_MODELS_LONG, NUM_TOKENS = 6, 24, 24
 # Keys that transformers has under other attributes or not at all.
 SHARED_KEYS = ("attention_chunk_size", "layer_types", "sliding_window")
-OWN_KEYS = ("rope_parameters", "num_nextn_predict_layers")
+OWN_KEYS = (
+    "rope_parameters", "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
+    "full_attention_interval",
+)  # fmt: skip
 TOLERANCE = 2e-4  # of logits of about 10, in float32
 # What transformers' shared code reads of a configuration without a change to what a token gets.
 INERT_KEYS = {
     "base_model_ep_plan", "base_model_fsdp_plan", "base_model_pp_plan", "base_model_tp_plan", "dtype",
-    "gradient_checkpointing", "is_encoder_decoder", "is_heterogeneous", "model_type", "name_or_path",
+    "gradient_checkpointing", "is_encoder_decoder", "is_heterogeneous", "model_type", "name_or_path", "number_of_conv_states",
     "output_attentions", "output_hidden_states", "return_dict", "sub_configs", "vision_aspect_ratio",
     "vision_feature_layer", "vision_feature_select_strategy",
 }  # fmt: skip
@@ -57,8 +66,7 @@ def resolved_by_both(
         read_model_spec(folder)
     except ModelError:
         return None
-    classes = {name: (family.model_type, family.keys) for name, family in FAMILY_OF.items()}
-    ours = resolve_config(content, file, classes)
+    ours = resolve_config(content, file, CONFIG_CLASSES)
     return ours, CLASSES[ours.architecture][0].from_pretrained(folder)
 
 
@@ -71,6 +79,8 @@ def values_of(ours: ResolvedConfig) -> dict[str, object]:
         "rope_type": ours.rope.rope_type,
         "rope_theta": ours.rope.theta,
     }
+    if isinstance(ours.keys, HybridKeys):
+        own |= {"layer_types": list(ours.layer_types)}
     if isinstance(ours.keys, WindowKeys):
         own |= {"sliding_window": ours.sliding_window, "layer_types": list(ours.layer_types)}
     return own

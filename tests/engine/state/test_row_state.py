@@ -30,7 +30,7 @@ from headway.engine.scheduling.plan import Plan
 from headway.engine.scheduling.request import Request
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import QueryBatch
+from headway.kernels import QueryBatch, TokenSpans
 
 VOCABULARY, BLOCK_SIZE, MAX_LENGTH = 128, 16, 160
 
@@ -65,7 +65,7 @@ def recomputed(model: CausalLM, tokens: list[int]) -> list[int]:
     one = torch.zeros(1, dtype=torch.int64)
     places = torch.arange(count)
     batch = QueryBatch.of_windows(torch.arange(pool.num_blocks)[None], one, count)
-    rows = RowTokens(one, chunks=ChunkTokens(one, one, torch.tensor([count])))
+    rows = RowTokens(one, chunks=ChunkTokens(TokenSpans(one, one, torch.tensor([count]), one > 0)))
     inputs = ForwardInputs(torch.tensor(tokens), places, places, (batch,), rows)
     return model.logits(model.forward(inputs, pool)).argmax(-1).tolist()
 

@@ -12,6 +12,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -25,6 +27,7 @@ CLASSES = {
     "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
     # transformers has no class for MiMo; without its MTP head it is a Qwen2.
     "MiMoForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
+    "Qwen3_5ForCausalLM": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
 }
 TINY = {
     "vocab_size": 151,
@@ -36,6 +39,17 @@ TINY = {
     "head_dim": 16,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
+}
+# Keys that a family's config has besides, or in the place of TINY's.
+OWN = {
+    "Qwen3_5ForCausalLM": {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 12,
+    },
 }
 # rope_type and what it needs, as config.json gives it.
 ROPES = {
@@ -74,7 +88,7 @@ CUTS = ([75], [32, 32, 11], [1, 15, 16, 43], [70, 1, 1, 1, 1, 1], [60, 4, 4, 4, 
 def tiny_model(architecture: str, *, seed: int = 0, **changes: object) -> PreTrainedModel:
     """transformers' model with random weights in float32."""
     config_class, model_class = CLASSES[architecture]
-    config = config_class(**{**TINY, "attn_implementation": "sdpa", **changes})
+    config = config_class(**{**TINY, **OWN.get(architecture, {}), "attn_implementation": "sdpa", **changes})
     model = model_class(config).eval()
     randomise(model, torch.Generator().manual_seed(seed))
     return model

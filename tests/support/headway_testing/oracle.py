@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
 HEAD_PREFIX = "model.mtp_layers."
 INDEX_FILE = "model.safetensors.index.json"
@@ -165,10 +166,13 @@ def _bfloat16_trunk(folder: str) -> Qwen2ForCausalLM:
 
 def randomise(module: nn.Module, generator: torch.Generator) -> None:
     """Draws weights large enough for every part to matter; norms and biases far from one and zero."""
+    offset = {id(part.weight) for part in module.modules() if isinstance(part, Qwen3_5RMSNorm)}
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
+            if id(parameter) in offset:  # multiplies by 1 + weight
+                parameter.copy_(0.4 * noise)
+            elif "norm" in name:
                 parameter.copy_(1 + 0.4 * noise)
             elif name.endswith(".bias"):
                 parameter.copy_(0.5 * noise)

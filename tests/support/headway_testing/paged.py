@@ -12,7 +12,7 @@ from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.speculation.mtp import mtp_state
 from headway.engine.state.pool import StatePool
-from headway.kernels import QueryBatch
+from headway.kernels import QueryBatch, TokenSpans
 
 
 def load(path: Path, *, dtype: str = "auto", with_draft_head: bool = True) -> CausalLM:
@@ -73,7 +73,9 @@ class PagedSequences:
             batches.append(QueryBatch.of_windows(table, torch.tensor([first]), count, first_token=offset))
             offset += count
         lengths = torch.tensor([count for _, _, count in spans])
-        chunks = ChunkTokens(torch.tensor([row for row, _, _ in spans]), lengths.cumsum(0) - lengths, lengths)
+        row_ids = torch.tensor([row for row, _, _ in spans])
+        is_generated = torch.zeros(len(spans), dtype=torch.bool)
+        chunks = ChunkTokens(TokenSpans(row_ids, lengths.cumsum(0) - lengths, lengths, is_generated))
         return ForwardInputs(
             token_ids=tokens,
             positions=positions,

@@ -10,7 +10,7 @@ SLIPS = (None, True, False, 0, 1, -1, 3, 4096.0, 1e12, 0.5, "silu", "64", "", []
          {"rope_type": "default"}, float("nan"), float("inf"), 10**30)  # fmt: skip
 MODEL_TYPES = {
     "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama",
-    "MiMoForCausalLM": "mimo",
+    "MiMoForCausalLM": "mimo", "Qwen3_5ForCausalLM": "qwen3_5_text",
 }  # fmt: skip
 SLIPPING = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -65,11 +65,31 @@ def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, obj
     if rng.random() < 0.1:  # the default of num_key_value_heads is 32, not the number of heads
         config |= {"num_attention_heads": rng.choice([32, 64, 8]), "hidden_size": 128, "head_dim": 4}
         del config["num_key_value_heads"]
+    if architecture == "Qwen3_5ForCausalLM":
+        config |= _delta_net(rng, num_layers)
     if "layer_types" in config and rng.random() < 0.1:
         config["layer_types"] = ["full_attention"] * (num_layers + 1)
     if slips and rng.random() < 1 / 3:
         config[rng.choice(SLIPPING)] = rng.choice(SLIPS)
     return config
+
+
+def _delta_net(rng: random.Random, num_layers: int) -> dict[str, object]:
+    """The keys of layers without attention, and mostly one with it."""
+    heads = rng.choice([1, 2, 3])
+    kinds = [rng.choice(("linear_attention", "full_attention")) for _ in range(num_layers)]
+    if rng.random() < 0.9:
+        kinds[rng.randrange(num_layers)] = "full_attention"
+    by_interval = {"full_attention_interval": rng.choice([1, 2, 4])}
+    return {
+        "head_dim": rng.choice([8, 16, 24, 32]),
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads * rng.choice([1, 2, 3]) + (rng.random() < 0.1),
+        "linear_key_head_dim": rng.choice([4, 6, 16]),
+        "linear_value_head_dim": rng.choice([4, 10, 16]),
+        "linear_conv_kernel_dim": rng.choice([2, 3, 4]),
+        **({"layer_types": kinds} if rng.random() < 0.7 else by_interval),
+    }
 
 
 def _theta(rng: random.Random) -> float:

@@ -14,7 +14,6 @@ from headway.kernels import Activation
 
 NUM_CHANNELS = 192
 DECAY = 0.875
-MAX_WINDOW = 8
 
 
 class RunningSum:
@@ -36,10 +35,10 @@ class RunningSum:
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
 
-    def state(self) -> tuple[StateSpec, ...]:
+    def state(self, max_window: int) -> tuple[StateSpec, ...]:
         return (
             RowSpec("sum", (NUM_CHANNELS,), self.dtype),
-            RowSpec("window", (MAX_WINDOW, NUM_CHANNELS), self.dtype),
+            RowSpec("window", (max_window, NUM_CHANNELS), self.dtype),
         )
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
@@ -63,13 +62,11 @@ class RunningSum:
     ) -> None:
         if rows.chunks is None:
             return
-        chunks = rows.chunks
-        numbers = zip(
-            chunks.rows.tolist(), chunks.first_tokens.tolist(), chunks.lengths.tolist(), strict=True
-        )
+        spans, first_token = rows.chunks.spans, rows.chunks.first_token
+        numbers = zip(spans.rows.tolist(), spans.first_tokens.tolist(), spans.lengths.tolist(), strict=True)
         for row, first, length in numbers:
             if length > 0:
-                state_id, place = rows.state_ids[row], chunks.first_token + first
+                state_id, place = rows.state_ids[row], first_token + first
                 tokens = slice(place, place + length)
                 result[tokens], state["sum"][state_id] = self._run(state["sum"][state_id], values[tokens])
 

@@ -28,6 +28,7 @@ class ScheduledDevice:
         accept: Callable[[int], int] = lambda num_valid: num_valid,
         prefill: PrefillPolicy | None = None,
         num_checkpoints: int | None = None,
+        prompt_grid: int | None = None,
         **options: int | bool | str,
     ) -> None:
         self.config = EngineConfig(model_path="none", **options)
@@ -41,6 +42,7 @@ class ScheduledDevice:
             kv_dtype="float32",
             prefill=prefill,
             num_checkpoints=num_checkpoints,
+            prompt_grid=prompt_grid,
             clock=lambda: 0.0,
         )
         self.blocks = self.scheduler.state.blocks

@@ -1,0 +1,141 @@
+"""A gated delta net: a mixer with recurrent state, built from its DeltaNetSpec.
+
+One rule decides how a token is computed, whatever the depth, the chunk size or a prefix hit: tokens of the prompt in pieces of
+DELTA_NET_GRID from position 0 on (chunks begin at multiples of it), generated tokens one after the other, in rounds and when
+they are computed once more after a preemption. The state of a row is written once a round: the tokens of a window are kept, and
+the next round begins with those that stayed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.linear import Linear
+from headway.engine.layers.placement import Placement
+from headway.engine.models.spec import DELTA_NET_GRID, DeltaNetSpec
+from headway.engine.state.specs import LayerState, RowSpec
+from headway.kernels import (
+    Activation,
+    DeltaRule,
+    DeltaState,
+    convolve_chunks,
+    convolve_windows,
+    delta_chunks,
+    delta_windows,
+    gated_rms_norm,
+    mamba_state_selective_copy,
+)
+
+
+class DeltaNet:
+    """Projections of queries, keys, values and gates (one product), a causal convolution, the gated delta rule, a gated norm, and
+    the output projection. Immutable but for the weight formats of its Linear layers.
+
+    V, K, D: heads of values, dimensions of keys and of values. The state of a row, see `state`:
+        states         [V, K, D]        after all tokens before its last window
+        counts         []               tokens of the last window that stayed
+        mixed, gates   [window, ...]    the last window: keys and values, and the inputs of the gates
+        convolution    [channels, taps - 1]           the last inputs of the convolution
+        windows        [window, channels, taps - 1]   those after each token of the last window
+    """
+
+    def __init__(self, spec: DeltaNetSpec, hidden_size: int, place: Placement) -> None:
+        self._spec, self._dtype = spec, place.dtype
+        self._state_dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
+        value_size = spec.num_value_heads * spec.value_dim
+        self._sizes = {
+            "delta.qkv": spec.num_channels,
+            "delta.z": value_size,
+            "delta.b": spec.num_value_heads,
+            "delta.a": spec.num_value_heads,
+        }
+        self.input = Linear(place.empty(sum(self._sizes.values()), hidden_size))
+        self.output = Linear(place.empty(hidden_size, value_size))
+        self._convolution = place.empty(spec.num_channels, 1, spec.kernel_size)
+        self._output_norm = place.empty(spec.value_dim)
+        in_full = Placement(place.device, self._state_dtype)
+        self._rule = DeltaRule(
+            spec.num_key_heads,
+            spec.num_value_heads,
+            spec.key_dim,
+            spec.value_dim,
+            in_full.empty(spec.num_value_heads),
+            in_full.empty(spec.num_value_heads),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See DecoderLayer."""
+        return {
+            **self.input.parts(self._sizes),
+            "delta.convolution": self._convolution,
+            "delta.decay_log": self._rule.decay_log,
+            "delta.decay_bias": self._rule.decay_bias,
+            "delta.output_norm": self._output_norm,
+            **self.output.parts({"delta.output": self.output.num_outputs}),
+        }
+
+    def linears(self) -> tuple[Linear, ...]:
+        return self.input, self.output
+
+    def state(self, max_window: int) -> tuple[RowSpec, ...]:
+        """Declares what is kept of each row."""
+        spec, rule = self._spec, self._rule
+        keys_values, kept_inputs = (
+            spec.num_channels - rule.query_size,
+            (spec.num_channels, spec.kernel_size - 1),
+        )
+        shape = spec.num_value_heads, spec.key_dim, spec.value_dim
+        return (
+            RowSpec("states", shape, self._state_dtype),
+            RowSpec("counts", (), torch.int64),
+            RowSpec("mixed", (max_window, keys_values), self._dtype),
+            RowSpec("gates", (max_window, 2 * spec.num_value_heads), self._dtype),
+            RowSpec("convolution", kept_inputs, self._dtype),
+            RowSpec("windows", (max_window, *kept_inputs), self._dtype),
+        )
+
+    def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
+        """x: [tokens, hidden], normed. Returns [tokens, V * D], which `output` is to multiply."""
+        rows = inputs.rows
+        assert rows is not None, "a recurrent layer is told which tokens belong to which row"
+        projected = self.input(x)
+        mixed, z, gates = projected.split_with_sizes(
+            [self._sizes["delta.qkv"], self._sizes["delta.z"], 2 * self._spec.num_value_heads], dim=1
+        )
+        heads = z.view(len(z), self._spec.num_value_heads, self._spec.value_dim)
+        result = torch.empty(heads.shape, dtype=z.dtype, device=z.device)
+        in_windows = rows.num_windows * rows.width
+        if in_windows > 0:
+            ids = rows.state_ids[: rows.num_windows]
+            windows = convolve_windows(
+                mixed[:in_windows], self._convolution, state["convolution"], state["windows"], ids
+            )
+            kept = DeltaState(state["states"], state["counts"], state["mixed"], state["gates"])
+            delta_windows(windows, gates[:in_windows], self._rule, kept, ids, result[:in_windows])
+        if rows.chunks is not None:
+            first, spans = rows.chunks.first_token, rows.chunks.spans
+            chunks = convolve_chunks(
+                mixed[first:], self._convolution, state["convolution"], rows.state_ids, spans
+            )
+            delta_chunks(
+                chunks, gates[first:], self._rule, state["states"], rows.state_ids, spans, result[first:],
+                piece_size=DELTA_NET_GRID,
+            )  # fmt: skip
+        return gated_rms_norm(result, heads, self._output_norm, self._spec.norm.epsilon).flatten(1)
+
+    def update_state(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> None:
+        """Changes the state as a call does; its result is computed, too."""
+        self(x, inputs, state)
+
+    def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
+        """Notes how many tokens of each row's window the next round brings its state forward by, and takes the inputs of the
+        convolution after the last of them."""
+        rows = inputs.rows
+        assert rows is not None, "a recurrent layer is told which tokens belong to which row"
+        ids = rows.state_ids[: rows.num_windows]
+        is_padding = (accepted == 0).long()
+        mamba_state_selective_copy(
+            state["windows"][None], state["convolution"][None], is_padding, ids, accepted - 1, 1
+        )
+        state["counts"].index_copy_(0, ids, accepted)

@@ -1,0 +1,144 @@
+"""What transformers computes of a tiny Qwen3.5 with an MTP head, which it has no class for: built of its layers.
+
+Saved as the published checkpoints are: as the text part of a model that sees images, or alone. Whole sequences, no cache.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+
+from headway_testing.checkpoints import random_cycle
+from headway_testing.families import OWN, TINY
+from headway_testing.oracle import randomise
+
+VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "num_position_embeddings": 16,
+}  # fmt: skip
+
+
+class MtpOracle(nn.Module):
+    """The MTP head, with the parameter names of the checkpoints."""
+
+    def __init__(self, config: Qwen3_5TextConfig) -> None:
+        super().__init__()
+        hidden, epsilon = config.hidden_size, config.rms_norm_eps
+        of_layer = copy.deepcopy(config)
+        of_layer.layer_types = ["full_attention"]
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.pre_fc_norm_embedding = Qwen3_5RMSNorm(hidden, eps=epsilon)
+        self.pre_fc_norm_hidden = Qwen3_5RMSNorm(hidden, eps=epsilon)
+        self.norm = Qwen3_5RMSNorm(hidden, eps=epsilon)
+        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(of_layer, layer_idx=0)])
+
+
+class HybridOracle:
+    """Random weights in float32. The methods are those of `Oracle`."""
+
+    def __init__(self, *, seed: int = 0, **changes: object) -> None:
+        own = OWN["Qwen3_5ForCausalLM"]
+        self.config = Qwen3_5TextConfig(
+            **{**TINY, **own, "attn_implementation": "sdpa", "mtp_num_hidden_layers": 1, **changes}
+        )
+        self.model = Qwen3_5ForCausalLM(self.config).eval()
+        self.head = MtpOracle(self.config).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for module in (self.model, self.head):
+            randomise(module, generator)
+
+    def save(self, folder: Path, *, with_head: bool = True, sees_images: bool = False) -> Path:
+        """Writes one file of weights."""
+        model = self.model
+        if sees_images:
+            vision = VISION | {"out_hidden_size": self.config.hidden_size}
+            tied = self.config.tie_word_embeddings
+            config = Qwen3_5Config(
+                text_config=self.config.to_dict(), vision_config=vision, tie_word_embeddings=tied
+            )
+            model = Qwen3_5ForConditionalGeneration(config)
+            model.model.language_model.load_state_dict(self.model.model.state_dict())
+            model.lm_head.load_state_dict(self.model.lm_head.state_dict())
+        model.save_pretrained(folder)
+        if with_head:
+            change_tensors(folder, {f"mtp.{name}": tensor for name, tensor in self.head.state_dict().items()})
+        return folder
+
+    @torch.no_grad()
+    def hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [tokens] int64. Returns [tokens, hidden]: after the final norm, which is what the head reads."""
+        return self.model.model(token_ids[None], use_cache=False).last_hidden_state[0]
+
+    @torch.no_grad()
+    def logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [tokens] int64. Returns [tokens, vocab]."""
+        return self.model(token_ids[None], use_cache=False).logits[0]
+
+    @torch.no_grad()
+    def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """z of slots 1 .. n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n] -> [n, hidden]."""
+        head, embedded = self.head, self.model.model.embed_tokens(token_ids)
+        x = head.fc(
+            torch.cat([head.pre_fc_norm_embedding(embedded), head.pre_fc_norm_hidden(hidden)], dim=-1)
+        )
+        positions = torch.arange(1, 1 + len(token_ids))[None]
+        rotary = self.model.model.rotary_emb(x[None], positions[None])
+        mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool).tril()[None, None]
+        y = head.layers[0](x[None], position_embeddings=rotary, attention_mask=mask, position_ids=positions)
+        return head.norm(y[0])
+
+    @torch.no_grad()
+    def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab]."""
+        return self.model.lm_head(carry)
+
+    def draft_chain(self, token_ids: torch.Tensor, depth: int) -> torch.Tensor:
+        """Logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab]."""
+        hidden, tokens, found = self.hidden(token_ids)[:-1], token_ids[1:], []
+        for _ in range(depth):
+            carries = self.carries(hidden, tokens)
+            found.append(self.draft_logits(carries[-1:])[0])
+            hidden = torch.cat([hidden, carries[-1:]])
+            tokens = torch.cat([tokens, found[-1].argmax()[None]])
+        return torch.stack(found)
+
+
+def change_tensors(folder: Path, changes: dict[str, torch.Tensor]) -> None:
+    """Adds tensors to a folder's one file of weights, or replaces them."""
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {name: t.contiguous() for name, t in changes.items()}, file, {"format": "pt"})
+
+
+def constructed_hybrid(path: Path, *, noise: float = 0.0, seed: int = 0, **changes: object) -> Path:
+    """A Qwen3.5 folder whose greedy text walks a random cycle through the vocabulary: see `constructed_mimo`.
+
+    With noise 0 every draft at every depth is right. Noise scales the random output projections of trunk and head alike.
+    """
+    oracle = HybridOracle(seed=seed, **{"vocab_size": 128, "hidden_size": 64} | changes)
+    with torch.no_grad():
+        for module in (oracle.model, oracle.head):
+            for name, parameter in module.named_parameters():
+                if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                    parameter.mul_(noise)
+            for part in module.modules():
+                if isinstance(part, Qwen3_5RMSNorm):
+                    part.weight.zero_()
+        embedding = nn.functional.normalize(oracle.model.model.embed_tokens.weight, dim=-1)
+        oracle.model.model.embed_tokens.weight.copy_(embedding)
+        successors = random_cycle(len(embedding), seed)
+        oracle.model.lm_head.weight.copy_(torch.zeros_like(embedding).index_copy_(0, successors, embedding))
+        hidden = embedding.shape[1]
+        oracle.head.fc.weight.copy_(torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], dim=1))
+    return oracle.save(path)
+
+
+def text_config_of(folder: Path) -> dict[str, object]:
+    """Returns the keys of the text part of a folder's config.json."""
+    content = json.loads((folder / "config.json").read_text())
+    return content.get("text_config", content)
