@@ -21,7 +21,7 @@ def store_pending_states(
     num_rows, width, hidden = states.shape
     places = torch.arange(width, device=states.device).expand(num_rows, width)
     if width == 1:
-        places = (pending_counts - 1).clamp(min=0)[:, None]
+        places = (pending_counts - 1).clamp(0, pending_hidden.shape[1] - 1)[:, None]
     index = places[..., None].expand(-1, -1, hidden)
     is_live = (prefill_status == 0)[:, None, None]
     pending_hidden.scatter_(1, index, torch.where(is_live, states, pending_hidden.gather(1, index)))
