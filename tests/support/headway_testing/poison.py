@@ -9,6 +9,7 @@ from headway.engine.execution.runner import Runner
 from headway.engine.loop import Handle
 from headway.engine.scheduling.plan import Plan
 from headway.engine.scheduling.scheduler import Scheduler
+from headway.engine.state.specs import RowSpec
 
 # On the CPU attention multiplies what it does not see by 0, which cannot be NaN unless a model overflows.
 FINITE_RUBBISH = 12345.0
@@ -17,7 +18,8 @@ KEPT = {"limits", "state_ids", "granted_block_ids", "kv_block_ids", "is_used"}
 
 
 class PoisoningRunner:
-    """A runner whose free rows hold NaN, huge integers and adjustments of others, and whose free blocks hold NaN and huge integers.
+    """A runner whose free rows hold NaN, huge integers and adjustments of others, in the state of recurrent layers, too, and whose
+    free blocks hold NaN and huge integers.
 
     Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
     """
@@ -53,6 +55,10 @@ class PoisoningRunner:
         for name, tensor in slots.tensors().items():
             if name not in KEPT:
                 tensor.index_fill_(0, places, rubbish_of(tensor))
+        state_ids = slots.state_ids[places]
+        for spec, memory in self._runner.pool._memory.items():
+            if isinstance(spec, RowSpec):
+                memory.index_fill_(1, state_ids, rubbish_of(memory))
         for name, tensor in self._runner.adjustments.first(num_rows).tensors().items():
             if name not in KEPT:  # token ids of an earlier request: any, but of the vocabulary
                 tensor.index_fill_(0, places, rubbish_of(tensor) if tensor.is_floating_point() else 1)
