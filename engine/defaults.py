@@ -9,6 +9,7 @@ import torch
 
 from headway.engine.execution.step_key import ROW_STEP
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import (
     CPU_MAX_EXTRA_ROWS,
@@ -23,12 +24,14 @@ from headway.engine.scheduling.prefill_policy import (
     PrefillPolicy,
 )
 from headway.engine.state.memory import CUDA_KV_CACHE_SHARE, available_bytes
+from headway.engine.state.specs import StateSpec, row_bytes
 
 PARAMETERS_A_THREAD = 10_000_000
 CPU_STEP_FLOP = 5e10  # about one second of two slow cores
 # Of one multiprocessor. On an H200 about a thirtieth of a second, and a fifth while no stream waits.
 MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
 MAX_CUDA_CHUNK = 1024
+MAX_STATE_SHARE = 0.25  # of the memory that weights leave, for the recurrent state of all rows
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 # Tokens of a round that has its forward pass to itself on a GPU: one stream's at any usual depth.
 MAX_SEPARATE_TOKENS = 8
@@ -47,6 +50,11 @@ class Outline:
     has_draft_head: bool
     has_float8: bool | None = None
 
+    def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
+        """Declares what the loaded model's layers will keep."""
+        place = Placement(torch.device("meta"), self.dtype)
+        return CausalLM(self.spec, place, with_draft_head=self.has_draft_head).state(max_window)
+
 
 def num_threads(num_parameters: int, most: int) -> int:
     """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or OMP_NUM_THREADS.
@@ -58,13 +66,18 @@ def num_threads(num_parameters: int, most: int) -> int:
 
 
 def max_running(model: CausalLM | Outline, depth: int, available: int) -> int:
-    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the number that can have adjusted logits of a whole window within half of the memory
-    that the KV cache leaves free, but at least the CPU's default."""
+    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the number that can have
+    adjusted logits of a whole window within half of the memory that the KV cache leaves free, but at least the CPU's default.
+    Anywhere at most the number whose recurrent state takes MAX_STATE_SHARE of the available bytes."""
+    state_bytes = row_bytes(model.state(depth + 1))
+    most = CUDA_MAX_RUNNING
+    if state_bytes > 0:
+        most = max(1, int(MAX_STATE_SHARE * available) // state_bytes)
     if model.device.type == "cpu":
-        return CPU_MAX_RUNNING
-    row_bytes = (depth + 1) * model.spec.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
-    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // row_bytes
-    return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING)
+        return min(CPU_MAX_RUNNING, most)
+    logits_bytes = (depth + 1) * model.spec.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // logits_bytes
+    return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING, most)
 
 
 def with_rows(config: EngineConfig, model: CausalLM | Outline, available: int) -> EngineConfig:

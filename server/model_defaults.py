@@ -129,7 +129,11 @@ def _stop_token_ids(
     stop = _ids(file, generation.get("eos_token_id"), vocab_size)
     if not stop:
         file = folder / "config.json"
-        stop = _ids(file, (read_json_object(file) or {}).get("eos_token_id"), vocab_size)
+        config = read_json_object(file) or {}
+        text = config.get("text_config")  # of a model that sees images, too
+        outer = config.get("eos_token_id")
+        inner = text.get("eos_token_id") if isinstance(text, dict) else None
+        stop = _ids(file, inner if outer is None else outer, vocab_size)
     stop = list(dict.fromkeys(stop if end is None else [end, *stop]))
     if len(stop) > MAX_STOP_TOKEN_IDS:
         _warn(file, "eos_token_id", stop[MAX_STOP_TOKEN_IDS:], f"it may have {MAX_STOP_TOKEN_IDS} ids")

@@ -11,8 +11,9 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
-from headway.engine.models.spec import ModelSpec
+from headway.engine.models.spec import AttentionSpec, ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
+from headway.engine.state.specs import row_bytes
 from headway.kernels import most_screened_rows, stream_read
 
 GPU_READ_BYTES, CPU_READ_BYTES = 4 << 30, 256 << 20  # far more than a cache holds
@@ -40,20 +41,21 @@ class Costs:
     draft_layer_bytes: int  # of the linear layers of one draft layer as drafts take them; 0 without one
     num_draft_layers: int
     kv_bytes: int  # keys and values of one token in one layer
-    num_layers: int
+    state_bytes: int  # of a row in all recurrent layers, without what they keep of a round's window
+    num_layers: int  # those with attention
     num_weights: int  # of the trunk's linear layers, the output layer excluded
     attention_size: int  # heads x head_dim
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
-        """Read at least: each weight once a pass, and every row's cache. A draft is a pass of one draft layer and of the output
-        layer. A round with drafts runs every draft layer, those beyond its depth, too."""
+        """Moved at least: each weight read once a pass, every row's cache read, its recurrent state read and written. A draft is a
+        pass of one draft layer and of the output layer. A round with drafts runs every draft layer, those beyond its depth, too."""
         is_screened = batch <= self.most_screened_rows
         output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
         num_drafts = depth if self.num_draft_layers > 0 else 0
         passes = max(num_drafts, self.num_draft_layers) if num_drafts > 0 else 0
         drafts = passes * self.draft_layer_bytes + num_drafts * output_bytes
         cache = batch * context * self.kv_bytes * (self.num_layers + passes)
-        return self.trunk_bytes + drafts + cache
+        return self.trunk_bytes + drafts + cache + 2 * batch * self.state_bytes
 
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:
         """Counts the trunk alone: two operations a weight and token, and attention to the tokens before. No draft layer."""
@@ -86,7 +88,8 @@ def costs_of(
         draft_layer_bytes=(_bytes(head) - saved_bytes) // max(num_draft_layers, 1),
         num_draft_layers=num_draft_layers,
         kv_bytes=2 * spec.attention.num_kv_heads * spec.attention.head_dim * dtype.itemsize,
-        num_layers=len(spec.layers),
+        state_bytes=row_bytes(model.state(max_window=0)),
+        num_layers=sum(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers),
         num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,
         attention_size=spec.attention.num_heads * spec.attention.head_dim,
     )

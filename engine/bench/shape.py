@@ -16,6 +16,7 @@ from itertools import chain, islice, product
 from pathlib import Path
 from string import ascii_lowercase
 
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.errors import ConfigError, HeadwayError
 
 SHAPES = Path(str(files("headway.engine.bench"))) / "shapes"
@@ -51,7 +52,7 @@ def write_folder(name: str, folder: Path) -> None:
         raise ConfigError(f"FOLDER is {folder}, which holds a model already; name another one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        vocab_size = json.loads((SHAPES / name / "config.json").read_text())["vocab_size"]
+        vocab_size = read_model_spec(SHAPES / name).vocab_size
         (folder / "tokenizer.json").write_text(json.dumps(made_up_tokenizer(vocab_size)))
         shutil.copy(SHAPES / name / "config.json", folder)
     except OSError as error:

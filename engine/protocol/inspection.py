@@ -98,7 +98,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FloorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of weights that a round of one stream must read at least. seconds: at the device's nominal bandwidth, if it is known."""
+    """Bytes of weights that a round of one stream must read at least, and of recurrent state that it reads and writes. seconds: at the device's nominal bandwidth, if it is known."""
 
     depth: int
     round_bytes: int

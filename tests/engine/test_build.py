@@ -22,6 +22,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.select import drafter_name
+from headway.engine.state.specs import RowSpec
 
 
 def model(**changes: object) -> SimpleNamespace:
@@ -51,6 +52,7 @@ def model(**changes: object) -> SimpleNamespace:
         device=device,
         has_draft_head=values["has_draft_head"],
         linears=lambda: linears,
+        state=lambda max_window: (),
         target_linears=lambda: linears[:1],
     )
 
@@ -212,6 +214,14 @@ def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
     available = available_gib << 30
     assert max_running(model(vocab_size=vocab_size), depth, available) == rows  # type: ignore[arg-type]
     assert max_running(model(device="cpu"), depth, available) == 64  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("device", "rows"), [("cuda", 35), ("cpu", 35)])
+def test_the_state_of_all_rows_takes_a_quarter_of_the_memory_at_most(device: str, rows: int) -> None:
+    """The 27B's 151 MB a row, of 20 GiB that the weights leave."""
+    hybrid = model(device=device)
+    hybrid.state = lambda max_window: ((RowSpec("states", (151_000_000,), torch.int8),),)
+    assert max_running(hybrid, 3, 20 << 30) == rows  # type: ignore[arg-type]
 
 
 @pytest.fixture

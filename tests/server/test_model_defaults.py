@@ -72,6 +72,14 @@ def test_end_tokens_that_are_none_are_left_out_with_a_warning(
     ]
 
 
+def test_end_tokens_of_the_text_part_of_a_model_that_sees_images_are_found(folder: Path) -> None:
+    write(folder, "config.json", eos_token_id=9)
+    outer = load_tokenizer(folder, VOCAB_SIZE).stop_token_ids
+    write(folder, "config.json", text_config={"eos_token_id": 9})
+    assert load_tokenizer(folder, VOCAB_SIZE).stop_token_ids == outer
+    assert 9 in outer
+
+
 def test_more_end_tokens_than_a_request_may_have_are_cut(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,6 +61,28 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
     assert costs.round_bytes(batch=2, depth=1, context=100) - without_drafts == 2 * 100 * 37 * token
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "state_megabytes", "token_kilobytes"),
+    [
+        ("qwen3.5-0.8b", 0.75, 18.9 + 0.7, 12),
+        ("qwen3.5-9b", 8.95, 50.3 + 1.2, 32),
+        ("qwen3.5-27b", 26.90, 151 + 3.0, 64),
+    ],
+)
+def test_hybrids_move_the_weights_states_and_caches_that_were_published(
+    name: str, billions: float, state_megabytes: float, token_kilobytes: int
+) -> None:
+    """The state of each row is read and written; layers without attention keep no keys."""
+    spec = read_model_spec(SHAPES / name)
+    costs = costs_of(spec, torch.bfloat16, has_draft_head=True)
+    embedding = 0 if spec.tied else spec.vocab_size * spec.hidden_size
+    assert (costs.trunk_bytes / 2 + embedding) / 1e9 == pytest.approx(billions, rel=3e-3)
+    assert costs.state_bytes / 1e6 == pytest.approx(state_megabytes, rel=5e-3)
+    assert costs.kv_bytes * costs.num_layers == token_kilobytes * 1024
+    plain = costs.round_bytes(batch=1, depth=0, context=0)
+    assert costs.round_bytes(batch=3, depth=0, context=0) - plain == 2 * 2 * costs.state_bytes
+
+
 def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(tmp_path: Path) -> None:
     path = random_mimo(tmp_path, num_nextn_predict_layers=3)
     spec = read_model_spec(path)
@@ -261,7 +283,7 @@ def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: P
         ),
         (
             ["no-such-shape"],
-            "MODEL is 'no-such-shape', it must be a folder or one of llama-8b, mimo-0.5b, mimo-7b, qwen3-8b",
+            "MODEL is 'no-such-shape', it must be a folder or one of llama-8b, mimo-0.5b, mimo-7b, qwen3-8b, qwen3.5-0.8b, qwen3.5-27b, qwen3.5-9b",
         ),
         (
             ["--depth", "0,2", "--synthetic-acceptance", "0.9"],
