@@ -90,7 +90,7 @@ def check_recurrence(config: EngineConfig, shape: ModelSpec, device: torch.devic
     least = shape.prompt_grid
     if least is not None and device.type != "cpu":
         raise ConfigError(
-            f"the recurrent layers of {shape.architecture} have no kernels for {device.type} yet; use --device cpu"
+            f"the recurrent layers of {shape.architecture} are not served on {device.type} yet; use --device cpu"
         )
     if least is not None and config.prefill_chunk is not None and config.prefill_chunk < least:
         raise ConfigError(

@@ -5,6 +5,46 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.elementwise.gated_rms_norm import gated_rms_norm as gated_rms_norm_twin
+from headway.kernels.runtime._accumulate import wide
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import check_dense, jit, power_of_two, takes_triton, tl
+
+# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the sum.
+_OPTIONS = {"enable_fp_fusion": False}
+
+
+@jit
+def _gated_rms_norm_kernel(
+    x_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    heads: tl.tensor,
+    dim: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    EPSILON: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program a token and head."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    is_inside = column < dim
+    place = (token * heads + head) * dim + column
+    weight = tl.load(weight_ptr + column, mask=is_inside, other=0.0)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + place, mask=is_inside, other=0.0)
+    gate = wide(
+        tl.load(gate_ptr + token * token_stride + head * head_stride + column, mask=is_inside, other=0.0)
+    )
+    normed = wide(x) * tl.rsqrt(tl.sum(wide(x) * wide(x), 0) / dim + EPSILON)
+    weighted = (wide(weight) * wide(normed.to(x.dtype))).to(x.dtype)
+    decay = tl.exp(-tl.abs(gate))
+    activated = gate * tl.where(gate >= 0, 1.0, decay) / (1 + decay)
+    tl.store(out_ptr + place, (wide(weighted) * activated).to(x.dtype), mask=is_inside)
 
 
 def gated_rms_norm(
@@ -15,4 +55,16 @@ def gated_rms_norm(
 ) -> torch.Tensor:
     """Returns [tokens, heads, dim]. Statistics and gate are in float32 (float64 for float64); the norm is rounded before the
     weight multiplies it, the product before the gate does."""
-    return gated_rms_norm_twin(x, gate, weight, epsilon)
+    if not takes_triton(x):
+        return gated_rms_norm_twin(x, gate, weight, epsilon)
+    check_dense(x, weight)
+    assert gate.stride(2) == 1, gate.stride()
+    tokens, heads, dim = x.shape
+    out = torch.empty_like(x)
+    if tokens > 0:
+        overlaps, launch = overlap(x.device)
+        _gated_rms_norm_kernel[(tokens, heads)](
+            x, gate, weight, out, heads, dim, *gate.stride()[:2],
+            EPSILON=epsilon, BLOCK=power_of_two(dim), OVERLAPS=overlaps, **_OPTIONS, **launch,
+        )  # fmt: skip
+    return out

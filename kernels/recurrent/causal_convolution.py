@@ -6,7 +6,153 @@ import torch
 
 from headway.kernels.reference.recurrent.causal_convolution import convolve_chunks as convolve_chunks_twin
 from headway.kernels.reference.recurrent.causal_convolution import convolve_windows as convolve_windows_twin
+from headway.kernels.runtime._accumulate import wide
+from headway.kernels.runtime._device import overlap
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels.types._delta_rule import TokenSpans
+
+_CHANNELS = 512
+
+
+@jit
+def _input(
+    x_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    place: tl.tensor,
+    x_stride: tl.tensor,
+    is_inside: tl.tensor,
+    TAPS: tl.constexpr,
+) -> tl.tensor:
+    """The input at a place of a span or window, or one of those before it, of each channel. x_ptr: of its first token."""
+    at = tl.maximum(place, 0).to(tl.int64)
+    own = tl.load(x_ptr + at * x_stride, mask=is_inside & (place >= 0), other=0.0)
+    before = tl.load(
+        state_ptr + tl.minimum(TAPS - 1 + place, TAPS - 2), mask=is_inside & (place < 0), other=0.0
+    )
+    return tl.where(place >= 0, own, before)
+
+
+@jit
+def _convolved(
+    x_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    place: tl.tensor,
+    x_stride: tl.tensor,
+    is_inside: tl.tensor,
+    TAPS: tl.constexpr,
+) -> tl.tensor:
+    """The result at a place, in float32 or float64, summed from the oldest tap to the newest."""
+    value = _input(x_ptr, state_ptr, place - (TAPS - 1), x_stride, is_inside, TAPS)
+    total = wide(value) * wide(tl.load(weight_ptr, mask=is_inside, other=0.0))
+    for tap in tl.static_range(1, TAPS):
+        value = _input(x_ptr, state_ptr, place - (TAPS - 1) + tap, x_stride, is_inside, TAPS)
+        total = tl.fma(wide(value), wide(tl.load(weight_ptr + tap, mask=is_inside, other=0.0)), total)
+    decay = tl.exp(-tl.abs(total))
+    return total * tl.where(total >= 0, 1.0, decay) / (1 + decay)
+
+
+@jit
+def _windows_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    window_ptr: tl.tensor,
+    id_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    width: tl.tensor,
+    max_width: tl.tensor,
+    channels: tl.tensor,
+    x_stride: tl.tensor,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program a token and BLOCK channels."""
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = channel < channels
+    row, place = token // width, token % width
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    state_id = tl.load(id_ptr + row).to(tl.int64)
+    first_ptr = x_ptr + row * width * x_stride + channel
+    before_ptr = state_ptr + (state_id * channels + channel) * (TAPS - 1)
+    result = _convolved(first_ptr, before_ptr, weight_ptr + channel * TAPS, place, x_stride, is_inside, TAPS)
+    tl.store(out_ptr + token * channels + channel, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+    kept_ptr = window_ptr + ((state_id * max_width + place) * channels + channel) * (TAPS - 1)
+    for tap in tl.static_range(TAPS - 1):
+        value = _input(first_ptr, before_ptr, place - (TAPS - 2) + tap, x_stride, is_inside, TAPS)
+        tl.store(kept_ptr + tap, value, mask=is_inside)
+
+
+@jit
+def _chunks_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    id_ptr: tl.tensor,
+    row_ptr: tl.tensor,
+    first_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_spans: tl.tensor,
+    channels: tl.tensor,
+    x_stride: tl.tensor,
+    TAPS: tl.constexpr,
+    SPANS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program a token and BLOCK channels; it looks for the span of its token."""
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = channel < channels
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    span = tl.arange(0, SPANS)
+    first = tl.load(first_ptr + span, mask=span < num_spans, other=0)
+    length = tl.load(length_ptr + span, mask=span < num_spans, other=0)
+    own = tl.max(tl.where((token >= first) & (token < first + length), span, -1), 0)
+    is_inside &= own >= 0
+    at = tl.maximum(own, 0)
+    state_id = tl.load(id_ptr + tl.load(row_ptr + at)).to(tl.int64)
+    start = tl.load(first_ptr + at).to(tl.int64)
+    begin_ptr = x_ptr + start * x_stride + channel
+    before_ptr = state_ptr + (state_id * channels + channel) * (TAPS - 1)
+    place = token - start
+    result = _convolved(begin_ptr, before_ptr, weight_ptr + channel * TAPS, place, x_stride, is_inside, TAPS)
+    tl.store(out_ptr + token * channels + channel, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+@jit
+def _last_inputs_kernel(
+    x_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    id_ptr: tl.tensor,
+    row_ptr: tl.tensor,
+    first_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    channels: tl.tensor,
+    x_stride: tl.tensor,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a span and BLOCK channels, from the oldest input on: what a place of the state gets stands after it, where nothing
+    was written yet."""
+    span = tl.program_id(0)
+    length = tl.load(length_ptr + span)
+    if length > 0:
+        channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        is_inside = channel < channels
+        state_id = tl.load(id_ptr + tl.load(row_ptr + span)).to(tl.int64)
+        begin_ptr = x_ptr + tl.load(first_ptr + span).to(tl.int64) * x_stride + channel
+        own_ptr = state_ptr + (state_id * channels + channel) * (TAPS - 1)
+        for tap in tl.static_range(TAPS - 1):
+            value = _input(begin_ptr, own_ptr, length - (TAPS - 1) + tap, x_stride, is_inside, TAPS)
+            tl.store(own_ptr + tap, value, mask=is_inside)
 
 
 def convolve_windows(
@@ -17,7 +163,20 @@ def convolve_windows(
     state_ids: torch.Tensor,  # [rows] int64
 ) -> torch.Tensor:
     """Returns [rows * width, channels]. The states stay as they are."""
-    return convolve_windows_twin(x, weight, states, windows, state_ids)
+    if not takes_triton(x):
+        return convolve_windows_twin(x, weight, states, windows, state_ids)
+    check_dense(weight, states, windows, state_ids)
+    assert x.stride(1) == 1, x.stride()
+    channels, _, taps = weight.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if len(x) > 0:
+        block = min(power_of_two(channels), _CHANNELS)
+        overlaps, launch = overlap(x.device)
+        _windows_kernel[(len(x), blocks_of(channels, block))](
+            x, weight, states, windows, state_ids, out, len(x) // len(state_ids), windows.shape[1], channels,
+            x.stride(0), TAPS=taps, BLOCK=block, OVERLAPS=overlaps, **launch,
+        )  # fmt: skip
+    return out
 
 
 def convolve_chunks(
@@ -28,4 +187,23 @@ def convolve_chunks(
     spans: TokenSpans,
 ) -> torch.Tensor:
     """Returns [tokens, channels], of tokens in no span anything."""
-    return convolve_chunks_twin(x, weight, states, state_ids, spans)
+    if not takes_triton(x):
+        return convolve_chunks_twin(x, weight, states, state_ids, spans)
+    check_dense(weight, states, state_ids, *spans)
+    assert x.stride(1) == 1, x.stride()
+    channels, _, taps = weight.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_spans = len(spans.rows)
+    if len(x) > 0 and num_spans > 0:
+        block = min(power_of_two(channels), _CHANNELS)
+        overlaps, launch = overlap(x.device)
+        where = state_ids, spans.rows, spans.first_tokens, spans.lengths
+        _chunks_kernel[(len(x), blocks_of(channels, block))](
+            x, weight, states, *where, out, num_spans, channels, x.stride(0),
+            TAPS=taps, SPANS=power_of_two(num_spans), BLOCK=block, OVERLAPS=overlaps, **launch,
+        )  # fmt: skip
+        # A launch of its own: tokens at a span's begin read what it overwrites.
+        _last_inputs_kernel[(num_spans, blocks_of(channels, block))](
+            x, states, *where, channels, x.stride(0), TAPS=taps, BLOCK=block
+        )
+    return out

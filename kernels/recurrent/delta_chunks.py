@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.recurrent._delta_pieces import run_pieces
+from headway.kernels.recurrent._delta_steps import run_steps
 from headway.kernels.reference.recurrent.delta_chunks import delta_chunks as delta_chunks_twin
-from headway.kernels.types._delta_rule import DeltaRule, TokenSpans
+from headway.kernels.runtime._triton import takes_triton
+from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 
 
 def delta_chunks(
@@ -20,4 +23,12 @@ def delta_chunks(
     piece_size: int,
 ) -> None:
     """Brings the states of the spans' rows forward, and writes the results of their tokens."""
-    delta_chunks_twin(mixed, gates, rule, states, state_ids, spans, out, piece_size=piece_size)
+    if not takes_triton(mixed):
+        delta_chunks_twin(mixed, gates, rule, states, state_ids, spans, out, piece_size=piece_size)
+        return
+    if len(mixed) == 0 or len(spans.rows) == 0:
+        return
+    run_pieces(mixed, gates, rule, states, state_ids, spans, out, piece_size)
+    nothing = state_ids.new_empty(0)
+    no_window = DeltaState(states, nothing, mixed.new_empty((0, 0, 0)), gates.new_empty((0, 0, 0)))
+    run_steps(mixed, gates, rule, no_window, state_ids, out, spans)

@@ -4,8 +4,40 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.recurrent._delta_steps import run_steps
 from headway.kernels.reference.recurrent.delta_windows import delta_windows as delta_windows_twin
+from headway.kernels.runtime._triton import blocks_of, jit, takes_triton, tl
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState
+
+_BLOCK = 1024
+
+
+@jit
+def _keep_kernel(
+    mixed_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    kept_mixed_ptr: tl.tensor,
+    kept_gate_ptr: tl.tensor,
+    id_ptr: tl.tensor,
+    width: tl.tensor,
+    max_width: tl.tensor,
+    query_size: tl.tensor,
+    kept_size: tl.tensor,
+    num_gates: tl.tensor,
+    mixed_stride: tl.tensor,
+    gate_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a token and BLOCK of its keys, values and gates."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(id_ptr + token // width).to(tl.int64) * max_width + token % width
+    is_mixed, gate = column < kept_size, column - kept_size
+    mixed = tl.load(mixed_ptr + token * mixed_stride + query_size + column, mask=is_mixed)
+    tl.store(kept_mixed_ptr + place * kept_size + column, mixed, mask=is_mixed)
+    is_gate = (gate >= 0) & (gate < num_gates)
+    value = tl.load(gate_ptr + token * gate_stride + gate, mask=is_gate)
+    tl.store(kept_gate_ptr + place * num_gates + gate, value, mask=is_gate)
 
 
 def delta_windows(
@@ -18,4 +50,15 @@ def delta_windows(
 ) -> None:
     """Brings each row's state forward by the tokens of its last window that have stayed, and keeps this window, whose results it
     writes. The state before the window is what `state.states` holds then."""
-    delta_windows_twin(mixed, gates, rule, state, state_ids, out)
+    if not takes_triton(mixed):
+        delta_windows_twin(mixed, gates, rule, state, state_ids, out)
+        return
+    if len(mixed) == 0:
+        return
+    run_steps(mixed, gates, rule, state, state_ids, out)
+    # A launch of its own: the programs of all heads read what it overwrites.
+    kept_size, num_gates = state.mixed.shape[2], gates.shape[1]
+    _keep_kernel[(len(mixed), blocks_of(kept_size + num_gates, _BLOCK))](
+        mixed, gates, state.mixed, state.gates, state_ids, len(mixed) // len(state_ids), state.mixed.shape[1],
+        rule.query_size, kept_size, num_gates, mixed.stride(0), gates.stride(0), BLOCK=_BLOCK,
+    )  # fmt: skip

@@ -133,6 +133,8 @@ def streamed_linear(
 
 
 LINEAR = linear("bf16")
+SPANS = pointers("id row first length") | {"generated_ptr": "*i1"}
+DELTA = ("key_dim", "value_dim", "query_size", "kept_size", "mixed_stride", "gate_stride")
 STREAMED = {"CUT": 128, "OVERLAPS": True, "DEPENDENTS_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
@@ -582,6 +584,22 @@ CASES = [
             ),
         )
     ),
+    Case(
+        "_delta_pieces",
+        "_inverses_kernel",
+        pointers("mixed gate", "*bf16") | pointers("log bias inverse", "*fp32") | SPANS,
+        {"SHARING": 3, "SPANS": 64, "PIECE": 64, "KEYS": 128, "PRECISION": "bf16"},
+        divisible=DELTA,
+    ),
+    # Not tuned on a GPU yet: 112 B on sm_80, 528 B on sm_90, none on sm_100.
+    Case(
+        "_delta_pieces",
+        "_pieces_kernel",
+        pointers("mixed gate out", "*bf16") | pointers("log bias inverse state", "*fp32") | SPANS,
+        {"SHARING": 3, "PIECE": 64, "KEYS": 128, "VALUES": 32, "PRECISION": "bf16"},
+        divisible=DELTA,
+        tolerated_bytes=640,
+    ),
     *(
         Case(
             "mamba",
@@ -697,6 +715,55 @@ CASES = [
                     num_warps,
                 )
                 for block, num_warps in ((1024, 4), (2048, 8))
+            ),
+            Case(
+                "sigmoid_mul",
+                "_sigmoid_mul_kernel",
+                pointers("x gate", kind),
+                {"BLOCK": 256, "OVERLAPS": True},
+            ),
+            Case(
+                "gated_rms_norm",
+                "_gated_rms_norm_kernel",
+                pointers("x gate weight out", kind),
+                {"EPSILON": 1e-6, "BLOCK": 128, "OVERLAPS": True},
+            ),
+            Case(
+                "causal_convolution",
+                "_windows_kernel",
+                pointers("x weight state window out", kind) | pointers("id"),
+                {"TAPS": 4, "BLOCK": 512, "OVERLAPS": True},
+            ),
+            Case(
+                "causal_convolution",
+                "_chunks_kernel",
+                pointers("x weight state out", kind) | SPANS,
+                {"TAPS": 4, "SPANS": 64, "BLOCK": 512, "OVERLAPS": True},
+            ),
+            Case(
+                "causal_convolution",
+                "_last_inputs_kernel",
+                pointers("x state", kind) | SPANS,
+                {"TAPS": 4, "BLOCK": 512},
+            ),
+            Case(
+                "delta_windows",
+                "_keep_kernel",
+                pointers("mixed gate kept_mixed kept_gate", kind) | pointers("id"),
+                {"BLOCK": 1024},
+            ),
+            *(
+                Case(
+                    "_delta_steps",
+                    "_steps_kernel",
+                    pointers("mixed gate kept_mixed kept_gate out", kind)
+                    | pointers("log bias state", "*fp32")
+                    | SPANS
+                    | pointers("count"),
+                    {"SHARING": 3, "IS_SPAN": is_span, "KEYS": 128, "VALUES": 32, "OVERLAPS": True},
+                    divisible=DELTA,
+                )
+                for is_span in (False, True)
             ),
             Case(
                 "kv_append",

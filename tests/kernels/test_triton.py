@@ -32,6 +32,7 @@ GROUPS = {
         "copy_results_to_host",
     ),
     "sampling": ("sample", "mask_logits"),
+    "recurrent": ("causal_convolution", "delta_windows", "delta_chunks"),
     "windows": ("paged_attention_pieces",),
     "prompts": ("prefill_attention", "varlen_attention", "process_logits"),
     "linears": (
@@ -41,7 +42,16 @@ GROUPS = {
         "quantized_linear",
         "screened_linear",
     ),
-    "layers": ("qkv_rope_append", "rms_norm", "rope", "rope_append", "silu_mul", "kv_append"),
+    "layers": (
+        "qkv_rope_append",
+        "rms_norm",
+        "gated_rms_norm",
+        "rope",
+        "rope_append",
+        "silu_mul",
+        "sigmoid_mul",
+        "kv_append",
+    ),
 }
 
 
