@@ -173,7 +173,7 @@ def _report(
         num_combinations=len(draws),
         least_draws=min(draws.values(), default=0),
         num_differing=len(differing),
-        levels=levels_of(trials, differing, outcome.scored),
+        levels=levels_of(trials, differing, outcome.scored, has_probes=outcome.coverage.num_probes > 0),
         coverage=outcome.coverage,
         differences=outcome.differences[:MAX_KEPT_DIFFERENCES],
         soak=soak,

@@ -143,7 +143,7 @@ class Check:
             coverage.num_accepted += answer.num_accepted
         if group.is_scored:
             self.outcome.scored |= found.keys()
-        else:
+        elif self._session.has_outputs_in_prefixes:
             same = [trial for trial in group.trials if found[trial.index] is None]
             for trial, answer in zip(same, self._probe(same), strict=True):
                 found[trial.index] = self._difference(trial, group, answer, start=self._num_tokens)

@@ -65,11 +65,15 @@ class Report:
         return self.num_differing == 0 and (self.soak is None or self.soak.num_differing == 0)
 
 
-def levels_of(trials: Sequence[Trial], differing: set[int], scored: set[int]) -> list[Level]:
-    """Returns the counts by factor; "compared" tells where log-probabilities are."""
+def levels_of(
+    trials: Sequence[Trial], differing: set[int], scored: set[int], *, has_probes: bool
+) -> list[Level]:
+    """Returns the counts by factor; "compared" tells where log-probabilities are. has_probes: whether those of one token were
+    compared after runs without any."""
     levels: list[Level] = []
     factors = {name: [value(trial.combination) for trial in trials] for name, value in FACTORS.items()}
-    every, one = "log-probabilities of each token", "tokens, then log-probabilities of one"
+    every = "log-probabilities of each token"
+    one = "tokens, then log-probabilities of one" if has_probes else "tokens"
     factors["compared"] = [every if trial.index in scored else one for trial in trials]
     for name, values in factors.items():
         counts = Counter(values)

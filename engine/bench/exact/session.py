@@ -70,6 +70,7 @@ class Session:
         self.engine = engine
         self._post = Post()
         self._own_prefill = engine.scheduler.prefill
+        self._prompt_grid = engine.runner.model.spec.prompt_grid
         vocab_size = engine.info.vocab_size
         compiler = GrammarCompiler(made_up_table(vocab_size), vocab_size)
         self.counting = _CountingRunner(engine.runner)
@@ -77,13 +78,19 @@ class Session:
         self._num_submitted = 0
         self._running: dict[int, _Running] = {}
 
+    @property
+    def has_outputs_in_prefixes(self) -> bool:
+        """Returns whether prompts continue behind what was generated: not where prompts are computed in another form."""
+        return self._prompt_grid is None
+
     def choose(self, depth: int, chunk: int | None) -> None:
-        """Sets the drafts of rounds and the prompt tokens of steps; None: the engine's own policy."""
+        """Sets the drafts of rounds and the prompt tokens of steps, at least the model's piece; None: the engine's own policy."""
         scheduler, own = self.engine.scheduler, self._own_prefill
         scheduler.set_depth(depth, has_mixed=True)
         if chunk is None:
             scheduler.set_prefill(own)
         else:
+            chunk = max(chunk, self._prompt_grid or 1)
             idle, separate, mixed = (min(chunk, size) for size in (own.idle, own.separate, own.mixed))
             scheduler.set_prefill(replace(own, idle=idle, separate=separate, mixed=mixed))
 

@@ -102,7 +102,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         num_soaked=given.soak,
         depth=given.depth,
         companies=given.batch or ((1, 4, 8) if is_cpu else (1, 32, 128)),
-        chunks=given.prefill_chunk or ((32,) if is_cpu else (80,)),
+        chunks=_chunks(given.prefill_chunk, 32 if is_cpu else 80, model),
         input_len=given.input_len or (96 if is_cpu else 512),
         seed=given.seed,
         json=given.json,
@@ -113,6 +113,17 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         drafter=given.drafter,
         fast_math=given.fast_math,
     )
+
+
+def _chunks(wanted: tuple[int, ...] | None, default: int, model: Path) -> tuple[int, ...]:
+    """Raises ConfigError for fewer tokens than the model's prompts are computed in at once."""
+    least = read_model_spec(model).prompt_grid or 1
+    if wanted is not None and min(wanted) < least:
+        raise ConfigError(
+            f"--prefill-chunk has {min(wanted)}, it must be {least} or more for this model, whose recurrent layers compute "
+            f"prompts in pieces of {least} tokens"
+        )
+    return wanted or (max(default, least),)
 
 
 def _count(text: str) -> int:

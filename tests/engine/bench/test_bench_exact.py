@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
+from headway_testing.hybrid import HybridOracle
 from headway_testing.planted import (
     FEW_ROWS,
     plant,
@@ -153,6 +154,23 @@ def test_nothing_changes_a_text_on_a_cpu(
     assert coverage["num_masked_steps"] > 0
     assert 0.3 < coverage["num_accepted"] / coverage["num_drafted"] < 0.99
     assert "exact: no request differs" in capsys.readouterr().out
+
+
+def test_nothing_changes_a_text_of_recurrent_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No prompt continues behind an output, and no chunk is smaller than a piece of 64 tokens, in which prompts are computed."""
+    model, file = HybridOracle().save(tmp_path / "model"), tmp_path / "exact.json"
+    arguments = [str(model), *CPU, "--depth", "1", "--batch", "1,4", "--tokens", "4", "--input-len", "100"]
+    assert main([*arguments, "--requests", "12", "--soak", "6", "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    assert report["num_differing"] == report["soak"]["num_differing"] == 0
+    assert report["coverage"]["num_probes"] == 0
+    assert {"64", "engine's own"} == {
+        level["value"] for level in report["levels"] if level["factor"] == "prompt chunks"
+    }
+    assert main([*arguments, "--prefill-chunk", "100,32"]) == 1
+    assert "--prefill-chunk has 32, it must be 64 or more" in capsys.readouterr().err
 
 
 def test_a_fault_that_follows_the_number_of_rows_is_found_and_shown(
