@@ -132,22 +132,24 @@ def _device(model: Inspection) -> dict[str, str]:
             f"{memory.max_model_len:,} tokens, up to {engine.max_running:,} shorter ones at once"
         )
     if floor is not None:
+        read = "weights and recurrent state" if memory is not None and memory.row_state_bytes else "weights"
         lines["floor"] = _floor(
             floor.depth,
             floor.round_bytes,
             floor.round_seconds,
             None if device is None else device.read_bytes_a_second,
+            read=read,
         )
         if floor.depth:
             lines["floor"] += "; " + _floor(
-                0, floor.round_bytes_without_drafts, floor.round_seconds_without_drafts, None
+                0, floor.round_bytes_without_drafts, floor.round_seconds_without_drafts, None, read=read
             )
     return lines
 
 
-def _floor(depth: int, num_bytes: int, seconds: float | None, speed: float | None) -> str:
+def _floor(depth: int, num_bytes: int, seconds: float | None, speed: float | None, *, read: str) -> str:
     """14.7 GiB of weights a round with 3 drafts, 3.3 ms at 4.8 TB/s"""
     drafts = f"with {depth} drafts" if depth else "without drafts"
     time = "" if seconds is None else f", {1000 * seconds:.2f} ms"
     at = "" if speed is None else f" at {speed / 1e12:.2f} TB/s"
-    return f"{readable_size(num_bytes)} of weights a round {drafts}{time}{at}"
+    return f"{readable_size(num_bytes)} of {read} a round {drafts}{time}{at}"

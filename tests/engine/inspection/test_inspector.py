@@ -22,6 +22,7 @@ from headway_testing.checkpoints import (
     write_folder,
 )
 from headway_testing.families import CLASSES, save, tiny_model
+from headway_testing.hybrid import HybridOracle
 from headway_testing.inspection import edit, inspect, unknown, without_head
 
 from headway.engine.bench.shape import SHAPES
@@ -78,9 +79,10 @@ def test_an_engine_of_every_family_reports_what_the_inspection_said(
     assert_agreement(folder)
     found = inspect(folder)
     assert found.architecture == architecture
-    assert found.family == json.loads((folder / "config.json").read_text())["model_type"]
+    config = json.loads((folder / "config.json").read_text())
+    assert found.family == config["model_type"]
     assert found.shape is not None
-    assert sum(group.num_layers for group in found.shape.layers) == 3
+    assert sum(group.num_layers for group in found.shape.layers) == config["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("num_shards", [1, 3], ids=["one-file", "shards"])
@@ -106,6 +108,30 @@ def test_layers_are_grouped_by_kind_with_the_sizes_of_config_json(tmp_path: Path
     wanted = {"kind": "attention", "num_heads": 6, "num_kv_heads": 2, "head_dim": 16}
     assert wanted.items() <= group.mixer.items()
     assert {"kind": "dense", "intermediate_size": 72}.items() <= group.feed_forward.items()
+
+
+def test_recurrent_layers_are_a_group_and_a_request_takes_their_state(tmp_path: Path) -> None:
+    """Of each delta net a state [6, 12, 16], the convolution's last 3 inputs of 2 * 2 * 16 + 6 * 12 channels, and what a round's
+    window keeps."""
+    folder = HybridOracle().save(tmp_path, sees_images=True)
+    assert_agreement(folder)
+    found = inspect(folder)
+    assert found.shape is not None
+    assert found.memory is not None
+    assert [(group.num_layers, group.mixer["kind"]) for group in found.shape.layers] == [
+        (3, "delta_net"), (1, "attention"),
+    ]  # fmt: skip
+    assert (found.draft_head.state, found.draft_head.prefixes) == ("found", ["mtp."])
+    memory, of_states = found.memory, 3 * 4 * (6 * 12 * 16 + 3 * 136)
+    assert of_states < memory.row_state_bytes < 4 * of_states
+    assert memory.request_bytes == 256 * memory.token_bytes + memory.row_state_bytes
+
+
+def test_a_gpu_is_said_to_serve_no_recurrent_layers(tmp_path: Path) -> None:
+    found = inspect(HybridOracle().save(tmp_path), gpu_memory=80 * GIB)
+    assert found.engine is None
+    assert found.problem is not None
+    assert "recurrent layers of Qwen3_5ForCausalLM are not served on cuda" in found.problem
 
 
 def overwrite(folder: Path, content: bytes) -> Path:
