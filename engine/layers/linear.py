@@ -1,8 +1,7 @@
 """A linear layer with a weight of any format.
 
 A row's result depends on no other row, not even in its last bit, or a text would depend on what is served with it: on a CPU
-for any number of rows, on a GPU for up to 32 in 16-bit types, and for up to 64 of a large weight on Hopper; for any number
-where the weight is batch-invariant. None of this holds for the formats of drafts, which may be wrong, and so may depend on
+always, on a GPU where the weight is batch-invariant, as it is by default. None of this holds for the formats of drafts, which may be wrong, and so may depend on
 what else is drafted.
 """
 
