@@ -56,7 +56,7 @@ CODES = (
     "aborted", "admin_key_not_set", "body_too_large", "body_too_slow", "chat_not_supported",
     "chat_template_error", "chat_template_unavailable", "context_length_exceeded", "engine_unavailable", "grammar_unavailable",
     "headers_too_large", "host_not_allowed", "internal_error", "invalid_api_key", "invalid_content_encoding",
-    "invalid_grammar", "invalid_json", "invalid_type", "invalid_value", "method_not_allowed", "missing_required_parameter",
+    "invalid_encrypted_content", "invalid_grammar", "invalid_json", "invalid_type", "invalid_value", "method_not_allowed", "missing_required_parameter",
     "model_not_found", "not_found", "origin_not_allowed", "priority_not_allowed", "queue_full",
     "request_timeout", "structural_token", "thread_unsupported_request", "too_many_bytes", "too_many_connections", "too_much_text",
     "unknown_parameter", "unsupported_content", "unsupported_content_encoding", "unsupported_endpoint",

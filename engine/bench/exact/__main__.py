@@ -40,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0 where nothing differs; faults of the user's or the world's are one line on stderr."""
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     # Steps of many kinds run here for the first time, which takes long for no other reason.
-    logging.getLogger("headway.engine.scheduling.launch_timer").setLevel("ERROR")
+    timer = logging.getLogger("headway.engine.scheduling.launch_timer")
+    level_before = timer.level
+    timer.setLevel("ERROR")
     try:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())
         report = run(settings, shlex.join(["headway", "bench", "exact", *argv]))
@@ -51,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        timer.setLevel(level_before)
     return 0 if report.is_exact else 1
 
 
