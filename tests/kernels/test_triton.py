@@ -71,7 +71,10 @@ def test_the_interpreter_takes_the_tensors_of_the_cpu(is_interpreted: bool) -> N
     assert takes_triton(torch.zeros(1)) == is_interpreted
 
 
-@pytest.mark.parametrize("group", GROUPS)
+# No engine launches the recurrent kernels yet; two minutes.
+@pytest.mark.parametrize(
+    "group", [pytest.param(name, marks=pytest.mark.long if name == "recurrent" else ()) for name in GROUPS]
+)
 @pytest.mark.parametrize(
     "cases",
     ["not gpu and not long", pytest.param("not gpu", marks=pytest.mark.long)],
