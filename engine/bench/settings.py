@@ -85,12 +85,7 @@ class Settings:
 def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     """Raises ConfigError; --help and flags that do not exist leave as argparse does."""
     given = _parser().parse_args(argv)
-    if given.json is not None and not given.json.parent.is_dir():
-        raise ConfigError(
-            f"--json is {given.json}, and {given.json.parent} is no folder; make it, or name another file"
-        )
-    if given.json is not None and given.json.is_dir():
-        raise ConfigError(f"--json is {given.json}, which is a folder; name a file")
+    check_json(given.json)
     is_cpu = given.device == "cpu" or not has_gpu
     model, is_shape = find_model(given.model)
     if given.prompts == "heldout" and model != EMBEDDED:
@@ -140,10 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a folder, or mimo-7b or mimo-0.5b, which have random weights "
-        "(default: the embedded model)")  # fmt: skip
-    add("--load-format", choices=("safetensors", "dummy"), default="safetensors",
-        help="dummy: random weights, for a folder with config.json alone")  # fmt: skip
+    add_model_flags(parser)
     add(
         "--batch",
         type=parse_numbers(1),
@@ -171,18 +163,41 @@ def _parser() -> argparse.ArgumentParser:
     add("--runs", type=parse_number, metavar="N", help="of each; the median counts (default: 3; on a CPU 1)")
     add("--synthetic-acceptance", type=_rates, metavar="RATES", help="take drafts at each position this often, "
         "such as 0.9,0.8,0.7, whatever the model says; the text means nothing")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write all figures there")
+    add_engine_flags(parser, kept="all figures")
+    add("--prefill-chunk", type=parse_number, metavar="N", help="as of headway serve")
+    add("--drafter", choices=get_args(DrafterName), default="auto", help="as of headway serve")
+    add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
+    add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
+    return parser
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what names the model, for `find_model`, and where its weights come from."""
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a folder, or mimo-7b or mimo-0.5b, which have random weights "
+        "(default: the embedded model)")  # fmt: skip
+    add("--load-format", choices=("safetensors", "dummy"), default="safetensors",
+        help="dummy: random weights, for a folder with config.json alone")  # fmt: skip
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, kept: str) -> None:
+    """Adds what sets the engine of every measurement, and --json. kept: what that file gets."""
+    add = parser.add_argument
+    add("--json", type=Path, metavar="FILE", help=f"write {kept} there")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     add("--dtype", choices=("auto", "float32", "float64", "bfloat16", "float16"), default="auto",
         help="(default: auto: float32 on a CPU)")  # fmt: skip
     add("--threads", type=parse_number, metavar="N", help="CPU threads (default: all cores)")
-    add("--prefill-chunk", type=parse_number, metavar="N", help="as of headway serve")
     add("--kv-cache-memory", type=parse_number, metavar="BYTES", help="as of headway serve")
-    add("--drafter", choices=get_args(DrafterName), default="auto", help="as of headway serve")
-    add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
-    add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
     add("--fast-math", action="store_true", help="as of headway serve")
-    return parser
+
+
+def check_json(path: Path | None) -> None:
+    """Raises ConfigError where no such file can be written."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"--json is {path}, and {path.parent} is no folder; make it, or name another file")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"--json is {path}, which is a folder; name a file")
 
 
 def parse_number(text: str) -> int:

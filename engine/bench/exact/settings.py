@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from headway.engine.bench.settings import find_model, parse_number, parse_numbers
+from headway.engine.bench.settings import (
+    add_engine_flags,
+    add_model_flags,
+    check_json,
+    find_model,
+    parse_number,
+    parse_numbers,
+)
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
@@ -83,10 +90,7 @@ class Settings:
 def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     """Raises ConfigError; --help and flags that do not exist leave as argparse does."""
     given = _parser().parse_args(argv)
-    if given.json is not None and (given.json.is_dir() or not given.json.parent.is_dir()):
-        raise ConfigError(
-            f"--json is {given.json}, which is no file in a folder that exists; name another one"
-        )
+    check_json(given.json)
     if given.depth > MAX_DEPTH:
         raise ConfigError(f"--depth is {given.depth}, it must be 0 to {MAX_DEPTH}")
     is_cpu = given.device == "cpu" or not has_gpu
@@ -141,10 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a folder, or mimo-7b or mimo-0.5b, which have random weights "
-        "(default: the embedded model)")  # fmt: skip
-    add("--load-format", choices=("safetensors", "dummy"), default="safetensors",
-        help="dummy: random weights, for a folder with config.json alone")  # fmt: skip
+    add_model_flags(parser)
     add(
         "--requests",
         type=_count,
@@ -168,13 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "by itself (default: 80; on a CPU 32)")  # fmt: skip
     add("--input-len", type=parse_number, metavar="N", help="the longest prompt (default: 512; on a CPU 96)")
     add("--seed", type=_count, default=0, metavar="N", help="of all that is drawn at random (default: 0)")
-    add("--json", type=Path, metavar="FILE", help="write all figures and differences there")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
-    add("--dtype", choices=("auto", "float32", "float64", "bfloat16", "float16"), default="auto",
-        help="(default: auto: float32 on a CPU)")  # fmt: skip
-    add("--threads", type=parse_number, metavar="N", help="CPU threads (default: all cores)")
-    add("--kv-cache-memory", type=parse_number, metavar="BYTES", help="as of headway serve")
+    add_engine_flags(parser, kept="all figures and differences")
     add("--drafter", choices=get_args(DrafterChoice), default="auto", help="recorded: the reference's own tokens, three of four "
         "right (default: auto: the model's MTP head, or recorded where it has none or the weights are random)")  # fmt: skip
-    add("--fast-math", action="store_true", help="as of headway serve")
     return parser
