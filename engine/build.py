@@ -111,7 +111,7 @@ def assemble(
         synthetic=synthetic,
         prefill=prefill,
     )
-    info = engine_info(config, model, pool, max_model_len, num_parameters, weights_bytes, model)
+    info = engine_info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
 
 
@@ -223,7 +223,8 @@ def _order_sums(config: EngineConfig, model: CausalLM) -> None:
     float64.
     """
     check_deterministic(config, model)
-    if not has_ordered_sums(config, model) or model.device.type != "cuda":
+    device = model.device.type
+    if device != "cuda" or not has_ordered_sums(config, device, model.dtype):
         return
     keep_sums_whole()
     tried: dict[torch.Size, bool] = {}
@@ -297,10 +298,8 @@ def engine_info(
     max_model_len: int,
     num_parameters: int,
     weights_bytes: int,
-    facts: CausalLM | Outline,
 ) -> EngineInfo:
-    """Returns what the server is told of the engine. The configuration is resolved. facts: the model, or where it would be while it
-    is on the device meta."""
+    """Returns what the server is told of the engine. The configuration is resolved; the model may be on the device meta."""
     return EngineInfo(
         architecture=model.spec.architecture,
         device=config.device,
@@ -320,5 +319,5 @@ def engine_info(
         synthetic_acceptance=config.synthetic_acceptance,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
-        is_deterministic=has_ordered_sums(config, facts),
+        is_deterministic=has_ordered_sums(config, config.device, model.dtype),
     )

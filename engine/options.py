@@ -99,16 +99,16 @@ def check_recurrence(config: EngineConfig, shape: ModelSpec, device: torch.devic
         )
 
 
-def has_ordered_sums(config: EngineConfig, model: CausalLM | Outline) -> bool:
-    """Returns whether all products that decide about the text have one order of sums."""
-    if model.device.type != "cuda":
-        return model.dtype.itemsize > 2
-    return model.dtype != torch.float64 and not config.fast_math
+def has_ordered_sums(config: EngineConfig, device: str, dtype: torch.dtype) -> bool:
+    """Returns whether all products that decide about the text have one order of sums on that type of device."""
+    if device != "cuda":
+        return dtype.itemsize > 2
+    return dtype != torch.float64 and not config.fast_math
 
 
 def check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None:
     """Raises ConfigError where --deterministic demands what this device or dtype does not give."""
-    if not config.deterministic or has_ordered_sums(config, model):
+    if not config.deterministic or has_ordered_sums(config, model.device.type, model.dtype):
         return
     if config.fast_math:
         raise ConfigError("--deterministic and --fast-math exclude each other; leave one of them out")

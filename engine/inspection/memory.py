@@ -76,7 +76,7 @@ def _divide(
     info, num_full = None, None
     with problems.noted():
         pool = take_pool(config, outline, max_model_len, left - rows_bytes)
-        info = engine_info(config, outline, pool, max_model_len, num_parameters, weights_bytes, facts)
+        info = engine_info(config, outline, pool, max_model_len, num_parameters, weights_bytes)
         num_full = min(info.num_blocks // blocks_of_request, info.max_running)
     memory = MemoryReport(
         dtype=str(outline.dtype).removeprefix("torch."),

@@ -133,9 +133,7 @@ def varlen_attention(
             first_position=first_position,
         )  # fmt: skip
     else:
-        cut = varlen_tile(
-            gqa_group_size, head_dim, query.element_size(), shared_memory_bytes(query.device)
-        )  # fmt: skip
+        cut = varlen_tile(gqa_group_size, head_dim, query.element_size(), shared_memory_bytes(query.device))
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,

@@ -251,7 +251,7 @@ def test_on_a_gpu_sums_have_one_order_by_default(
     shape = model(**changes)
     config = EngineConfig(model_path="", fast_math=fast_math)
     _order_sums(config, shape)  # type: ignore[arg-type]
-    assert has_ordered_sums(config, shape) is is_deterministic  # type: ignore[arg-type]
+    assert has_ordered_sums(config, shape.device.type, shape.dtype) is is_deterministic
     is_ordered = is_deterministic and changes.get("device") != "cpu"
     assert [linear.is_batch_invariant for linear in shape.linears()] == [is_ordered, False]
 
