@@ -125,8 +125,7 @@ async def test_stop_ends_the_request_and_keeps_what_came(
 ) -> None:
     answer(TEXT)
     engine.stall_after = 3
-    await chat.input.fill("Hello")
-    await chat.input.press("Enter")
+    await chat.send("Hello")
     await expect(chat.answers.locator(".content")).to_have_text(START)
     await expect(chat.find("#chat-send")).to_be_hidden()
     await chat.input.fill("too early")
@@ -155,8 +154,7 @@ async def test_an_answer_that_was_stopped_at_once_is_no_part_of_the_history(
 ) -> None:
     answer(TEXT)
     engine.stall_after = 0
-    await chat.input.fill("Hello")
-    await chat.input.press("Enter")
+    await chat.send("Hello")
     while not engine.running:
         await asyncio.sleep(0.01)
     await chat.input.press("Escape")
@@ -311,8 +309,7 @@ async def test_a_new_chat_stops_the_answer_of_the_old_one(
 ) -> None:
     answer(TEXT)
     engine.stall_after = 3
-    await chat.input.fill("Hello")
-    await chat.input.press("Enter")
+    await chat.send("Hello")
     await expect(chat.answers.locator(".content")).to_have_text(START)
     await chat.find("#chat-new").click()
     while not engine.aborted:
@@ -329,8 +326,7 @@ async def test_the_dashboard_shows_while_an_answer_streams_on(
 ) -> None:
     answer(TEXT)
     engine.round_seconds = 0.05
-    await chat.input.fill("Hello")
-    await chat.input.press("Enter")
+    await chat.send("Hello")
     await chat.page.get_by_role("link", name="Dashboard").click()
     await expect(chat.find("#tiles")).to_be_visible()
     await expect(chat.find("#chat-view")).to_be_hidden()

@@ -72,8 +72,7 @@ async def test_a_setting_that_is_wrong_is_told_before_anything_is_sent(
     await expect(error).to_contain_text(told)
     await chat.find("#chat-settings-toggle").click()
     await expect(field).to_be_hidden()
-    await chat.input.fill("Hello")
-    await chat.input.press("Enter")
+    await chat.send("Hello")
     await expect(field).to_be_focused()
     await expect(field).to_have_attribute("aria-invalid", "true")
     await expect(error).to_contain_text(told)
@@ -161,8 +160,7 @@ async def test_thinking_is_folded_and_can_be_turned_off(
 ) -> None:
     answer("<think>the dog jumps over</think>the fox", "the cat")
     engine.stall_after = 4
-    await chat.input.fill("Hello")
-    await chat.input.press("Enter")
+    await chat.send("Hello")
     summary = chat.find(".thinking summary")
     await expect(summary).to_have_text("Thinking …")
     await expect(chat.find(".thinking .text")).to_be_hidden()

@@ -45,9 +45,12 @@ class ChatPage:
 
     async def ask(self, text: str) -> Locator:
         """Sends a message and returns its answer once it has ended."""
+        await self.send(text)
+        return await self.ended()
+
+    async def send(self, text: str) -> None:
         await self.input.fill(text)
         await self.input.press("Enter")
-        return await self.ended()
 
     async def ended(self) -> Locator:
         await expect(self.find("#chat-send")).to_be_visible()
