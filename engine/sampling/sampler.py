@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
 from headway.engine.scheduling.limits import MAX_LOGPROBS
 from headway.engine.state.masks import Masks
@@ -10,6 +11,7 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import mask_logits, process_logits, sample
 
 NO_TOKEN = -1  # for the host, in place of a token that was picked from logits with NaN or +inf
+_ALIGNED = 4  # elements of float32 in 16 bytes
 SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities then stays small
 
 
@@ -26,19 +28,29 @@ def pick_tokens(
 ) -> torch.Tensor:
     """[rows, window] int64: the tokens at positions + 0, 1, .. of each row.
 
-    A function of logits, parameters, masks, seed, position and the tokens before it only. masks: of the same rows, applied last;
-    without keeps_logits they are written into the logits. broken: [rows, window] bool, written: whether any logit is NaN or
-    +inf, so that no probabilities exist.
+    A function of logits, parameters, masks, seed, position and the tokens before it only: rows without logits processors are
+    sampled from their raw logits whether others have some or not, since processed logits have another dtype. masks: of the same
+    rows, applied last; without keeps_logits they are written into the logits. broken: [rows, window] bool, written: whether any
+    logit is NaN or +inf, so that no probabilities exist.
     """
-    raw = logits
+    processed = None
     if rows.adjustments is not None:
-        logits = process_logits(logits, window_tokens, positions, rows.adjustments)
+        processed = process_logits(logits, window_tokens, positions, rows.adjustments)
     if masks is not None:
-        if keeps_logits and logits is raw:
-            logits = raw.clone()
+        logits = logits.clone() if keeps_logits else logits
         mask_logits(logits, masks.entries, masks.allowed)
-    parameters = rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
-    return sample(logits, positions, *parameters, out=out, broken=broken)
+    parameters = positions, rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
+    if processed is None or rows.adjustments is None:
+        return sample(logits, *parameters, out=out, broken=broken)
+    if masks is not None:
+        mask_logits(processed, masks.entries, masks.allowed)
+    if processed.dtype == logits.dtype:
+        return sample(processed, *parameters, out=out, broken=broken)
+    tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device) if out is None else out
+    broken = torch.empty_like(tokens, dtype=torch.bool) if broken is None else broken
+    is_used = rows.adjustments.is_used
+    sample(logits, *parameters, out=tokens, broken=broken, only=~is_used)
+    return sample(processed, *parameters, out=tokens, broken=broken, only=is_used)
 
 
 def score_tokens(
@@ -56,8 +68,15 @@ def score_tokens(
 
 def _score(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    logprobs = logits.to(dtype).log_softmax(-1)
+    logprobs = _aligned(logits.to(dtype)).log_softmax(-1)[:, : logits.shape[1]]
     own = logprobs.gather(1, tokens[:, None])
     rank = (logprobs > own).sum(1, keepdim=True) + 1
     top = logprobs.topk(min(MAX_LOGPROBS, logprobs.shape[1]), dim=1)
     return torch.cat([part.float() for part in (own, rank, top.indices, top.values)], 1)
+
+
+def _aligned(logits: torch.Tensor) -> torch.Tensor:
+    """Returns lines that all begin at a multiple of 16 bytes: elsewhere CUDA's softmax adds up a line's first elements apart, so
+    that sums would depend on the line."""
+    missing = -logits.shape[1] % _ALIGNED
+    return pad(logits, (0, missing), value=-torch.inf) if logits.is_cuda and missing else logits

@@ -33,7 +33,15 @@ _SCAN_WARPS, _PICK_WARPS, _SCANS_PER_MULTIPROCESSOR, _PICKS_PER_MULTIPROCESSOR =
 # Where one warp holds all terms of a sum, each of its threads adds them up for itself, and a product fused with an
 # addition rounds otherwise in each. Threads that disagree about a bound may part before a barrier, for good.
 _PICK_OPTIONS = {"enable_fp_fusion": False}
-_ROW_POINTERS = ("position_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr")
+_ROW_POINTERS = (
+    "only_ptr",
+    "position_ptr",
+    "temperature_ptr",
+    "top_k_ptr",
+    "top_p_ptr",
+    "min_p_ptr",
+    "seed_ptr",
+)
 _PARTIAL_POINTERS = ("highest_ptr", "score_ptr", "top_ptr", "near_ptr")
 
 
@@ -85,9 +93,10 @@ def _scores(
     return tl.div_rn(value - base, temperature) + tl.reshape(noise, (SIZE,))
 
 
-@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "broken_ptr")
+@jit_once_for("has_only", "window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "broken_ptr")
 def _scan_kernel(
     logits_ptr: tl.tensor,
+    only_ptr: tl.tensor,
     position_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
     top_k_ptr: tl.tensor,
@@ -100,6 +109,7 @@ def _scan_kernel(
     near_ptr: tl.tensor,
     arrived_ptr: tl.tensor,
     broken_ptr: tl.tensor,
+    has_only: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
@@ -119,6 +129,8 @@ def _scan_kernel(
     row = line // window
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+    if tl.load(only_ptr + row, mask=has_only != 0, other=True) == 0:
+        return
     if tl.program_id(1) == 0:
         tl.store(arrived_ptr + line, 0)
         tl.store(broken_ptr + line, False)
@@ -168,9 +180,10 @@ def _scan_kernel(
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@jit_once_for("window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "out_ptr", "broken_ptr")
+@jit_once_for("has_only", "window", "chunks", *_ROW_POINTERS, *_PARTIAL_POINTERS, "out_ptr", "broken_ptr")
 def _pick_kernel(
     logits_ptr: tl.tensor,
+    only_ptr: tl.tensor,
     position_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
     top_k_ptr: tl.tensor,
@@ -187,6 +200,7 @@ def _pick_kernel(
     arrived_ptr: tl.tensor,
     out_ptr: tl.tensor,
     broken_ptr: tl.tensor,
+    has_only: tl.tensor,
     window: tl.tensor,
     vocab_size: tl.tensor,
     chunks: tl.tensor,
@@ -211,6 +225,8 @@ def _pick_kernel(
     row = line // window
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+    if tl.load(only_ptr + row, mask=has_only != 0, other=True) == 0:
+        return
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
     position, seed = tl.load(position_ptr + row) + line % window, tl.load(seed_ptr + row)
@@ -278,23 +294,27 @@ def sample(
     *,
     out: torch.Tensor | None = None,
     broken: torch.Tensor | None = None,
+    only: torch.Tensor
+    | None = None,  # [rows] bool: the rows that are picked for; `out` and `broken` keep the others
 ) -> torch.Tensor:
     """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
     broken: [rows, window] bool, written: whether any logit is NaN or +inf, so that no probabilities exist; -inf is a masked
     token. The token of such a line is of no meaning, but exists.
+    A row's token depends on its own line and on the dtype of the logits, by which the kernels add probabilities in another order.
     float64 logits, which only tests of exactness have, take the twin everywhere.
     """
     parameters = positions, temperatures, top_k, top_p, min_p, seeds
     if not takes_triton(logits) or logits.dtype == torch.float64:
-        return sample_twin(logits, *parameters, out=out, broken=broken)
+        return sample_twin(logits, *parameters, out=out, broken=broken, only=only)
     check_dense(logits, *parameters)
     rows, window, vocab_size = logits.shape
     lines, chunks = rows * window, blocks_of(vocab_size, _CHUNK)
     tokens = torch.empty(rows, window, dtype=torch.int64, device=logits.device) if out is None else out
     if broken is None:
         broken = torch.empty(rows, window, dtype=torch.bool, device=logits.device)
-    check_dense(tokens, broken)
+    some = broken if only is None else only
+    check_dense(tokens, broken, some)
     if lines == 0:
         return tokens
     # By line and chunk: highest logit, best score or mass; by line and run: highest logit, mass near it; the list of
@@ -308,12 +328,13 @@ def sample(
     overlaps, launch = overlap(logits.device)
     scans = blocks_of(_SCANS_PER_MULTIPROCESSOR * multiprocessors(logits.device), lines)
     _scan_kernel[(lines, min(scans, chunks))](
-        logits, *parameters, *bests, *runs, arrived, broken, window, vocab_size, chunks,
+        logits, some, *parameters, *bests, *runs, arrived, broken, int(only is not None), window, vocab_size, chunks,
         CHUNK=_CHUNK, RUN=_RUN, PIECE=_PIECE, OVERLAPS=overlaps, num_warps=_SCAN_WARPS, **launch,
     )  # fmt: skip
     picks = max(_PICKS_PER_MULTIPROCESSOR * multiprocessors(logits.device) // lines, 1)
     _pick_kernel[(lines, min(picks, chunks))](
-        logits, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, broken, window, vocab_size, chunks,
+        logits, some, *parameters, *bests, *runs, listed, values, ids, arrived, tokens, broken, int(only is not None), window,
+        vocab_size, chunks,
         CHUNK=_CHUNK, CHUNKS=power_of_two(chunks), SHIFT=_SHIFTS[logits.dtype], RUN=_RUN, LISTED=_RUNS,
         FEW=_FEW, PAIRED=_PAIRED, BLOCK=_BLOCK, UNIT=_UNIT, TESTED=_TESTED, OVERLAPS=overlaps, num_warps=_PICK_WARPS,
         **_PICK_OPTIONS, **launch,

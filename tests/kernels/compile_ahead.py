@@ -65,7 +65,11 @@ def descriptor(kind: str, *block: int) -> str:
     return f"tensordesc<{kind}{list(block)},{layout!r}>"
 
 
-SAMPLING = pointers("position top_k seed out") | {"broken_ptr": "*i1"} | pointers("list id arrived", "*i32")
+SAMPLING = (
+    pointers("position top_k seed out")
+    | {"broken_ptr": "*i1", "only_ptr": "*i1"}
+    | pointers("list id arrived", "*i32")
+)
 SAMPLING |= pointers("temperature top_p min_p highest score top near value", "*fp32")
 LOGITS = ("vocab_size",)
 ADJUSTMENTS = pointers("out penalty bias", "*fp32") | pointers("is_used is_in_prompt", "*i1")

@@ -76,6 +76,8 @@ def sample(
     *,
     out: torch.Tensor | None = None,
     broken: torch.Tensor | None = None,
+    only: torch.Tensor
+    | None = None,  # [rows] bool: the rows that are picked for; `out` and `broken` keep the others
 ) -> torch.Tensor:
     """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
@@ -87,7 +89,8 @@ def sample(
     tokens = values.argmax(-1)
     if broken is not None:
         # NaN is the greatest to argmax and not less than anything.
-        torch.logical_not(values.gather(-1, tokens[..., None])[..., 0] < torch.inf, out=broken)
+        is_broken = ~(values.gather(-1, tokens[..., None])[..., 0] < torch.inf)
+        broken.copy_(is_broken if only is None else torch.where(only[:, None], is_broken, broken))
     random_rows = (temperatures > 0).nonzero()[:, 0]
     if random_rows.numel() > 0:
         parameters = (positions, temperatures, top_k, top_p, min_p, seeds)
@@ -95,7 +98,9 @@ def sample(
             tokens = _sample_random(values, *parameters)
         else:
             tokens[random_rows] = _sample_random(values[random_rows], *(p[random_rows] for p in parameters))
-    return tokens if out is None else out.copy_(tokens)
+    if out is None:
+        return tokens
+    return out.copy_(tokens if only is None else torch.where(only[:, None], tokens, out))
 
 
 def _sample_random(

@@ -38,6 +38,18 @@ def test_scores_are_those_of_a_softmax(vocab_size: int, dtype: torch.dtype) -> N
         assert own == pytest.approx(scores.top_logprobs[top], abs=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", [19, 32_001, 151_643, 32_000])
+def test_a_line_has_the_same_scores_at_any_place(vocab_size: int) -> None:
+    """Of an odd vocabulary every fourth line begins at a multiple of 16 bytes."""
+    lines = torch.randn(8, vocab_size, device="cuda")
+    tokens = torch.arange(8, device="cuda")
+    expected = score_tokens(lines, tokens)
+    for shift in range(1, 8):
+        places = (torch.arange(8, device="cuda") + shift) % 8
+        assert torch.equal(score_tokens(lines[places], tokens[places]), expected[places]), shift
+
+
 def test_tokens_that_tie_share_the_better_rank() -> None:
     scores = unpack(
         score_tokens(torch.tensor([[1.0, 2.0, 1.0, 1.0]]).repeat(3, 1), torch.tensor([0, 3, 1])).tolist(), 0

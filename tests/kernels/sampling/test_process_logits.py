@@ -73,7 +73,7 @@ def adjustments(rows: list[Row | None], device: torch.device) -> LogitsProcessor
         recent_tokens=torch.full((num, LENGTH - 1), 3),
         forced_positions=torch.zeros(num, dtype=torch.int64),
         forced_token_ids=torch.full((num,), VOCAB - 1),
-        forced_after_ids=torch.full((num,), 77),
+        forced_after_ids=torch.full((num,), VOCAB - 1),
     )
     for index, row in enumerate(rows):
         if row is not None:

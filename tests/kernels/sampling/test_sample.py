@@ -266,6 +266,20 @@ def test_a_given_buffer_is_filled_and_returned(device: torch.device) -> None:
     assert buffer.tolist() == [[3], [5]]
 
 
+def test_only_the_rows_that_are_asked_for_are_written(device: torch.device) -> None:
+    logits = torch.full((4, 2, 300), -1.0, device=device)
+    logits[:, 0, 3], logits[:, 1, 5] = 9.0, torch.nan
+    tokens = torch.full((4, 2), -7, device=device)
+    broken = torch.tensor([[True, False]] * 4, device=device)
+    only = torch.tensor([True, False, False, True], device=device)
+    index, temperatures = torch.arange(4, device=device), torch.tensor([0.0, 1.0, 0.0, 0.01], device=device)
+    parameters = index, temperatures, index * 0, torch.ones_like(temperatures), temperatures * 0, index
+    assert sample(logits, *parameters, out=tokens, broken=broken, only=only) is tokens
+    assert tokens[:, 0].tolist() == [3, -7, -7, 3]
+    assert tokens[1:3, 1].tolist() == [-7, -7]
+    assert broken.tolist() == [[False, True], [True, False], [True, False], [False, True]]
+
+
 def test_filtered_rows_get_the_noise_of_unfiltered_ones(device: torch.device, is_interpreted: bool) -> None:
     """With few tokens kept, the noise is made for these alone: it must be the same."""
     logits = torch.full((2 if is_interpreted else 50, 2, 4096), -5.0)
