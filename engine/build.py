@@ -227,14 +227,14 @@ def _order_sums(config: EngineConfig, model: CausalLM) -> None:
     if device != "cuda" or not has_ordered_sums(config, device, model.dtype):
         return
     keep_sums_whole()
-    tried: dict[torch.Size, bool] = {}
+    tried: dict[tuple[torch.Size, bool], bool] = {}
     for linear in model.target_linears():
-        shape = linear.weight.shape
-        if shape not in tried:
-            tried[shape] = library_is_ordered(linear.weight)
-            kind = "the library" if tried[shape] else "the project's kernels alone"
-            logger.info("products with a weight of %d x %d: many rows by %s", *shape, kind)
-        linear.make_batch_invariant(is_library_ordered=tried[shape])
+        kind = linear.weight.shape, linear.bias is not None
+        if kind not in tried:
+            tried[kind] = library_is_ordered(linear.weight, linear.bias)
+            computed_by = "the library" if tried[kind] else "the project's kernels alone"
+            logger.info("products with a weight of %d x %d: many rows by %s", *kind[0], computed_by)
+        linear.make_batch_invariant(is_library_ordered=tried[kind])
     torch.cuda.empty_cache()
 
 

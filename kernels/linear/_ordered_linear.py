@@ -21,8 +21,28 @@ from headway.kernels.linear._hopper_linear import streamed_linear
 from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.linear.dispatch import MAX_ROWS, FusedOperation, LinearKernel, WeightFormat
 
-# Numbers of rows that are tried, and how large a result may be.
-_TRIED_ROWS = 65, 72, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096
+# Numbers of rows that are tried, and how large a result may be. More rows are multiplied in pieces of the last one tried.
+_TRIED_ROWS = (
+    65,
+    72,
+    96,
+    112,
+    128,
+    160,
+    192,
+    256,
+    320,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+)
 _MOST_TRIED = 1 << 28
 
 
@@ -43,7 +63,7 @@ def ordered_linear(
     assert residual is None or activation == "none", "no kernel adds a gated product to a residual"
     kernel, streams = choice_of(x, weight, _operation(activation, bias), out, weight_format)
     if kernel in (LinearKernel.LIBRARY, LinearKernel.BATCH_INVARIANT):
-        multiply = batch_invariant_linear if kernel is LinearKernel.BATCH_INVARIANT else linear
+        multiply = batch_invariant_linear if kernel is LinearKernel.BATCH_INVARIANT else _library_linear
         product = multiply(x, weight, bias)
         if residual is not None:
             return torch.add(residual, product, out=out)
@@ -60,6 +80,20 @@ def ordered_linear(
     return result
 
 
+def _library_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    most = _tried_rows(len(weight))[-1]
+    if len(x) <= most:
+        return linear(x, weight, bias)
+    pieces = torch.split(x, most)
+    return torch.cat(
+        [ordered_linear(piece, weight, bias, weight_format=WeightFormat.LIBRARY_ORDERED) for piece in pieces]
+    )
+
+
+def _tried_rows(num_outputs: int) -> list[int]:
+    return list(takewhile(lambda rows: rows * num_outputs <= _MOST_TRIED, _TRIED_ROWS)) or [_TRIED_ROWS[0]]
+
+
 def _operation(activation: str, bias: torch.Tensor | None) -> FusedOperation:
     if activation == "none":
         return FusedOperation.ADD
@@ -74,17 +108,22 @@ def keep_sums_whole() -> None:
     matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
 
-def library_is_ordered(weight: torch.Tensor) -> bool:
+def library_is_ordered(weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Tries whether the library's products of more than MAX_ROWS rows have the bits of the kernel for fewer.
 
-    weight: [outputs, inputs] float on a GPU. False where that kernel does not compute such a weight.
+    weight: [outputs, inputs] float on a GPU. bias: [outputs], of which only the presence matters: the library adds a bias by
+    other kernels. False where the kernel for few rows does not compute such a weight.
     """
     outputs, inputs = weight.shape
     some = torch.empty(MAX_ROWS, inputs, dtype=weight.dtype, device=weight.device)
     if choice_of(some, weight, FusedOperation.ADD, None, WeightFormat.ORDERED).config is None:
         return False
-    rows = list(takewhile(lambda n: n * outputs <= _MOST_TRIED, _TRIED_ROWS))
+    rows = _tried_rows(outputs)
     generator = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn(rows[-1], inputs, dtype=weight.dtype, device=weight.device, generator=generator)
-    expected = torch.cat([ordered_linear(part, weight) for part in torch.split(x, MAX_ROWS)])
-    return all(torch.equal(linear(x[:n], weight), expected[:n]) for n in rows)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, dtype=weight.dtype, device=weight.device, generator=generator)
+
+    x, shift = random(rows[-1], inputs), None if bias is None else random(outputs)
+    expected = torch.cat([ordered_linear(part, weight, shift) for part in torch.split(x, MAX_ROWS)])
+    return all(torch.equal(linear(x[:n], weight, shift), expected[:n]) for n in rows)

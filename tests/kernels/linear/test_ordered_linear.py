@@ -33,7 +33,7 @@ HOPPER = DeviceTraits(132, has_tma=True)
 OLDER = DeviceTraits(108, has_tma=False)
 # Outputs x inputs: a 7B model's, one whose sums are long, a small one's, and one that no bulk copy takes.
 SHAPES = [(4096, 4096), (4096, 11008), (3584, 18944), (1024, 2816), (896, 896)]
-ROWS = (1, 4, 5, 8, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 300, 512, 640, 1024, 2048)
+ROWS = (1, 4, 5, 8, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 300, 512, 640, 1024, 2048, 9000)
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,35 @@ def test_queries_and_keys_get_the_same_bits_in_one_launch_and_in_two(*, has_bias
     assert torch.equal(caches[1], caches[3])
 
 
+def test_more_rows_than_were_tried_are_multiplied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def noted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        asked.append(len(x))
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(ordered, "linear", noted)
+    monkeypatch.setattr(ordered, "choice_of", lambda *_: LinearChoice(LinearKernel.LIBRARY))
+    monkeypatch.setattr(ordered, "_MOST_TRIED", 96 * 112)
+    x, weight = tensors(300, 96, 64, torch.device("cpu"))
+    bias = torch.randn(96)
+    assert_near(ordered_linear(x, weight, bias), x.double() @ weight.double().T + bias.double())
+    assert asked == [112, 112, 76]
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("whole_sums")
-def test_a_library_that_splits_sums_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_library_that_splits_sums_is_found_out(monkeypatch: pytest.MonkeyPatch, *, has_bias: bool) -> None:
     _, weight = tensors(1, 4096, 4096, torch.device("cuda"), torch.bfloat16)
-    assert library_is_ordered(weight)
+    bias = torch.randn(4096, device="cuda", dtype=torch.bfloat16) if has_bias else None
+    assert library_is_ordered(weight, bias)
 
-    def split(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def split(x: torch.Tensor, other: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
         half = x.shape[1] // 2
         first = torch.mm(x[:, :half], other[:, :half].t(), out_dtype=torch.float32)
-        return torch.addmm(first, x[:, half:], other[:, half:].t(), out_dtype=torch.float32).to(x.dtype)
+        whole = torch.addmm(first, x[:, half:], other[:, half:].t(), out_dtype=torch.float32)
+        return (whole if shift is None else whole + shift).to(x.dtype)
 
     monkeypatch.setattr(ordered, "linear", split)
-    assert not library_is_ordered(weight)
+    assert not library_is_ordered(weight, bias)
