@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from headway.kernels import prefill_attention
+from headway.kernels import paged_attention, prefill_attention
 
 KERNEL = sys.modules["headway.kernels.attention.prefill_attention"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -106,6 +106,29 @@ def test_how_a_prompt_is_cut_does_not_change_a_bit() -> None:
     for cuts in ([0, 512, 1000], [0, 1, 300, 999, 1000]):
         parts = [prompt.run(a, b) for a, b in itertools.pairwise(cuts)]
         assert torch.equal(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("heads", "head_dim"), [((28, 4), 128), ((14, 2), 64), ((8, 8), 64), ((4, 2), 256)])
+@pytest.mark.parametrize(
+    ("starts", "window"),
+    [([0], 1), ([0, 511], 5), ([0, 1000], 130), ([2040, 5000, 77], 300), ([9000], 257), ([3000], 1500)],
+    ids=str,
+)
+def test_prompts_have_the_bits_of_decode_windows(
+    starts: list[int], window: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype
+) -> None:
+    """Within tiles, quads, groups and beyond: whichever kernel computes a query, its sums have one order."""
+    prompt = Prompt(starts, window, torch.device("cuda"), heads=heads, head_dim=head_dim, dtype=dtype)
+    expected = torch.empty_like(prompt.query)
+    for first in range(0, window, 3):
+        places = slice(first, min(first + 3, window))
+        paged_attention(
+            prompt.query[:, places], *prompt.caches, prompt.table, prompt.starts + first, prompt.scale,
+            out=expected[:, places],
+        )  # fmt: skip
+    assert torch.equal(prompt.run(), expected)
 
 
 @pytest.mark.gpu
