@@ -14,6 +14,14 @@ from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.sampling_params import SamplingParams
 
 TEMPERATURE = 0.8
+# Of sampled texts in turn.
+FILTERS: tuple[dict[str, object], ...] = (
+    {},
+    {"top_p": 0.9},
+    {},
+    {"min_p": 0.05},
+    {"top_p": 0.95, "top_k": 40},
+)
 NUM_TOP = 1  # tokens whose log-probabilities are compared besides that of the sampled one
 SHARE_AT_BORDERS = 0.5  # of prompts that end at a block's end, or one token before or after it
 NUM_BYTES = 256
@@ -31,9 +39,11 @@ class Text:
     is_greedy: bool
 
     def sampling(self, *, is_scored: bool) -> SamplingParams:
-        temperature = 0.0 if self.is_greedy else TEMPERATURE
+        fields: dict[str, object] = {"temperature": 0.0}
+        if not self.is_greedy:
+            fields = {"temperature": TEMPERATURE} | FILTERS[self.index // 2 % len(FILTERS)]
         num_logprobs = NUM_TOP if is_scored else None
-        return SamplingParams(temperature=temperature, seed=self.index, num_logprobs=num_logprobs)
+        return SamplingParams(**fields, seed=self.index, num_logprobs=num_logprobs)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
