@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.recurrent._delta_steps import kept_share
+from headway.kernels.recurrent._spans import searched_spans
 from headway.kernels.runtime._accumulate import wide
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._delta_rule import DeltaRule, TokenSpans
 
 _MAX_VALUES = 32  # of the state's tile
@@ -55,7 +56,7 @@ def _between(totals: tl.tensor, PIECE: tl.constexpr) -> tl.tensor:
     return tl.where(is_earlier, tl.exp(tl.where(is_earlier, difference, 0.0)), 0.0)
 
 
-@jit
+@jit_once_for("gate_ptr", "first_ptr", "length_ptr", "generated_ptr", "num_spans")
 def _inverses_kernel(
     mixed_ptr: tl.tensor,
     gate_ptr: tl.tensor,
@@ -111,7 +112,7 @@ def _inverses_kernel(
         tl.store(to_ptr, inverse, mask=is_token[:, None])
 
 
-@jit
+@jit_once_for("gate_ptr", "id_ptr", "row_ptr", "first_ptr", "length_ptr", "generated_ptr")
 def _pieces_kernel(
     mixed_ptr: tl.tensor,
     gate_ptr: tl.tensor,
@@ -212,7 +213,7 @@ def run_pieces(
     most_pieces = min(len(mixed), len(mixed) // piece_size + num_spans)
     _inverses_kernel[(most_pieces, heads)](
         *given, *where, inverses, num_spans, heads, rule.key_dim, rule.query_size, mixed.stride(0),
-        gates.stride(0), SHARING=sharing, SPANS=power_of_two(num_spans), PIECE=piece_size, KEYS=keys,
+        gates.stride(0), SHARING=sharing, SPANS=searched_spans(state_ids, spans), PIECE=piece_size, KEYS=keys,
         PRECISION=precision, **_OPTIONS,
     )  # fmt: skip
     _pieces_kernel[(num_spans, heads, blocks_of(rule.value_dim, values))](

@@ -10,7 +10,7 @@ import torch
 
 from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 
 # Each thread would fuse a product of its own with the sums of others, and threads would disagree about the sum.
@@ -54,7 +54,18 @@ def _stepped(
     return tl.fma(key[:, None], change[None, :], kept)
 
 
-@jit
+# Neither the depth nor the place of numbers may compile another kernel: it could add in another order.
+@jit_once_for(
+    "gate_ptr",
+    "id_ptr",
+    "row_ptr",
+    "first_ptr",
+    "length_ptr",
+    "generated_ptr",
+    "count_ptr",
+    "width",
+    "max_width",
+)
 def _steps_kernel(
     mixed_ptr: tl.tensor,
     gate_ptr: tl.tensor,

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.recurrent._spans import searched_spans
 from headway.kernels.reference.recurrent.causal_convolution import convolve_chunks as convolve_chunks_twin
 from headway.kernels.reference.recurrent.causal_convolution import convolve_windows as convolve_windows_twin
 from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
+from headway.kernels.runtime._triton import (
+    blocks_of,
+    check_dense,
+    jit,
+    jit_once_for,
+    power_of_two,
+    takes_triton,
+    tl,
+)
 from headway.kernels.types._delta_rule import TokenSpans
 
 _CHANNELS = 512
@@ -52,7 +61,7 @@ def _convolved(
     return total * tl.where(total >= 0, 1.0, decay) / (1 + decay)
 
 
-@jit
+@jit_once_for("id_ptr", "width", "max_width")
 def _windows_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -87,7 +96,7 @@ def _windows_kernel(
         tl.store(kept_ptr + tap, value, mask=is_inside)
 
 
-@jit
+@jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr", "num_spans")
 def _chunks_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -127,7 +136,7 @@ def _chunks_kernel(
     tl.store(out_ptr + token * channels + channel, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
-@jit
+@jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr")
 def _last_inputs_kernel(
     x_ptr: tl.tensor,
     state_ptr: tl.tensor,
@@ -200,7 +209,7 @@ def convolve_chunks(
         where = state_ids, spans.rows, spans.first_tokens, spans.lengths
         _chunks_kernel[(len(x), blocks_of(channels, block))](
             x, weight, states, *where, out, num_spans, channels, x.stride(0),
-            TAPS=taps, SPANS=power_of_two(num_spans), BLOCK=block, OVERLAPS=overlaps, **launch,
+            TAPS=taps, SPANS=searched_spans(state_ids, spans), BLOCK=block, OVERLAPS=overlaps, **launch,
         )  # fmt: skip
         # A launch of its own: tokens at a span's begin read what it overwrites.
         _last_inputs_kernel[(num_spans, blocks_of(channels, block))](

@@ -6,13 +6,13 @@ import torch
 
 from headway.kernels.recurrent._delta_steps import run_steps
 from headway.kernels.reference.recurrent.delta_windows import delta_windows as delta_windows_twin
-from headway.kernels.runtime._triton import blocks_of, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState
 
 _BLOCK = 1024
 
 
-@jit
+@jit_once_for("gate_ptr", "id_ptr", "width", "max_width")
 def _keep_kernel(
     mixed_ptr: tl.tensor,
     gate_ptr: tl.tensor,
