@@ -58,6 +58,7 @@ from headway.kernels.speculation.store_pending_states import store_pending_state
 from headway.kernels.speculation.store_tokens import store_tokens
 from headway.kernels.speculation.verify import verify_speculative_tokens
 from headway.kernels.speculation.verify_and_rewind import verify_and_rewind
+from headway.kernels.transfer.copy_entries import copy_entries
 from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
@@ -111,6 +112,7 @@ __all__ = [
     "compile_in_workers",
     "convolve_chunks",
     "convolve_windows",
+    "copy_entries",
     "copy_results_to_host",
     "count_tokens",
     "defers_norm",

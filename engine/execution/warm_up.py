@@ -95,6 +95,7 @@ class WarmUp:
         for lengths in steps:
             self._run_prompts_of(lengths)
         drafter.catch_up(self._table.numbers)
+        self._launcher.context.pool.warm_up()
         # Prompts are scored by any number of tokens, rounds may all have fewer.
         for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
             hidden = self._table.numbers.chunk_hidden[:1].expand(num_scored, -1).contiguous()

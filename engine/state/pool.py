@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from headway.engine.state.specs import BlockSpec, LayerState, PagedSpec, RowSpec, StateSpec, block_bytes
+from headway.kernels import copy_entries
 
 BLOCK_HIDDEN = "block_hidden"
 BLOCK_CARRIES = "block_carries"
@@ -41,6 +42,7 @@ class StatePool:
         self.num_rows = num_rows
         self.num_checkpoints = num_checkpoints
         self.block_size = block_size
+        self._device = device
         self._specs = (*layers, drafter)
         counts = Counter(spec for specs in self._specs for spec in specs)
         self._memory = {
@@ -114,6 +116,13 @@ class StatePool:
         entries = torch.where(checkpoints < 0, self.num_checkpoints, checkpoints) + self.num_rows
         self._copy_rows(entries, state_ids)
 
+    def warm_up(self) -> None:
+        """Compiles what copies the state of rows, by a copy to where no row is."""
+        if self.has_row_state:
+            first = self.num_rows + self.num_checkpoints
+            sources, targets = torch.arange(first, first + NUM_SPARE_ENTRIES, device=self._device).split(1)
+            self._copy_rows(sources, targets)
+
     def save_rows(
         self,
         state_ids: torch.Tensor,  # [n] int64
@@ -125,7 +134,7 @@ class StatePool:
     def _copy_rows(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         for spec, memory in self._memory.items():
             if isinstance(spec, RowSpec):
-                memory.index_copy_(1, targets, memory.index_select(1, sources))
+                copy_entries(memory, sources, targets)
 
     def keep_hidden(
         self,

@@ -36,6 +36,7 @@ from headway.kernels.reference.speculation.store_pending_states import store_pen
 from headway.kernels.reference.speculation.store_tokens import store_tokens
 from headway.kernels.reference.speculation.verify import verify_speculative_tokens
 from headway.kernels.reference.speculation.verify_and_rewind import verify_and_rewind
+from headway.kernels.reference.transfer.copy_entries import copy_entries
 from headway.kernels.reference.transfer.copy_results_to_host import copy_results_to_host
 from headway.kernels.reference.transfer.stamp import stamp
 from headway.kernels.reference.transfer.stream_read import stream_read
@@ -48,6 +49,7 @@ __all__ = [
     "begin_decode",
     "convolve_chunks",
     "convolve_windows",
+    "copy_entries",
     "copy_results_to_host",
     "count_tokens",
     "delta_chunks",

@@ -614,6 +614,16 @@ CASES = [
         for kind in ("*i8", "*i16", "*i32", "*i64")
     ),
     *(
+        Case(
+            "copy_entries",
+            "_copy_entries_kernel",
+            pointers("memory", kind) | pointers("source target"),
+            {"BLOCK": 4096},
+            8,
+        )
+        for kind in ("*i16", "*i32", "*i64")
+    ),
+    *(
         case
         for kind in ("*bf16", "*fp32")
         for case in (
@@ -919,9 +929,18 @@ def plain_report(binary: Any, capability: int) -> str:
         ).stderr
 
 
+def orders_of_sums(binary: Any) -> set[str]:
+    """Which threads hold what a kernel sums up, in all its sums: the layouts of their operands, spelled out."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", binary.asm["ttgir"], re.MULTILINE))
+    operands = re.findall(r"\}\) : \((tensor<[^>]*>)", binary.asm["ttgir"])
+    assert operands, "the kernel sums something up"
+    return {re.sub(r"#\w+", lambda name: layouts[name[0]], operand) for operand in operands}
+
+
 def firsts(cases: list[Case]) -> list[Case]:
-    """Of each kernel its first case."""
-    return list({(case.op, case.kernel): case for case in reversed(cases)}.values())
+    """Of each kernel its first case, and of those that share one order of sums the first of each form."""
+    forms = {(case.op, case.kernel, case.constants.get("IS_SPAN")): case for case in reversed(cases)}
+    return list(forms.values())
 
 
 def main(capability: int, ops: list[str], *, each_once: bool) -> int:
@@ -937,6 +956,7 @@ def main(capability: int, ops: list[str], *, each_once: bool) -> int:
         if case.least_capability <= capability <= case.most_capability and case.op in (ops or [case.op])
     ]
     cases = firsts(cases) if each_once else cases
+    orders: dict[str, set[str]] = {}
     assert cases, f"no kernel of {', '.join(ops)} is for {capability}"
     for case in cases:
         binary, report = compiled(case, capability)
@@ -950,6 +970,12 @@ def main(capability: int, ops: list[str], *, each_once: bool) -> int:
             failures += 1
         if case.kernel == "_partial_kernel" and capability >= 90 and looks_up_late(binary):
             print(f"{case.op} {case.kernel}: first blocks are looked up after the wait")
+            failures += 1
+        if (
+            case.op == "_delta_steps"
+            and orders.setdefault(str(case.types), found := orders_of_sums(binary)) != found
+        ):
+            print(f"{case.op} {case.kernel}: chunks sum up in another order than windows")
             failures += 1
         if differs_by_thread(binary):
             print(f"{case.op} {case.kernel}: threads of a warp may disagree about a sum")

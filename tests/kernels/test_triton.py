@@ -30,6 +30,7 @@ GROUPS = {
         "propose_ngram",
         "begin_decode",
         "copy_results_to_host",
+        "copy_entries",
     ),
     "sampling": ("sample", "mask_logits"),
     "recurrent": ("causal_convolution", "delta_windows", "delta_chunks"),
@@ -71,7 +72,7 @@ def test_the_interpreter_takes_the_tensors_of_the_cpu(is_interpreted: bool) -> N
     assert takes_triton(torch.zeros(1)) == is_interpreted
 
 
-# No engine launches the recurrent kernels yet; two minutes.
+# Two minutes: the engine's tests run their twins.
 @pytest.mark.parametrize(
     "group", [pytest.param(name, marks=pytest.mark.long if name == "recurrent" else ()) for name in GROUPS]
 )
