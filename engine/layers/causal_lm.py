@@ -79,8 +79,9 @@ class CausalLM:
 
         inputs: those of `forward`. accepted: [rows] int64, how many of a row's tokens stay.
         """
-        for index, layer in enumerate(self.layers):
-            layer.mixer.commit(inputs, accepted, pool.layer(index))
+        for index, states in pool.kinds():
+            if index < len(self.layers):
+                self.layers[index].mixer.commit(inputs, accepted, states)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden] of `forward`. Returns [n, vocab]."""

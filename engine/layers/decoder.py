@@ -55,9 +55,9 @@ class Mixer(Protocol):
         ...
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
-        """Brings the state to what it is after the accepted tokens alone.
+        """Brings the state of all layers that keep such state to what it is after the accepted tokens alone.
 
-        inputs: those of the call. accepted: [rows] int64, how many of a row's tokens stay.
+        inputs: those of the call. accepted: [rows] int64, how many of a row's tokens stay. state: [layers, ...] by name.
         """
         ...
 

@@ -130,12 +130,12 @@ class DeltaNet:
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
         """Notes how many tokens of each row's window the next round brings its state forward by, and takes the inputs of the
-        convolution after the last of them."""
+        convolution after the last of them, in all layers at once."""
         rows = inputs.rows
         assert rows is not None, "a recurrent layer is told which tokens belong to which row"
         ids = rows.state_ids[: rows.num_windows]
-        is_padding = (accepted == 0).long()
+        is_padding, num_layers = (accepted == 0).long(), len(state["counts"])
         mamba_state_selective_copy(
-            state["windows"][None], state["convolution"][None], is_padding, ids, accepted - 1, 1
+            state["windows"], state["convolution"], is_padding, ids, accepted - 1, num_layers
         )
-        state["counts"].index_copy_(0, ids, accepted)
+        state["counts"].index_copy_(1, ids, accepted.expand(num_layers, -1))

@@ -58,6 +58,15 @@ class StatePool:
         """Returns the tensors of one layer by name."""
         return self._states[:-1][index]
 
+    def kinds(self) -> list[tuple[int, LayerState]]:
+        """Returns for each kind of layer, by its specs, the index of the first and the tensors of all, [layers, ...] by name."""
+        firsts: dict[tuple[StateSpec, ...], int] = {}
+        for index, specs in enumerate(self._specs[:-1]):
+            firsts.setdefault(specs, index)
+        of_rows = [spec for specs in firsts for spec in specs if isinstance(spec, RowSpec)]
+        assert len(of_rows) == len(set(of_rows)), "layers of different kinds have state of rows in common"
+        return [(index, {spec.name: self._memory[spec] for spec in specs}) for specs, index in firsts.items()]
+
     @property
     def drafter(self) -> LayerState:
         """The tensors of the drafter by name."""

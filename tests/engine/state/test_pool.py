@@ -24,6 +24,22 @@ def test_row_state_has_one_entry_a_row_and_no_bytes_of_a_block() -> None:
     assert pool.layer(0)["sum"].data_ptr() != pool.layer(1)["sum"].data_ptr()
 
 
+def test_a_kind_of_layer_has_the_state_of_all_its_layers_in_one_tensor() -> None:
+    keys, sums = PagedSpec("keys", (2,), torch.float32), RowSpec("sum", (3,), torch.float32)
+    pool = StatePool(
+        [(sums,), (keys,), (sums,), (keys,)],
+        num_blocks=2,
+        num_rows=1,
+        block_size=4,
+        device=torch.device("cpu"),
+    )
+    (first, of_sums), (second, of_keys) = pool.kinds()
+    assert (first, of_sums.keys(), second, of_keys.keys()) == (0, {"sum"}, 1, {"keys"})
+    of_sums["sum"][1, 0] = 5
+    assert pool.layer(2)["sum"][0].tolist() == [5.0] * 3
+    assert not pool.layer(0)["sum"].any()
+
+
 def test_wiping_blocks_leaves_the_state_of_rows() -> None:
     pool = new_pool()
     for index in range(2):

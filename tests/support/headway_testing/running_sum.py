@@ -79,7 +79,8 @@ class RunningSum:
         self.committed.append(list(counts))
         for row, count in enumerate(counts[: inputs.rows.num_windows]):
             state_id = inputs.rows.state_ids[row]
-            _, state["sum"][state_id] = self._run(state["sum"][state_id], state["window"][state_id, :count])
+            for sums, window in zip(state["sum"], state["window"], strict=True):
+                _, sums[state_id] = self._run(sums[state_id], window[state_id, :count])
 
     @staticmethod
     def _run(start: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
