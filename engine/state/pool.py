@@ -129,7 +129,8 @@ class StatePool:
         """Compiles what copies the state of rows, by a copy to where no row is."""
         if self.has_row_state:
             first = self.num_rows + self.num_checkpoints
-            sources, targets = torch.arange(first, first + NUM_SPARE_ENTRIES, device=self._device).split(1)
+            spare = torch.arange(first, first + NUM_SPARE_ENTRIES, device=self._device)
+            sources, targets = spare[:1], spare[1:]
             self._copy_rows(sources, targets)
 
     def save_rows(

@@ -7,10 +7,11 @@ import torch
 from headway.kernels.reference.elementwise.gated_rms_norm import gated_rms_norm as gated_rms_norm_twin
 from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import check_dense, jit, power_of_two, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
 
 # Each thread would fuse a product of its own with the sums of others, and threads would disagree about the sum.
 _OPTIONS = {"enable_fp_fusion": False}
+_HEADS = 8  # of a program: one of 128 numbers is over before its launch has paid
 
 
 @jit
@@ -24,23 +25,26 @@ def _gated_rms_norm_kernel(
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     EPSILON: tl.constexpr,
+    HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token and head."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    column = tl.arange(0, BLOCK)
-    is_inside = column < dim
+    """One program a token and HEADS heads."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    is_inside = (head < heads) & (column < dim)
     place = (token * heads + head) * dim + column
-    weight = tl.load(weight_ptr + column, mask=is_inside, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=column < dim, other=0.0)
     if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
+        # As in rms_norm.py: the next kernel reads nothing but weights before its own wait.
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + place, mask=is_inside, other=0.0)
     gate = wide(
         tl.load(gate_ptr + token * token_stride + head * head_stride + column, mask=is_inside, other=0.0)
     )
-    normed = wide(x) * tl.rsqrt(tl.sum(wide(x) * wide(x), 0) / dim + EPSILON)
+    normed = wide(x) * tl.rsqrt(tl.sum(wide(x) * wide(x), 1) / dim + EPSILON)[:, None]
     weighted = (wide(weight) * wide(normed.to(x.dtype))).to(x.dtype)
     decay = tl.exp(-tl.abs(gate))
     activated = gate * tl.where(gate >= 0, 1.0, decay) / (1 + decay)
@@ -63,8 +67,8 @@ def gated_rms_norm(
     out = torch.empty_like(x)
     if tokens > 0:
         overlaps, launch = overlap(x.device)
-        _gated_rms_norm_kernel[(tokens, heads)](
+        _gated_rms_norm_kernel[(tokens, blocks_of(heads, _HEADS))](
             x, gate, weight, out, heads, dim, *gate.stride()[:2],
-            EPSILON=epsilon, BLOCK=power_of_two(dim), OVERLAPS=overlaps, **_OPTIONS, **launch,
+            EPSILON=epsilon, HEADS=_HEADS, BLOCK=power_of_two(dim), OVERLAPS=overlaps, **_OPTIONS, **launch,
         )  # fmt: skip
     return out

@@ -21,6 +21,8 @@ from headway.kernels.runtime._triton import (
 from headway.kernels.types._delta_rule import TokenSpans
 
 _CHANNELS = 512
+# Of a prompt a program computes some tokens, so that it reads weights once for all of them.
+_CHUNK_TOKENS, _CHUNK_CHANNELS = 8, 128
 
 
 @jit
@@ -32,7 +34,8 @@ def _input(
     is_inside: tl.tensor,
     TAPS: tl.constexpr,
 ) -> tl.tensor:
-    """The input at a place of a span or window, or one of those before it, of each channel. x_ptr: of its first token."""
+    """The input at a place of a span or window, or one of those before it, of each channel. x_ptr: of its first token. Places may
+    be a column, [n, 1], and what belongs to them [n, channels]."""
     at = tl.maximum(place, 0).to(tl.int64)
     own = tl.load(x_ptr + at * x_stride, mask=is_inside & (place >= 0), other=0.0)
     before = tl.load(
@@ -96,7 +99,7 @@ def _windows_kernel(
         tl.store(kept_ptr + tap, value, mask=is_inside)
 
 
-@jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr", "num_spans")
+@jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr", "num_spans", "num_tokens")
 def _chunks_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -109,31 +112,36 @@ def _chunks_kernel(
     num_spans: tl.tensor,
     channels: tl.tensor,
     x_stride: tl.tensor,
+    num_tokens: tl.tensor,
     TAPS: tl.constexpr,
     SPANS: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token and BLOCK channels; it looks for the span of its token."""
-    token = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_inside = channel < channels
+    """One program TOKENS tokens and BLOCK channels; it looks for the spans of its tokens."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    channel = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    is_channel = channel < channels
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     span = tl.arange(0, SPANS)
-    first = tl.load(first_ptr + span, mask=span < num_spans, other=0)
-    length = tl.load(length_ptr + span, mask=span < num_spans, other=0)
-    own = tl.max(tl.where((token >= first) & (token < first + length), span, -1), 0)
-    is_inside &= own >= 0
+    first = tl.load(first_ptr + span, mask=span < num_spans, other=0)[None, :]
+    length = tl.load(length_ptr + span, mask=span < num_spans, other=0)[None, :]
+    is_own = (token[:, None] >= first) & (token[:, None] < first + length)
+    own = tl.max(tl.where(is_own, span[None, :], -1), 1)
+    is_token = (token < num_tokens) & (own >= 0)
     at = tl.maximum(own, 0)
-    state_id = tl.load(id_ptr + tl.load(row_ptr + at)).to(tl.int64)
-    start = tl.load(first_ptr + at).to(tl.int64)
-    begin_ptr = x_ptr + start * x_stride + channel
-    before_ptr = state_ptr + (state_id * channels + channel) * (TAPS - 1)
-    place = token - start
+    row = tl.load(row_ptr + at, mask=is_token, other=0)
+    state_id = tl.load(id_ptr + row, mask=is_token, other=0).to(tl.int64)
+    start = tl.load(first_ptr + at, mask=is_token, other=0).to(tl.int64)
+    begin_ptr = x_ptr + start[:, None] * x_stride + channel
+    before_ptr = state_ptr + (state_id[:, None] * channels + channel) * (TAPS - 1)
+    place, is_inside = (token - start)[:, None], is_token[:, None] & is_channel
     result = _convolved(begin_ptr, before_ptr, weight_ptr + channel * TAPS, place, x_stride, is_inside, TAPS)
-    tl.store(out_ptr + token * channels + channel, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+    to_ptr = out_ptr + token[:, None] * channels + channel
+    tl.store(to_ptr, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 @jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr")
@@ -207,9 +215,10 @@ def convolve_chunks(
         block = min(power_of_two(channels), _CHANNELS)
         overlaps, launch = overlap(x.device)
         where = state_ids, spans.rows, spans.first_tokens, spans.lengths
-        _chunks_kernel[(len(x), blocks_of(channels, block))](
-            x, weight, states, *where, out, num_spans, channels, x.stride(0),
-            TAPS=taps, SPANS=searched_spans(state_ids, spans), BLOCK=block, OVERLAPS=overlaps, **launch,
+        wide = min(block, _CHUNK_CHANNELS)
+        _chunks_kernel[(blocks_of(len(x), _CHUNK_TOKENS), blocks_of(channels, wide))](
+            x, weight, states, *where, out, num_spans, channels, x.stride(0), len(x),
+            TAPS=taps, SPANS=searched_spans(state_ids, spans), TOKENS=_CHUNK_TOKENS, BLOCK=wide, OVERLAPS=overlaps, **launch,
         )  # fmt: skip
         # A launch of its own: tokens at a span's begin read what it overwrites.
         _last_inputs_kernel[(num_spans, blocks_of(channels, block))](

@@ -6,6 +6,7 @@ import torch
 
 from headway.kernels.recurrent._delta_steps import run_steps
 from headway.kernels.reference.recurrent.delta_windows import delta_windows as delta_windows_twin
+from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState
 
@@ -27,10 +28,14 @@ def _keep_kernel(
     mixed_stride: tl.tensor,
     gate_stride: tl.tensor,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a token and BLOCK of its keys, values and gates."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     place = tl.load(id_ptr + token // width).to(tl.int64) * max_width + token % width
     is_mixed, gate = column < kept_size, column - kept_size
     mixed = tl.load(mixed_ptr + token * mixed_stride + query_size + column, mask=is_mixed)
@@ -57,8 +62,10 @@ def delta_windows(
         return
     run_steps(mixed, gates, rule, state, state_ids, out)
     # A launch of its own: the programs of all heads read what it overwrites.
+    overlaps, launch = overlap(mixed.device)
     kept_size, num_gates = state.mixed.shape[2], gates.shape[1]
     _keep_kernel[(len(mixed), blocks_of(kept_size + num_gates, _BLOCK))](
         mixed, gates, state.mixed, state.gates, state_ids, len(mixed) // len(state_ids), state.mixed.shape[1],
         rule.query_size, kept_size, num_gates, mixed.stride(0), gates.stride(0), BLOCK=_BLOCK,
+        OVERLAPS=overlaps, **launch,
     )  # fmt: skip

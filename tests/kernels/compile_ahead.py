@@ -740,7 +740,7 @@ CASES = [
                 "gated_rms_norm",
                 "_gated_rms_norm_kernel",
                 pointers("x gate weight out", kind),
-                {"EPSILON": 1e-6, "BLOCK": 128, "OVERLAPS": True},
+                {"EPSILON": 1e-6, "HEADS": 8, "BLOCK": 128, "OVERLAPS": True},
             ),
             Case(
                 "causal_convolution",
@@ -752,7 +752,7 @@ CASES = [
                 "causal_convolution",
                 "_chunks_kernel",
                 pointers("x weight state out", kind) | SPANS,
-                {"TAPS": 4, "SPANS": 64, "BLOCK": 512, "OVERLAPS": True},
+                {"TAPS": 4, "SPANS": 64, "TOKENS": 8, "BLOCK": 128, "OVERLAPS": True},
             ),
             Case(
                 "causal_convolution",
@@ -764,7 +764,7 @@ CASES = [
                 "delta_windows",
                 "_keep_kernel",
                 pointers("mixed gate kept_mixed kept_gate", kind) | pointers("id"),
-                {"BLOCK": 1024},
+                {"BLOCK": 1024, "OVERLAPS": True},
             ),
             *(
                 Case(
