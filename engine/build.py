@@ -178,7 +178,7 @@ def _check_options(
     outline = Outline(shape, device, dtype, has_draft_head=reads_draft_head(config), has_float8=has_float8)
     with_formats(config, outline)
     check_deterministic(config, outline)
-    check_recurrence(config, shape, device)
+    check_recurrence(config, shape)
     if config.max_running is not None:
         check_adjustments(msgspec.structs.replace(config, device=device.type), outline, available)
 

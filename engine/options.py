@@ -85,13 +85,9 @@ def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLay
     return "fp8" if is_possible and model.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
 
 
-def check_recurrence(config: EngineConfig, shape: ModelSpec, device: torch.device) -> None:
+def check_recurrence(config: EngineConfig, shape: ModelSpec) -> None:
     """Judges what models with recurrent layers need. Raises ConfigError."""
     least = shape.prompt_grid
-    if least is not None and device.type != "cpu":
-        raise ConfigError(
-            f"the recurrent layers of {shape.architecture} are not served on {device.type} yet; use --device cpu"
-        )
     if least is not None and config.prefill_chunk is not None and config.prefill_chunk < least:
         raise ConfigError(
             f"--prefill-chunk is {config.prefill_chunk}, it must be {least} or more for {shape.architecture}, whose recurrent "

@@ -127,11 +127,11 @@ def test_recurrent_layers_are_a_group_and_a_request_takes_their_state(tmp_path: 
     assert memory.request_bytes == 256 * memory.token_bytes + memory.row_state_bytes
 
 
-def test_a_gpu_is_said_to_serve_no_recurrent_layers(tmp_path: Path) -> None:
+def test_recurrent_layers_are_served_on_a_gpu(tmp_path: Path) -> None:
     found = inspect(HybridOracle().save(tmp_path), gpu_memory=80 * GIB)
-    assert found.engine is None
-    assert found.problem is not None
-    assert "recurrent layers of Qwen3_5ForCausalLM are not served on cuda" in found.problem
+    assert found.problem is None
+    assert found.engine is not None
+    assert (found.engine.device, found.engine.is_deterministic) == ("cuda", True)
 
 
 def overwrite(folder: Path, content: bytes) -> Path:
