@@ -3,9 +3,15 @@ pieces of each span one after the other.
 
 Within a piece token i writes what its value differs by from what the state says then, a triangular system over the tokens
 before it. The first launch inverts the system; the second one applies it. A piece that is not full has zeros beyond.
+
+No product has tiles for Hopper's asynchronous tensor cores (64 rows by four warps): of kernels with several such products Triton
+3.6 makes code that reads operands before they are there (https://github.com/fla-org/flash-linear-attention/pull/988). The first
+launch has two warps; the second one computes transposed, so that its rows are the few dimensions of values.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -15,26 +21,64 @@ from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._delta_rule import DeltaRule, TokenSpans
 
-_MAX_VALUES = 32  # of the state's tile
+_MAX_VALUES, _MAX_WIDE_VALUES = 32, 16  # of the state's tile, where 16-bit numbers are multiplied and others
+_CHUNK = 32  # dimensions of keys at a time
 # Each thread would fuse a product of its own with the sums of others, and threads would disagree about the sum.
-_OPTIONS = {"enable_fp_fusion": False, "num_warps": 8, "num_stages": 1}
+_OPTIONS = {"enable_fp_fusion": False}
+_SYSTEM_OPTIONS = _OPTIONS | {"num_warps": 2, "num_stages": 1}
+_PIECE_OPTIONS = _OPTIONS | {"num_warps": 8}
+_STAGES = 2  # of 16-bit operands; those of float32 fill the shared memory at once
+
+
+class _Systems(NamedTuple):
+    """What pieces need of their own tokens. Matrices have the dtype in which they are multiplied."""
+
+    inverses: torch.Tensor  # [tokens, V, PIECE]: rows of the inverse of the triangular system
+    seen: torch.Tensor  # [tokens, V, PIECE]: how much of what the piece's tokens write each query sees
+    # [4, tokens, V]: how much is written; the logarithm of what is kept from before the piece; the factors by which the key gets
+    # the length 1, and the query 1 / sqrt(K)
+    numbers: torch.Tensor
+
+
+@jit
+def _operand(value: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
+    """The value as products take it: rounded to bfloat16 if PRECISION is "bf16", else wide."""
+    return value.to(tl.bfloat16) if PRECISION == "bf16" else wide(value)
 
 
 @jit
 def _dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """a @ b in float32 or float64, of operands rounded to bfloat16 if PRECISION is "bf16"."""
+    """a @ b of operands, in float32 or float64."""
     if PRECISION == "bf16":
-        product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+        product = tl.dot(a, b)
     else:
         product = tl.dot(a, b, input_precision=PRECISION)
     return product
 
 
 @jit
-def _units(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """[PIECE, KEYS] in float32 or float64: vectors divided by their lengths."""
-    vectors = wide(tl.load(pointers, mask=mask, other=0.0))
-    return vectors * tl.rsqrt(tl.sum(vectors * vectors, 1) + 1e-6)[:, None]
+def _products(
+    left_ptr: tl.tensor,  # [PIECE] of pointers, to the first of a head's numbers
+    right_ptr: tl.tensor,  # [PIECE] of pointers
+    is_token: tl.tensor,
+    key_dim: tl.tensor,
+    PIECE: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """[PIECE, PIECE]: the products of each vector on the left with each on the right; [PIECE]: of those on the left with
+    themselves. A few dimensions at a time, for registers are few."""
+    k = tl.arange(0, CHUNK)
+    own = wide(tl.load(left_ptr, mask=is_token, other=0.0)) * 0
+    products = own[:, None] + tl.zeros((PIECE, PIECE), own.dtype)
+    for first in range(0, KEYS, CHUNK):
+        is_key = is_token[:, None] & (first + k < key_dim)[None, :]
+        left = tl.load(left_ptr[:, None] + (first + k)[None, :], mask=is_key, other=0.0)
+        right = tl.load(right_ptr[:, None] + (first + k)[None, :], mask=is_key, other=0.0)
+        own += tl.sum(wide(left) * wide(left), 1)
+        products += _dot(_operand(left, PRECISION), tl.trans(_operand(right, PRECISION)), PRECISION)
+    return products, own
 
 
 @jit
@@ -57,7 +101,7 @@ def _between(totals: tl.tensor, PIECE: tl.constexpr) -> tl.tensor:
 
 
 @jit_once_for("gate_ptr", "first_ptr", "length_ptr", "generated_ptr", "num_spans")
-def _inverses_kernel(
+def _systems_kernel(
     mixed_ptr: tl.tensor,
     gate_ptr: tl.tensor,
     log_ptr: tl.tensor,
@@ -66,7 +110,10 @@ def _inverses_kernel(
     length_ptr: tl.tensor,
     generated_ptr: tl.tensor,
     inverse_ptr: tl.tensor,
+    seen_ptr: tl.tensor,
+    number_ptr: tl.tensor,
     num_spans: tl.tensor,
+    num_tokens: tl.tensor,
     heads: tl.tensor,
     key_dim: tl.tensor,
     query_size: tl.tensor,
@@ -76,6 +123,7 @@ def _inverses_kernel(
     SPANS: tl.constexpr,
     PIECE: tl.constexpr,
     KEYS: tl.constexpr,
+    CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """One program a piece and head of values; it looks for the span of its piece."""
@@ -89,36 +137,42 @@ def _inverses_kernel(
     if own < num_spans:
         length = tl.load(length_ptr + own)
         start = (piece - tl.sum(tl.where(span == own, ends - (lengths + PIECE - 1) // PIECE, 0), 0)) * PIECE
-        place, k = tl.arange(0, PIECE), tl.arange(0, KEYS)
+        place = tl.arange(0, PIECE)
         is_token = start + place < length
         token = tl.load(first_ptr + own).to(tl.int64) + start + place
-        key_ptr = (
-            mixed_ptr + token[:, None] * mixed_stride + query_size + head // SHARING * key_dim + k[None, :]
-        )
-        keys = _units(key_ptr, is_token[:, None] & (k < key_dim)[None, :])
         log, bias = tl.load(log_ptr + head), tl.load(bias_ptr + head)
         write, totals = _totals(gate_ptr + token * gate_stride + head, log, bias, is_token, heads)
-        products = _dot(keys * write[:, None], tl.trans(keys), PRECISION)
+        query_ptr = mixed_ptr + token * mixed_stride + head // SHARING * key_dim
+        key_ptr, cell = query_ptr + query_size, (token * heads + head)[:, None] * PIECE + place[None, :]
+        products, own_products = _products(key_ptr, key_ptr, is_token, key_dim, PIECE, KEYS, CHUNK, PRECISION)
+        key_scale = tl.rsqrt(own_products + 1e-6)
+        products *= (key_scale * write)[:, None] * key_scale[None, :]
         is_below = place[:, None] > place[None, :]
-        system = tl.where(is_below, products * _between(totals, PIECE), 0.0)
-        inverse = -system
+        inverse = -tl.where(is_below, products * _between(totals, PIECE), 0.0)
         for i in range(1, PIECE):
             is_row = place[:, None] == i
             row = tl.sum(tl.where(is_row, inverse, 0.0), 0)
             row += tl.sum(row[:, None] * inverse, 0)
             inverse = tl.where(is_row, row[None, :], inverse)
         inverse += tl.where(place[:, None] == place[None, :], 1.0, 0.0)
-        to_ptr = inverse_ptr + (token * heads + head)[:, None] * PIECE + place[None, :]
-        tl.store(to_ptr, inverse, mask=is_token[:, None])
+        tl.store(inverse_ptr + cell, _operand(inverse, PRECISION), mask=is_token[:, None])
+        seen, own_products = _products(query_ptr, key_ptr, is_token, key_dim, PIECE, KEYS, CHUNK, PRECISION)
+        query_scale = tl.rsqrt(own_products + 1e-6) / tl.sqrt(key_dim.to(own_products.dtype))
+        seen *= query_scale[:, None] * key_scale[None, :] * _between(totals, PIECE)
+        tl.store(seen_ptr + cell, _operand(seen, PRECISION), mask=is_token[:, None])
+        own_ptr, step = number_ptr + (token * heads + head), num_tokens.to(tl.int64) * heads
+        tl.store(own_ptr, write, mask=is_token)
+        tl.store(own_ptr + step, totals, mask=is_token)
+        tl.store(own_ptr + 2 * step, key_scale, mask=is_token)
+        tl.store(own_ptr + 3 * step, query_scale, mask=is_token)
 
 
-@jit_once_for("gate_ptr", "id_ptr", "row_ptr", "first_ptr", "length_ptr", "generated_ptr")
+@jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr", "generated_ptr")
 def _pieces_kernel(
     mixed_ptr: tl.tensor,
-    gate_ptr: tl.tensor,
-    log_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
     inverse_ptr: tl.tensor,
+    seen_ptr: tl.tensor,
+    number_ptr: tl.tensor,
     state_ptr: tl.tensor,
     id_ptr: tl.tensor,
     row_ptr: tl.tensor,
@@ -126,64 +180,64 @@ def _pieces_kernel(
     length_ptr: tl.tensor,
     generated_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    num_tokens: tl.tensor,
     heads: tl.tensor,
     key_dim: tl.tensor,
     value_dim: tl.tensor,
     query_size: tl.tensor,
     mixed_stride: tl.tensor,
-    gate_stride: tl.tensor,
     SHARING: tl.constexpr,
     PIECE: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a span, head of values and VALUES of its dimensions."""
+    """One program a span, head of values and VALUES of its dimensions. Tiles of values are [VALUES, PIECE] and [VALUES, KEYS]."""
     span, head = tl.program_id(0), tl.program_id(1)
     length = tl.where(tl.load(generated_ptr + span) != 0, 0, tl.load(length_ptr + span))
     if length > 0:
         state_id = tl.load(id_ptr + tl.load(row_ptr + span)).to(tl.int64)
         first = tl.load(first_ptr + span).to(tl.int64)
-        place, k, d = (
-            tl.arange(0, PIECE),
-            tl.arange(0, KEYS),
-            tl.program_id(2) * VALUES + tl.arange(0, VALUES),
-        )
+        place, k = tl.arange(0, PIECE), tl.arange(0, KEYS)
+        d = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
         has_key, has_value = k < key_dim, d < value_dim
-        tile_ptr = state_ptr + ((state_id * heads + head) * key_dim + k[:, None]) * value_dim + d[None, :]
-        tile = tl.load(tile_ptr, mask=has_key[:, None] & has_value[None, :], other=0.0)
-        log, bias = tl.load(log_ptr + head), tl.load(bias_ptr + head)
-        scale = 1 / tl.sqrt(key_dim.to(tile.dtype))
+        is_cell = has_value[:, None] & has_key[None, :]
+        tile_ptr = state_ptr + ((state_id * heads + head) * key_dim + k[None, :]) * value_dim + d[:, None]
+        tile = tl.load(tile_ptr, mask=is_cell, other=0.0)
+        # Places count from the piece's first token: 32 bits hold them, and registers are few.
+        query_at = head // SHARING * key_dim + place[:, None] * mixed_stride + k[None, :]
+        cell_at = head * PIECE + place[:, None] * (heads * PIECE) + place[None, :]
+        value_at = 2 * query_size + head * value_dim + place[None, :] * mixed_stride + d[:, None]
+        step = num_tokens.to(tl.int64) * heads
         for start in range(0, length, PIECE):
-            is_token = start + place < length
-            is_key, is_value = is_token[:, None] & has_key[None, :], is_token[:, None] & has_value[None, :]
-            # Places count from the piece's first token: 32 bits hold them, and registers are few.
             begin = first + start
-            query_ptr = mixed_ptr + begin * mixed_stride + head // SHARING * key_dim
-            keys = _units(query_ptr + query_size + (place[:, None] * mixed_stride + k[None, :]), is_key)
-            value_ptr = mixed_ptr + begin * mixed_stride + 2 * query_size + head * value_dim
-            value_ptr += place[:, None] * mixed_stride + d[None, :]
-            values = wide(tl.load(value_ptr, mask=is_value, other=0.0))
-            own_gate_ptr = gate_ptr + begin * gate_stride + head + place * gate_stride
-            write, totals = _totals(own_gate_ptr, log, bias, is_token, heads)
-            own_ptr = inverse_ptr + (begin * heads + head) * PIECE
-            own_ptr += place[:, None] * (heads * PIECE) + place[None, :]
-            inverse = tl.load(own_ptr, mask=is_token[:, None], other=0.0)
-            from_start = tl.exp(totals)
-            said = _dot(keys, tile, PRECISION)
-            changes = (values - said * from_start[:, None]) * write[:, None]
-            changes = _dot(inverse, changes, PRECISION)
-            queries = _units(query_ptr + (place[:, None] * mixed_stride + k[None, :]), is_key) * scale
-            result = _dot(queries, tile, PRECISION) * from_start[:, None]
-            seen = _dot(queries, tl.trans(keys), PRECISION) * _between(totals, PIECE)
-            result += _dot(seen, changes, PRECISION)
+            is_token = start + place < length
+            is_key, is_value = is_token[:, None] & has_key[None, :], has_value[:, None] & is_token[None, :]
+            query_ptr = mixed_ptr + begin * mixed_stride + query_at
+            keys = _operand(tl.load(query_ptr + query_size, mask=is_key, other=0.0), PRECISION)
+            queries = _operand(tl.load(query_ptr, mask=is_key, other=0.0), PRECISION)
+            values = wide(tl.load(mixed_ptr + begin * mixed_stride + value_at, mask=is_value, other=0.0))
+            cells = begin * heads * PIECE + cell_at
+            inverse = tl.load(inverse_ptr + cells, mask=is_token[:, None], other=0.0)
+            seen = tl.load(seen_ptr + cells, mask=is_token[:, None], other=0.0)
+            own_ptr = number_ptr + (begin + place) * heads + head
+            write = tl.load(own_ptr, mask=is_token, other=0.0)
+            totals = tl.load(own_ptr + step, mask=is_token, other=0.0)
+            key_scale = tl.load(own_ptr + 2 * step, mask=is_token, other=0.0)
+            query_scale = tl.load(own_ptr + 3 * step, mask=is_token, other=0.0)
+            last = tl.sum(tl.where(place == tl.minimum(length - start, PIECE) - 1, totals, 0.0), 0)
+            from_start, before = tl.exp(totals), _operand(tile, PRECISION)
+            said = _dot(before, tl.trans(keys), PRECISION) * (key_scale * from_start)[None, :]
+            changes = _operand((values - said) * write[None, :], PRECISION)
+            changes = _dot(changes, tl.trans(inverse), PRECISION)
+            result = _dot(before, tl.trans(queries), PRECISION) * (query_scale * from_start)[None, :]
+            result += _dot(_operand(changes, PRECISION), tl.trans(seen), PRECISION)
             to_ptr = out_ptr + (begin * heads + head) * value_dim
-            to_ptr += place[:, None] * (heads * value_dim) + d[None, :]
+            to_ptr += place[None, :] * (heads * value_dim) + d[:, None]
             tl.store(to_ptr, result.to(out_ptr.dtype.element_ty), mask=is_value)
-            last = tl.sum(tl.where(place == PIECE - 1, totals, 0.0), 0)
-            written = keys * tl.exp(last - totals)[:, None]
-            tile = tile * tl.exp(last) + _dot(tl.trans(written), changes, PRECISION)
-        tl.store(tile_ptr, tile, mask=has_key[:, None] & has_value[None, :])
+            written = changes * (key_scale * tl.exp(last - totals))[None, :]
+            tile = tile * tl.exp(last) + _dot(_operand(written, PRECISION), keys, PRECISION)
+        tl.store(tile_ptr, tile, mask=is_cell)
 
 
 def run_pieces(
@@ -199,25 +253,37 @@ def run_pieces(
     """Launches both kernels for the spans that are not generated."""
     check_dense(rule.decay_log, rule.decay_bias, states, state_ids, *spans, out)
     assert mixed.stride(1) == gates.stride(1) == 1, (mixed.stride(), gates.stride())
-    heads, num_spans = rule.num_value_heads, len(spans.rows)
-    inverses = torch.empty(len(mixed), heads, piece_size, dtype=states.dtype, device=mixed.device)
+    heads, num_tokens, num_spans = rule.num_value_heads, len(mixed), len(spans.rows)
     # 16-bit inputs are multiplied as such, as by flash-linear-attention; float32 in three parts, which together keep about
     # its precision. The interpreter has no bfloat16.
     precision = "ieee" if states.dtype == torch.float64 else "tf32x3"
     if mixed.dtype.itemsize == 2 and mixed.is_cuda:
         precision = "bf16"
-    values = min(max(power_of_two(rule.value_dim), 16), _MAX_VALUES)
+    systems = _new_systems(rule, num_tokens, piece_size, states, is_narrow=precision == "bf16")
+    most_values = _MAX_VALUES if precision == "bf16" else _MAX_WIDE_VALUES
+    values = min(max(power_of_two(rule.value_dim), 16), most_values)
     sharing, keys = heads // rule.num_key_heads, max(power_of_two(rule.key_dim), 16)
-    given = mixed, gates, rule.decay_log, rule.decay_bias
     where = spans.first_tokens, spans.lengths, spans.is_generated
-    most_pieces = min(len(mixed), len(mixed) // piece_size + num_spans)
-    _inverses_kernel[(most_pieces, heads)](
-        *given, *where, inverses, num_spans, heads, rule.key_dim, rule.query_size, mixed.stride(0),
-        gates.stride(0), SHARING=sharing, SPANS=searched_spans(state_ids, spans), PIECE=piece_size, KEYS=keys,
-        PRECISION=precision, **_OPTIONS,
+    most_pieces = min(num_tokens, num_tokens // piece_size + num_spans)
+    _systems_kernel[(most_pieces, heads)](
+        mixed, gates, rule.decay_log, rule.decay_bias, *where, *systems, num_spans, num_tokens, heads, rule.key_dim,
+        rule.query_size, mixed.stride(0), gates.stride(0), SHARING=sharing, SPANS=searched_spans(state_ids, spans),
+        PIECE=piece_size, KEYS=keys, CHUNK=min(keys, _CHUNK), PRECISION=precision, **_SYSTEM_OPTIONS,
     )  # fmt: skip
     _pieces_kernel[(num_spans, heads, blocks_of(rule.value_dim, values))](
-        *given, inverses, states, state_ids, spans.rows, *where, out, heads, rule.key_dim, rule.value_dim,
-        rule.query_size, mixed.stride(0), gates.stride(0), SHARING=sharing, PIECE=piece_size, KEYS=keys,
-        VALUES=values, PRECISION=precision, **_OPTIONS,
+        mixed, *systems, states, state_ids, spans.rows, *where, out, num_tokens, heads, rule.key_dim, rule.value_dim,
+        rule.query_size, mixed.stride(0), SHARING=sharing, PIECE=piece_size, KEYS=keys, VALUES=values,
+        PRECISION=precision, num_stages=_STAGES if precision == "bf16" else 1, **_PIECE_OPTIONS,
     )  # fmt: skip
+
+
+def _new_systems(
+    rule: DeltaRule, num_tokens: int, piece_size: int, states: torch.Tensor, *, is_narrow: bool
+) -> _Systems:
+    heads, device = rule.num_value_heads, states.device
+    operands = torch.bfloat16 if is_narrow else states.dtype
+    return _Systems(
+        torch.empty(num_tokens, heads, piece_size, dtype=operands, device=device),
+        torch.empty(num_tokens, heads, piece_size, dtype=operands, device=device),
+        torch.empty(4, num_tokens, heads, dtype=states.dtype, device=device),
+    )

@@ -132,7 +132,7 @@ def test_a_preempted_request_goes_on_as_if_nothing_had_happened(depth: int, base
     cases = cases_of([text_of(length, seed=length) for length in (30, 64, 70, 100)], 90)
     calm_engine = engine_of(base, depth=0, prefix_caching=False)
     calm = [generate_with(calm_engine, [case])[0] for case in cases]
-    small = calm_engine.engine.runner.pool.block_bytes() * 26
+    small = engine_of(base, depth=depth).engine.runner.pool.block_bytes() * 20
     engine = engine_of(base, depth=depth, kv_cache_memory_bytes=small)
     assert differing(generate_with(engine, cases), calm) == []
     assert engine.engine.scheduler.snapshot().num_preemptions > 0

@@ -588,21 +588,37 @@ CASES = [
             ),
         )
     ),
-    Case(
-        "_delta_pieces",
-        "_inverses_kernel",
-        pointers("mixed gate", "*bf16") | pointers("log bias inverse", "*fp32") | SPANS,
-        {"SHARING": 3, "SPANS": 64, "PIECE": 64, "KEYS": 128, "PRECISION": "bf16"},
-        divisible=DELTA,
-    ),
-    # Not tuned on a GPU yet: 112 B on sm_80, 528 B on sm_90, none on sm_100.
-    Case(
-        "_delta_pieces",
-        "_pieces_kernel",
-        pointers("mixed gate out", "*bf16") | pointers("log bias inverse state", "*fp32") | SPANS,
-        {"SHARING": 3, "PIECE": 64, "KEYS": 128, "VALUES": 32, "PRECISION": "bf16"},
-        divisible=DELTA,
-        tolerated_bytes=640,
+    *(
+        case
+        for kind, precision, tolerated in (("*bf16", "bf16", 0), ("*fp32", "tf32x3", 2048))
+        for case in (
+            Case(
+                "_delta_pieces",
+                "_systems_kernel",
+                pointers("mixed gate inverse seen", kind) | pointers("log bias number", "*fp32") | SPANS,
+                {"SHARING": 3, "SPANS": 64, "PIECE": 64, "KEYS": 128, "CHUNK": 32, "PRECISION": precision},
+                2,
+                1,
+                divisible=DELTA,
+                tolerated_bytes=tolerated,
+            ),
+            Case(
+                "_delta_pieces",
+                "_pieces_kernel",
+                pointers("mixed inverse seen out", kind) | pointers("number state", "*fp32") | SPANS,
+                {
+                    "SHARING": 3,
+                    "PIECE": 64,
+                    "KEYS": 128,
+                    "VALUES": 32 if kind == "*bf16" else 16,
+                    "PRECISION": precision,
+                },
+                8,
+                2 if kind == "*bf16" else 1,
+                divisible=DELTA,
+                tolerated_bytes=tolerated,
+            ),
+        )
     ),
     *(
         Case(

@@ -81,9 +81,16 @@ def expected(
     )
     write, decay = gates.float().chunk(2, dim=1)
     run = torch_chunk_gated_delta_rule if in_pieces else torch_recurrent_gated_delta_rule
+    # Some versions of transformers repeat heads in these functions, others before them.
+    query, key = (
+        part.unflatten(1, (rule.num_key_heads, -1)).repeat_interleave(
+            rule.num_value_heads // rule.num_key_heads, 1
+        )
+        for part in (query, key)
+    )
     result, last = run(
-        query.unflatten(1, (rule.num_key_heads, -1))[None],
-        key.unflatten(1, (rule.num_key_heads, -1))[None],
+        query[None],
+        key[None],
         value.unflatten(1, (rule.num_value_heads, -1))[None],
         g=(-rule.decay_log.exp() * F.softplus(decay + rule.decay_bias))[None],
         beta=write.sigmoid()[None],
