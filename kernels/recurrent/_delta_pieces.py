@@ -49,11 +49,7 @@ def _operand(value: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
 @jit
 def _dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
     """a @ b of operands, in float32 or float64."""
-    if PRECISION == "bf16":
-        product = tl.dot(a, b)
-    else:
-        product = tl.dot(a, b, input_precision=PRECISION)
-    return product
+    return tl.dot(a, b) if PRECISION == "bf16" else tl.dot(a, b, input_precision=PRECISION)
 
 
 @jit
@@ -100,7 +96,7 @@ def _between(totals: tl.tensor, PIECE: tl.constexpr) -> tl.tensor:
     return tl.where(is_earlier, tl.exp(tl.where(is_earlier, difference, 0.0)), 0.0)
 
 
-@jit_once_for("gate_ptr", "first_ptr", "length_ptr", "generated_ptr", "num_spans")
+@jit_once_for("gate_ptr", "first_ptr", "length_ptr", "generated_ptr", "num_spans", "num_tokens")
 def _systems_kernel(
     mixed_ptr: tl.tensor,
     gate_ptr: tl.tensor,
@@ -167,7 +163,7 @@ def _systems_kernel(
         tl.store(own_ptr + 3 * step, query_scale, mask=is_token)
 
 
-@jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr", "generated_ptr")
+@jit_once_for("id_ptr", "row_ptr", "first_ptr", "length_ptr", "generated_ptr", "num_tokens")
 def _pieces_kernel(
     mixed_ptr: tl.tensor,
     inverse_ptr: tl.tensor,

@@ -121,10 +121,11 @@ def test_prompts_have_the_same_bits_whole_cut_and_among_others(
             assert torch.equal(saved.setdefault(b, own[1].clone()), own[1]), f"the state after {b} tokens"
         assert torch.equal(torch.cat(parts), wanted), cuts
         assert torch.equal(own[1], whole[1]), cuts
-    others, other_gates = tokens_of(sizes, 500, gpu, dtype, seed=9)
     for before, after in ((1, 0), (70, 9), (200, 250)):
-        flat = torch.cat([others[:before], mixed, others[250 : 250 + after]])
-        flat_gates = torch.cat([other_gates[:before], gates, other_gates[250 : 250 + after]])
+        # Of the same strides, of which Triton compiles by their divisors.
+        count = before + length + after
+        flat, flat_gates = tokens_of(sizes, count, gpu, dtype, seed=9)
+        flat[before : before + length], flat_gates[before : before + length] = mixed, gates
         own = started(sizes, 4, 1, dtype, gpu).states
         own[3] = begin
         spans = [(0, 0, before, before == 70), (2, before, length, False), (3, before + length, after, False)]
