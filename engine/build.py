@@ -45,10 +45,12 @@ from headway.engine.state.masks import MaskTable
 from headway.engine.state.memory import (
     available_bytes,
     check_context,
+    format_bytes,
+    held_model_len,
     keep_freed_memory,
     num_checkpoints,
     num_kv_blocks,
-    served_model_len,
+    wanted_model_len,
 )
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
@@ -96,6 +98,7 @@ def assemble(
     masks = MaskTable(config.num_rows, config.depth + 1, model.spec.vocab_size, device)
     slots = take_rows(config, model, max_model_len)
     pool = take_pool(config, model, max_model_len, available_bytes(device))
+    max_model_len = served_model_len(config, pool, max_model_len)
     if device.type == "cpu":
         keep_freed_memory()
     scheduler = _scheduler(config, model, pool, max_model_len, prefill)
@@ -137,16 +140,16 @@ def wanted_device(config: EngineConfig) -> torch.device:
 def checked_model_len(
     config: EngineConfig, device: torch.device, available: int, *, has_float8: bool | None = None
 ) -> int:
-    """Returns the context in tokens. Judges all that can be judged before anything is loaded. Raises ModelError or ConfigError.
+    """Returns the most context in tokens that can be served. Judges all that can be judged before anything is loaded. Raises
+    ModelError or ConfigError.
 
     available: bytes on the device. has_float8: as in Outline.
     """
     shape = read_model_spec(config.model_path)
-    max_model_len = served_model_len(config, shape)
     least = _least_state(config, shape, device)
-    check_context(
+    max_model_len = check_context(
         config,
-        max_model_len=max_model_len,
+        max_model_len=wanted_model_len(config, shape),
         block_bytes=block_bytes(least, config.block_size),
         row_bytes=row_bytes(least),
         device=device,
@@ -289,6 +292,22 @@ def take_pool(config: EngineConfig, model: CausalLM, max_model_len: int, availab
         block_size=config.block_size,
         device=model.device,
     )
+
+
+def served_model_len(config: EngineConfig, pool: StatePool, most: int) -> int:
+    """Returns the context in tokens that the pool can hold for one request, `most` if it can, and logs what the model has more."""
+    length = held_model_len(most, num_blocks=pool.num_blocks, block_size=pool.block_size)
+    trained = wanted_model_len(config, read_model_spec(config.model_path))
+    if length < trained:
+        logger.warning(
+            "the context is %s tokens, as many as fit: the model's %s would take %s of KV cache; a larger --kv-cache-memory or a "
+            "narrower --dtype may allow more, and --max-model-len %d serves as many without this warning",
+            f"{length:,}",
+            f"{trained:,}",
+            format_bytes((-(-trained // pool.block_size) + 1) * pool.block_bytes()),
+            length,
+        )
+    return length
 
 
 def engine_info(

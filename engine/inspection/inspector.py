@@ -107,7 +107,8 @@ def _served_model(
     is_head_wanted, found, outline = False, None, None
     if device is not None:
         with problems.noted():
-            checked_model_len(config, place, device.report.available_bytes, has_float8=device.has_float8)
+            available = device.report.available_bytes
+            length = checked_model_len(config, place, available, has_float8=device.has_float8)
     with problems.noted():
         is_head_wanted = wants_draft_head(config, spec)
     if config.load_format != "dummy":

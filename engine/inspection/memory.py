@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.engine.bench.floor import costs_of
-from headway.engine.build import engine_info, kept_state, take_pool, take_rows
+from headway.engine.build import engine_info, kept_state, served_model_len, take_pool, take_rows
 from headway.engine.defaults import Outline, with_rows
 from headway.engine.inspection.device import Device
 from headway.engine.inspection.problems import Problems
@@ -72,12 +72,13 @@ def _divide(
     layers, drafter = kept_state(config, outline)
     states = (*layers, drafter)
     bytes_of_block = block_bytes(states, config.block_size)
-    blocks_of_request = -(-max_model_len // config.block_size)
-    info, num_full = None, None
+    info = None
     with problems.noted():
         pool = take_pool(config, outline, max_model_len, left - rows_bytes)
+        max_model_len = served_model_len(config, pool, max_model_len)
         info = engine_info(config, outline, pool, max_model_len, num_parameters, weights_bytes)
-        num_full = min(info.num_blocks // blocks_of_request, info.max_running)
+    blocks_of_request = -(-max_model_len // config.block_size)
+    num_full = None if info is None else min(info.num_blocks // blocks_of_request, info.max_running)
     memory = MemoryReport(
         dtype=str(outline.dtype).removeprefix("torch."),
         weights_bytes=weights_bytes,

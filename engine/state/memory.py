@@ -70,7 +70,7 @@ def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
     return result, torch.cuda.memory_reserved() - before
 
 
-def served_model_len(config: EngineConfig, model: ModelSpec) -> int:
+def wanted_model_len(config: EngineConfig, model: ModelSpec) -> int:
     """--max-model-len, else all positions that the model was made for. Raises ConfigError."""
     trained = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > trained:
@@ -89,15 +89,25 @@ def check_context(
     row_bytes: int,
     device: torch.device,
     available: int,
-) -> None:
-    """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError."""
-    num_kv_blocks(
+) -> int:
+    """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError.
+
+    Returns the context in tokens: max_model_len or, where nobody has set it, less if that cannot fit.
+    """
+    num_blocks = num_kv_blocks(
         msgspec.structs.replace(config, device="cuda" if device.type == "cuda" else "cpu"),
         max_model_len=max_model_len,
         block_bytes=block_bytes,
         available=available,
         row_bytes=row_bytes,
     )
+    return held_model_len(max_model_len, num_blocks=num_blocks, block_size=config.block_size)
+
+
+def held_model_len(max_model_len: int, *, num_blocks: int, block_size: int) -> int:
+    """Returns the tokens that one request can have in the blocks that `num_kv_blocks` counted for max_model_len: that number, or
+    less where it was cut to what fits."""
+    return min(max_model_len, (num_blocks - 1) * block_size)
 
 
 def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> int:
@@ -114,7 +124,8 @@ def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> 
 def num_kv_blocks(
     config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int, row_bytes: int = 0
 ) -> int:
-    """At least one request of full length and one block more; at most one such request for every row.
+    """At least one request of full length and one block more; at most one such request for every row. Where --max-model-len is
+    not set, the full length is cut to what fits.
 
     config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded.
     row_bytes: those of one row's state; the state of all rows and its checkpoints are taken before blocks are counted.
@@ -122,15 +133,17 @@ def num_kv_blocks(
     """
     num_states = config.num_rows + num_checkpoints(config, row_bytes=row_bytes, available=available)
     available = max(0, available - num_states * row_bytes)
-    blocks_per_request = -(-max_model_len // config.block_size)
-    least = (blocks_per_request + 1) * block_bytes
     most = int(MAX_KV_CACHE_SHARE * available)
     budget = config.kv_cache_memory_bytes
+    fitting = (min(most if budget is None else budget, most) // block_bytes - 1) * config.block_size
+    if config.max_model_len is None and fitting > 0:
+        max_model_len = min(max_model_len, fitting)
+    blocks_per_request = -(-max_model_len // config.block_size)
+    least = (blocks_per_request + 1) * block_bytes
+    if max_model_len > fitting:
+        raise _too_long(config, max_model_len, least=least, fitting=fitting, available=available)
     if budget is None:
         budget = _default_budget(config, least=least, available=available)
-    if least > min(budget, most):
-        fitting = (min(budget, most) // block_bytes - 1) * config.block_size
-        raise _too_long(config, max_model_len, least=least, fitting=fitting, available=available)
     if budget > most:
         raise ConfigError(
             f"--kv-cache-memory is {budget} ({format_bytes(budget)}), but {format_bytes(available)} "

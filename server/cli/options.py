@@ -160,7 +160,7 @@ MODEL = [
            "float64 on a GPU, with 16 bits on a CPU, and with --fast-math"),
     Option("fast-math", parse_switch, False, "on a GPU, order sums by what is fastest for the batch: small models gain, and a text may "
            "depend on other requests where two tokens all but tie"),
-    Option("max-model-len", parse_int, None, "context in tokens (default: the model's)"),
+    Option("max-model-len", parse_int, None, "context in tokens (default: the model's, or what fits)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
 ]  # fmt: skip
 SPECULATION = [

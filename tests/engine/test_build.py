@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
 from headway_testing.hybrid import HybridOracle
+from headway_testing.local import LocalEngine
 
 from headway.engine import build as assembly
 from headway.engine import options
@@ -331,19 +333,54 @@ def test_what_drafts_is_told(drafter: str, depth: int, has_draft_head: bool, tmp
     )
 
 
-def test_positions_beyond_all_memory_are_served_in_part_or_refused_before_weights_are_read(
+def test_positions_beyond_all_memory_are_served_as_far_as_they_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """2 MiB hold 126 blocks of 16,576 bytes, one of which is spare."""
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path, max_position_embeddings=10**12)), device="cpu", kv_cache_memory_bytes=2 << 20
+    )  # fmt: skip
+    engine = assemble(config, progress=lambda _: None)
+    assert (engine.info.num_blocks, engine.info.max_model_len) == (126, 125 * 16)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "the context is 2,000 tokens" in warned[0]
+    assert "the model's 1,000,000,000,000 would take" in warned[0]
+    assert "--max-model-len 2000" in warned[0]
+
+
+def test_a_context_that_is_cut_is_served_to_its_last_token(tmp_path: Path) -> None:
+    """And is what --max-model-len may be at most."""
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), device="cpu", kv_cache_memory_bytes=100_000, depth=3
+    )
+    local = LocalEngine(config)
+    length = local.engine.info.max_model_len
+    assert 16 <= length < 256
+    assert length % 16 == 0
+    number = local.submit([1, 2, 3], max_tokens=length - 3)
+    local.run()
+    assert len(local.outputs[number].token_ids) == length - 3
+    assert LocalEngine(msgspec.structs.replace(config, max_model_len=length)).engine.info == local.engine.info
+    with pytest.raises(
+        ConfigError, match=f"one request of {length + 1} tokens .* lower --max-model-len to {length}"
+    ):
+        LocalEngine(msgspec.structs.replace(config, max_model_len=length + 1))
+
+
+def test_a_context_that_is_set_is_refused_before_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(random_mimo(tmp_path, max_position_embeddings=10**12))
     config = EngineConfig(model_path=path, device="cpu", max_model_len=64)
     assert assemble(config, progress=lambda _: None).info.max_model_len == 64
     monkeypatch.setattr(assembly, "load_model", None)
-    with pytest.raises(ConfigError, match=r"one request of 1000000000000 tokens .* lower --max-model-len to"):
-        assemble(EngineConfig(model_path=path, device="cpu"), progress=lambda _: None)
-    with pytest.raises(ConfigError, match=r"--max-model-len is 1,000,000,000,001, the model was made for"):
-        assemble(
-            EngineConfig(model_path=path, device="cpu", max_model_len=10**12 + 1), progress=lambda _: None
-        )
+    for length, told in (
+        (10**12, r"one request of 1000000000000 tokens .* lower --max-model-len to"),
+        (10**12 + 1, r"--max-model-len is 1,000,000,000,001, the model was made for"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            assemble(msgspec.structs.replace(config, max_model_len=length), progress=lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "float64": {"dtype": "float64", "deterministic": True},
     "sizes": {"block_size": 64, "max_model_len": 100, "max_running": 3},
     "little memory": {"kv_cache_memory_bytes": 1 << 19},
+    "a context that is cut": {"kv_cache_memory_bytes": 100_000},
     "dummy": {"load_format": "dummy"},
 }
 
@@ -115,6 +116,7 @@ def test_recurrent_layers_are_a_group_and_a_request_takes_their_state(tmp_path: 
     window keeps."""
     folder = HybridOracle().save(tmp_path, sees_images=True)
     assert_agreement(folder)
+    assert_agreement(folder, kv_cache_memory_bytes=100_000)  # where the context is cut
     found = inspect(folder)
     assert found.shape is not None
     assert found.memory is not None
@@ -236,12 +238,27 @@ def test_a_gpu_that_is_not_here_is_known_by_its_memory() -> None:
     [(1, "one request of 32768 tokens .* lower --max-model-len to"), (12, "the weights of .* take 14.6 GiB")],
 )
 def test_a_gpu_that_is_too_small_is_told_with_what_would_be_needed(gib: int, told: str) -> None:
-    found = inspect(SHAPES / "mimo-7b", gpu_memory=gib * GIB, load_format="dummy")
+    found = inspect(SHAPES / "mimo-7b", gpu_memory=gib * GIB, load_format="dummy", max_model_len=32768)
     assert found.problem is not None
     assert re.search(told, found.problem)
     assert found.engine is None
     assert found.memory is not None
     assert (found.memory.request_bytes, found.memory.num_full_requests) == (2048 * 2433024, None)
+
+
+def test_the_context_that_fits_on_a_gpu_is_told_with_a_warning() -> None:
+    """One request, with one block more, takes at most nine tenths of what weights and rows leave."""
+    found = inspect(SHAPES / "mimo-7b", gpu_memory=20 * GIB, load_format="dummy")
+    assert found.problem is None
+    engine, memory, device = found.engine, found.memory, found.device
+    assert engine is not None
+    assert memory is not None
+    assert device is not None
+    taken = memory.weights_bytes + memory.draft_weights_bytes + memory.rotary_bytes + memory.rows_bytes
+    fitting = int(0.9 * (device.available_bytes - taken)) // memory.block_bytes - 1
+    assert engine.max_model_len == memory.max_model_len == 16 * fitting < 32768
+    assert (engine.num_blocks, memory.num_full_requests) == (fitting + 1, 1)
+    assert [f"the context is {16 * fitting:,} tokens" in line for line in found.warnings] == [True]
 
 
 def test_the_floor_is_the_weights_that_a_round_reads(tmp_path: Path) -> None:

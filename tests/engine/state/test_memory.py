@@ -15,7 +15,13 @@ from headway_testing.paged import load
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.mtp import mtp_state
-from headway.engine.state.memory import available_bytes, format_bytes, num_checkpoints, num_kv_blocks
+from headway.engine.state.memory import (
+    available_bytes,
+    format_bytes,
+    held_model_len,
+    num_checkpoints,
+    num_kv_blocks,
+)
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import block_bytes
 
@@ -25,10 +31,11 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
-def blocks(*, available: int, max_model_len: int = 2048, **flags: object) -> int:
-    """For blocks of 16 tokens and 1 MiB: 2,048 tokens are 128 blocks."""
-    config = EngineConfig(**{"model_path": "m", "device": "cpu", "max_running": 64, **flags})
-    return num_kv_blocks(config, max_model_len=max_model_len, block_bytes=MIB, available=available)
+def blocks(*, available: int, context: int = 2048, **flags: object) -> int:
+    """For blocks of 16 tokens and 1 MiB: 2,048 tokens are 128 blocks. The context is that of --max-model-len."""
+    fixed = {"model_path": "m", "device": "cpu", "max_running": 64, "max_model_len": context}
+    config = EngineConfig(**(fixed | flags))  # type: ignore[arg-type]
+    return num_kv_blocks(config, max_model_len=context, block_bytes=MIB, available=available)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +96,42 @@ def test_what_cannot_be_met_says_what_would(
 def test_the_remedy_that_is_named_works_and_one_token_more_does_not(
     max_model_len: int, flags: dict[str, object]
 ) -> None:
-    assert blocks(available=100 * MIB, max_model_len=max_model_len, **flags) > max_model_len // 16
+    assert blocks(available=100 * MIB, context=max_model_len, **flags) > max_model_len // 16
     with pytest.raises(ConfigError):
-        blocks(available=100 * MIB, max_model_len=max_model_len + 1, **flags)
+        blocks(available=100 * MIB, context=max_model_len + 1, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "available", "length"),
+    [
+        ({}, GIB, 2048),
+        ({}, 100 * MIB, 1424),
+        ({"max_running": 1}, 100 * MIB, 1424),
+        ({"kv_cache_memory_bytes": 10 * MIB}, GIB, 144),
+        ({"kv_cache_memory_bytes": 128 * MIB}, GIB, 2032),
+        ({"kv_cache_memory_bytes": 129 * MIB}, GIB, 2048),
+        ({"block_size": 32}, 100 * MIB, 2048),
+        ({"device": "cuda"}, 130 * MIB, 1856),
+        ({"device": "cuda", "max_running": 4}, 130 * MIB, 1856),
+    ],
+    ids=["all", "cut", "one-row", "as-set", "one-block-less", "just-enough", "large-blocks", "cuda", "cuda-few-rows"],
+)  # fmt: skip
+def test_a_context_that_nobody_has_set_is_cut_to_what_one_request_can_have(
+    flags: dict[str, object], available: int, length: int
+) -> None:
+    """The longest that would be served if it were set: that many tokens fit, and one more does not."""
+    num_blocks = blocks(available=available, **{"max_model_len": None, **flags})
+    size = int(str(flags.get("block_size", 16)))
+    assert held_model_len(2048, num_blocks=num_blocks, block_size=size) == length
+    assert blocks(available=available, context=length, **flags) == num_blocks
+    if length < 2048:
+        with pytest.raises(ConfigError):
+            blocks(available=available, context=length + 1, **flags)
+
+
+def test_a_context_that_nobody_has_set_is_refused_where_not_one_block_fits() -> None:
+    with pytest.raises(ConfigError, match=r"129\.0 MiB of KV cache; 2\.0 MiB are available"):
+        blocks(available=2 * MIB, max_model_len=None)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +230,7 @@ def _python(source: str, *arguments: str) -> str:
 
 
 def test_the_state_of_all_rows_is_taken_before_blocks_are_counted() -> None:
-    config = EngineConfig(model_path="m", device="cuda", max_running=64)
+    config = EngineConfig(model_path="m", device="cuda", max_running=64, max_model_len=2048)
     room = {
         row_bytes: num_kv_blocks(
             config, max_model_len=2048, block_bytes=MIB, available=4 * GIB, row_bytes=row_bytes
