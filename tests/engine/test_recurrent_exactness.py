@@ -190,7 +190,8 @@ def acceptance_of(path: str, cases: list[Case]) -> tuple[float, list[list[int]]]
 
 
 def test_a_broken_head_shows_in_its_acceptance_and_not_in_the_text(tmp_path: Path) -> None:
-    """About half of the drafts are right; then the head's tensors are shuffled, or its norms are taken for weights less one."""
+    """About half of the drafts are right; then the head's tensors are shuffled, lack their scales, as those of an FP8 copy do that is
+    read as if it were none, or its norms are taken for weights less one."""
     path = str(constructed_hybrid(tmp_path, noise=0.07))
     cases = [Case(tuple(token % 128 for token in text_of(length)), 60) for length in (5, 30, 70, 90)]
     plain = generate(cases, config_of(path, depth=0))
@@ -200,10 +201,16 @@ def test_a_broken_head_shows_in_its_acceptance_and_not_in_the_text(tmp_path: Pat
     tensors = load_file(tmp_path / "model.safetensors")
     projection = tensors["mtp.fc.weight"]
     order = torch.randperm(len(projection), generator=torch.Generator().manual_seed(0))
+    unscaled = {
+        name: tensor * (torch.finfo(torch.float8_e4m3fn).max / tensor.abs().max())
+        for name, tensor in tensors.items()
+        if name.startswith("mtp.layers.") and name.endswith("_proj.weight")
+    }
     for changes in (
         {"mtp.fc.weight": projection[order]},
         {"mtp.fc.weight": projection.roll(projection.shape[1] // 2, 1)},
         {"mtp.norm.weight": torch.full_like(tensors["mtp.norm.weight"], -1.0)},
+        unscaled,
     ):
         change_tensors(
             tmp_path, {"mtp.fc.weight": projection, "mtp.norm.weight": tensors["mtp.norm.weight"]} | changes
