@@ -156,7 +156,7 @@ def _decode_line(
     rate = statistics.median(run.tokens / run.seconds for run in runs)
     tokens_per_round = sum(run.tokens for run in runs) / sum(run.num_rounds for run in runs) / batch
     context = statistics.mean(run.context for run in runs)
-    floor_seconds = costs.round_bytes(batch=batch, depth=depth, context=context) / ceilings.read_bytes
+    floor_bytes = costs.round_bytes(batch=batch, depth=depth, context=context)
     return DecodeFigures(
         batch=batch,
         depth=depth,
@@ -164,7 +164,8 @@ def _decode_line(
         context=context,
         milliseconds=statistics.median(milliseconds),
         all_milliseconds=milliseconds,
-        floor_milliseconds=1e3 * floor_seconds,
+        floor_milliseconds=1e3 * floor_bytes / ceilings.read_bytes,
+        state_share=costs.moved_state_bytes(batch) / floor_bytes,
         tokens_per_second=rate,
         tokens_per_round=tokens_per_round,
         conversion=None if plain is None else rate / plain.tokens_per_second / tokens_per_round,

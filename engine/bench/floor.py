@@ -11,7 +11,7 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
-from headway.engine.models.spec import AttentionSpec, ModelSpec
+from headway.engine.models.spec import DELTA_NET_GRID, AttentionSpec, DeltaNetSpec, ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.specs import row_bytes
 from headway.kernels import most_screened_rows, stream_read
@@ -45,6 +45,10 @@ class Costs:
     num_layers: int  # those with attention
     num_weights: int  # of the trunk's linear layers, the output layer excluded
     attention_size: int  # heads x head_dim
+    state_flop: int  # of a token in all delta nets: products with the state
+    piece_flop: (
+        int  # likewise, for each token of the piece in which it is computed: products within the piece
+    )
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
         """Moved at least: each weight read once a pass, every row's cache read, its recurrent state read and written. A draft is a
@@ -55,12 +59,18 @@ class Costs:
         passes = max(num_drafts, self.num_draft_layers) if num_drafts > 0 else 0
         drafts = passes * self.draft_layer_bytes + num_drafts * output_bytes
         cache = batch * context * self.kv_bytes * (self.num_layers + passes)
-        return self.trunk_bytes + drafts + cache + 2 * batch * self.state_bytes
+        return self.trunk_bytes + drafts + cache + self.moved_state_bytes(batch)
+
+    def moved_state_bytes(self, batch: int) -> int:
+        """Returns the part of `round_bytes` that recurrent state takes, which each row reads once and writes once."""
+        return 2 * batch * self.state_bytes
 
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:
-        """Counts the trunk alone: two operations a weight and token, and attention to the tokens before. No draft layer."""
+        """Counts the trunk alone: two operations a weight and token, attention to the tokens before, and the delta rule in pieces.
+        No draft layer, no convolution, and no tokens that fill a last piece up."""
         attention = 2 * self.attention_size * length**2 * self.num_layers
-        return num_prompts * (2.0 * self.num_weights * length + attention)
+        recurrence = self.state_flop + self.piece_flop * min(length, DELTA_NET_GRID)
+        return num_prompts * ((2.0 * self.num_weights + recurrence) * length + attention)
 
 
 def costs_of(
@@ -80,6 +90,7 @@ def costs_of(
     )
     saved_bytes = sum(linear.weight.numel() * (dtype.itemsize - 1) for linear in rounded)
     output_weights = spec.vocab_size * spec.hidden_size
+    delta_nets = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaNetSpec)]
     return Costs(
         trunk_bytes=_bytes(trunk),
         draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
@@ -92,7 +103,21 @@ def costs_of(
         num_layers=sum(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers),
         num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,
         attention_size=spec.attention.num_heads * spec.attention.head_dim,
+        state_flop=sum(_state_flop(mixer) for mixer in delta_nets),
+        piece_flop=sum(_piece_flop(mixer) for mixer in delta_nets),
     )
+
+
+def _state_flop(spec: DeltaNetSpec) -> int:
+    """Three products of a token with each head's state: what it holds for the key, what it holds for the query, what is added."""
+    return spec.num_value_heads * 3 * 2 * spec.key_dim * spec.value_dim
+
+
+def _piece_flop(spec: DeltaNetSpec) -> int:
+    """Of a token and each token of its piece, half of which come before it, in each head: keys times keys, queries times keys, and
+    the triangular system solved for keys (K dimensions each); the system solved for values, and values by their weights (D each).
+    Two operations for each of the half."""
+    return spec.num_value_heads * (3 * spec.key_dim + 2 * spec.value_dim)
 
 
 def measured_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:

@@ -18,6 +18,7 @@ class DecodeFigures:
     """milliseconds: of a round, the median; all_milliseconds: of each run. tokens_per_round: a row's, on average.
 
     conversion: speed-up over depth 0 at the same batch and prompt, over tokens_per_round; None without a depth 0.
+    state_share: of the floor, what reading and writing recurrent state takes.
     """
 
     batch: int
@@ -27,6 +28,7 @@ class DecodeFigures:
     milliseconds: float
     all_milliseconds: list[float]
     floor_milliseconds: float
+    state_share: float
     tokens_per_second: float
     tokens_per_round: float
     conversion: float | None
@@ -104,8 +106,8 @@ def show(report: Report) -> None:
 
 def _decode_table(lines: list[DecodeFigures]) -> Table:
     table = _table(
-        "batch", "depth", "prompt", "ms a round", "floor", "share", "tokens/s", "tokens a round", "conversion"
-    )
+        "batch", "depth", "prompt", "ms a round", "floor", "of it state", "share", "tokens/s", "tokens a round", "conversion"
+    )  # fmt: skip
     for line in lines:
         table.add_row(
             f"{line.batch}",
@@ -113,6 +115,7 @@ def _decode_table(lines: list[DecodeFigures]) -> Table:
             f"{line.input_len:,}",
             f"{line.milliseconds:.3f}",
             f"{line.floor_milliseconds:.3f}",
+            f"{line.state_share:.0%}" if line.state_share else "",
             f"{line.floor_milliseconds / line.milliseconds:.0%}",
             f"{line.tokens_per_second:,.0f}",
             f"{line.tokens_per_round:.2f}",

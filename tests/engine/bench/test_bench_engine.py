@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo
+from headway_testing.hybrid import HybridOracle
 from headway_testing.local import LocalEngine
 from safetensors.torch import load_file
 
@@ -109,6 +110,47 @@ def test_a_prompt_costs_two_operations_a_weight_and_attention() -> None:
     weights = 36 * 4096 * (6144 + 4096 + 3 * 11008)
     attention = 36 * 2 * 4096 * 1000**2
     assert costs.prefill_flop(num_prompts=3, length=1000) == 3 * (2 * weights * 1000 + attention)
+
+
+@pytest.mark.parametrize("length", [1, 40, 64, 1000])
+def test_a_prompt_of_a_hybrid_costs_its_delta_rule_too(length: int) -> None:
+    """Qwen3.5-0.8B: 18 delta nets with 16 heads of 128 x 128 and 6 layers of attention with 8 heads of 256, hidden size 1,024.
+    A head's state is multiplied three times a token. Within a piece of 64 tokens, a token meets as many before and after it, so that
+    each of three products of 128 key dimensions and two of 128 value dimensions takes one operation a dimension and token."""
+    costs = costs_of(read_model_spec(SHAPES / "qwen3.5-0.8b"), torch.bfloat16, has_draft_head=True)
+    feed_forward = 3 * 1024 * 3584
+    delta_net = 1024 * (3 * 2048 + 2048 + 16 + 16) + 2048 * 1024
+    attention = 1024 * (2 * 2048 + 2 * 512) + 2048 * 1024
+    weights = 24 * feed_forward + 18 * delta_net + 6 * attention
+    recurrence = 18 * 16 * (6 * 128 * 128 + min(length, 64) * 5 * 128)
+    wanted = 2 * weights * length + recurrence * length + 6 * 2 * 2048 * length**2
+    assert costs.prefill_flop(num_prompts=2, length=length) == 2 * wanted
+
+
+@pytest.mark.parametrize(("batch", "depth", "share"), [(1, 0, 0.0060), (32, 0, 0.161), (32, 3, 0.138)])
+def test_the_share_of_a_floor_that_state_takes_is_the_one_that_was_derived(
+    batch: int, depth: int, share: float
+) -> None:
+    """Qwen3.5-27B, without a context: 154 MB of state a row are read and written, with 51.3 GB of weights; each of 3 drafts reads
+    0.84 GB of the head and 2.54 GB of lm_head."""
+    costs = costs_of(read_model_spec(SHAPES / "qwen3.5-27b"), torch.bfloat16, has_draft_head=True)
+    moved = costs.moved_state_bytes(batch)
+    assert moved == pytest.approx(2 * batch * 154e6, rel=2e-3)
+    assert moved / costs.round_bytes(batch=batch, depth=depth, context=0) == pytest.approx(share, rel=0.01)
+
+
+def test_the_bench_reports_what_share_of_the_floor_state_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = HybridOracle().save(tmp_path / "model")
+    report = run(tmp_path, str(folder), *SMALL, "--batch", "1,3", "--depth", "0", "--input-len", "20")
+    costs = costs_of(read_model_spec(folder), torch.float32, has_draft_head=False)
+    shown = capsys.readouterr().out
+    for line in report["decode"]:
+        batch, context = line["batch"], line["context"]
+        num_bytes = costs.round_bytes(batch=batch, depth=0, context=context)
+        assert line["state_share"] == pytest.approx(2 * batch * costs.state_bytes / num_bytes)
+        assert f" {line['state_share']:.0%} " in shown
 
 
 def test_ceilings_are_of_this_machine() -> None:
