@@ -1,4 +1,4 @@
-"""`headway bench exact`: one engine in this process; every request is compared with its run at depth 0, alone and cold."""
+"""`headway bench exact`: one engine in this process, then another; every request is compared with its run at depth 0, alone and cold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -62,9 +63,8 @@ def run(settings: Settings, command: str) -> Report:
     """Raises HeadwayError."""
     marks = [("start", time.monotonic())]
     recorded = _recorded(settings) if settings.has_recorded_drafts else None
-    engine = _start(settings, recorded)
-    session = Session(engine)
-    prompts = _prompts(settings, engine)
+    session = Session(partial(_start, settings, recorded))
+    prompts = _prompts(settings, session.engine)
     marks.append(("start-up", time.monotonic()))
     texts, trials, check = _plan(settings, session, prompts)
     used = sorted({trial.text for trial in trials})
@@ -72,13 +72,20 @@ def run(settings: Settings, command: str) -> Report:
     if recorded is not None:
         recorded.record([_whole(text, check) for text in texts])
     marks.append(("references", time.monotonic()))
-    check.run_groups(make_groups(trials, random.Random(f"{settings.seed}-groups")))
+    groups = make_groups(trials, random.Random(f"{settings.seed}-groups"))
+    middle = -(-len(groups) // 2)
+    check.run_groups(groups[:middle])
     marks.append(("combinations", time.monotonic()))
+    if groups:
+        session.restart()
+        marks.append(("restart", time.monotonic()))
+        check.run_groups(groups[middle:], is_restarted=True)
+        marks.append(("combinations after it", time.monotonic()))
     # Recorded drafts are right for these alone.
     repeated = [text for text in texts if text.index in check.references] if recorded is not None else []
     soak = _soak(settings, session, prompts, repeated)
     marks.append(("soak", time.monotonic()))
-    return _report(settings, command, engine, trials, check, soak, marks)
+    return _report(settings, command, session.engine, trials, check, soak, marks)
 
 
 def _start(settings: Settings, recorded: RecordedDrafter | None) -> Engine:
@@ -110,7 +117,7 @@ def _prompts(settings: Settings, engine: Engine) -> Prompts:
 
 def _plan(settings: Settings, session: Session, prompts: Prompts) -> tuple[list[Text], list[Trial], Check]:
     info = session.engine.info
-    sizes = {"most": settings.input_len, "block_size": info.block_size}
+    sizes = {"most": settings.input_len, "border": session.border}
     texts = make_texts(settings.num_texts, prompts, random.Random(f"{settings.seed}-texts"), **sizes)
     combinations = all_combinations(
         range(info.depth + 1), settings.companies, dict.fromkeys((None, *settings.chunks))
@@ -177,7 +184,7 @@ def _report(
         num_combinations=len(draws),
         least_draws=min(draws.values(), default=0),
         num_differing=len(differing),
-        levels=levels_of(trials, differing, outcome.scored, has_probes=outcome.coverage.num_probes > 0),
+        levels=levels_of(trials, differing, outcome.scored, outcome.restarted),
         coverage=outcome.coverage,
         differences=outcome.differences[:MAX_KEPT_DIFFERENCES],
         soak=soak,

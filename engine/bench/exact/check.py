@@ -22,11 +22,12 @@ TOLD_EVERY_SECONDS = 10.0
 class Coverage:
     """What the trials have exercised. Mutable: the check is its only writer. num_drafted, num_accepted: drafts of the trials,
     not of their company. num_mixed_steps: rounds that shared their pass with
-    prompts; num_masked_steps: steps with rows under a grammar."""
+    prompts; num_masked_steps: steps with rows under a grammar. num_probe_hits: probes that found a cached prefix."""
 
     num_tokens: int = 0
     num_scored: int = 0
     num_probes: int = 0
+    num_probe_hits: int = 0
     num_warm_hits: int = 0
     num_preempted: int = 0
     num_drafted: int = 0
@@ -38,11 +39,13 @@ class Coverage:
 @dataclass(slots=True)
 class Outcome:
     """Mutable: the check is its only writer. scored: trials whose log-probabilities were compared at each token; those of others
-    are compared at one token after the run, behind the cache that it wrote."""
+    are compared at one token after the run, behind the cache that it wrote. restarted: trials of another engine than the
+    references'."""
 
     differences: list[Difference] = field(default_factory=list)
     coverage: Coverage = field(default_factory=Coverage)
     scored: set[int] = field(default_factory=set)
+    restarted: set[int] = field(default_factory=set)
 
 
 class Check:
@@ -74,14 +77,18 @@ class Check:
             self.references[index] = self._session.run([job])[0]
             self._tell_now_and_then(f"references: {done + 1} of {len(indices)}")
 
-    def run_groups(self, groups: Sequence[Group]) -> None:
+    def run_groups(self, groups: Sequence[Group], *, is_restarted: bool = False) -> None:
+        """is_restarted: the session's engine is another one than that of the references."""
+        if is_restarted:
+            self.outcome.restarted |= {trial.index for group in groups for trial in group.trials}
         for done, group in enumerate(groups):
             self._run_group(group)
             self._tell_now_and_then(
                 f"groups: {done + 1} of {len(groups)}, {len(self.outcome.differences)} requests differ"
             )
         coverage, counting = self.outcome.coverage, self._session.counting
-        coverage.num_mixed_steps, coverage.num_masked_steps = counting.num_mixed, counting.num_masked
+        coverage.num_mixed_steps += counting.num_mixed
+        coverage.num_masked_steps += counting.num_masked
 
     def _run_group(self, group: Group) -> None:
         setting, session = group.setting, self._session
@@ -109,12 +116,21 @@ class Check:
         for trial in group.trials:
             if trial.combination.is_warm:
                 text = self._texts[trial.text]
-                length = len(text.prompt)
-                cut = length if self._chance.random() < 0.5 else self._chance.randint(-(-length // 2), length)
+                cut = self._cut(len(text.prompt))
                 num_tokens = self._chance.randint(1, min(MAX_PRIMING_TOKENS, self._num_tokens))
                 sampling = text.sampling(is_scored=False)
                 jobs.append(Job(text.prompt[:cut], sampling, num_tokens, _salt(trial)))
         self._session.run(jobs)
+
+    def _cut(self, length: int) -> int:
+        """Returns how much of a prompt of that length is in the cache: all, more than half, or about as much as ends at a border
+        at which a cached prefix may end."""
+        chance, border = self._chance, self._session.border
+        if chance.random() < 0.5:
+            return length
+        if length <= border or chance.random() < 0.5:
+            return chance.randint(-(-length // 2), length)
+        return min(border * chance.randint(1, length // border) + chance.choice((-1, 0, 1)), length)
 
     def _job(self, trial: Trial, group: Group) -> Job:
         text, combination = self._texts[trial.text], trial.combination
@@ -143,29 +159,38 @@ class Check:
             coverage.num_accepted += answer.num_accepted
         if group.is_scored:
             self.outcome.scored |= found.keys()
-        elif self._session.has_outputs_in_prefixes:
+        else:
             same = [trial for trial in group.trials if found[trial.index] is None]
-            for trial, answer in zip(same, self._probe(same), strict=True):
-                found[trial.index] = self._difference(trial, group, answer, start=self._num_tokens)
+            start = 0 if self._session.prompt_grid is not None else self._num_tokens
+            for trial, answer in zip(same, self._probe(same, start), strict=True):
+                found[trial.index] = self._difference(trial, group, answer, start=start, is_probe=True)
+                coverage.num_probe_hits += answer.num_cached > 0
             coverage.num_probes += len(same)
         self.outcome.differences += [one for one in found.values() if one is not None]
 
-    def _probe(self, trials: Sequence[Trial]) -> list[Answer]:
-        """Returns one further token of each trial with its log-probabilities, computed behind the cache that the trial wrote."""
+    def _probe(self, trials: Sequence[Trial], start: int) -> list[Answer]:
+        """Returns the token at position `start` of each trial's output with its log-probabilities, computed behind the cache that the
+        trial wrote. start: 0 where prompts do not continue behind generated tokens, because they are computed in another form:
+        then the prompt goes on from the recurrent state that the trial stored."""
         jobs = []
         for trial in trials:
             text = self._texts[trial.text]
-            output = self.references[trial.text].token_ids[: self._num_tokens]
+            output = self.references[trial.text].token_ids[:start]
             jobs.append(Job([*text.prompt, *output], text.sampling(is_scored=True), 1, _salt(trial)))
         return self._session.run(jobs)
 
-    def _difference(self, trial: Trial, group: Group, answer: Answer, *, start: int = 0) -> Difference | None:
+    def _difference(
+        self, trial: Trial, group: Group, answer: Answer, *, start: int = 0, is_probe: bool = False
+    ) -> Difference | None:
         others = "scored among adjusted, scored and masked rows" if group.is_scored else "among plain rows"
         arrival = "arriving over many steps" if group.is_spread else "arriving at once"
         alone = group.setting.company == 1
         circumstances = trial.combination.describe() + ("" if alone else f", {others}, {arrival}")
-        if start > 0:
-            circumstances += "; seen at the token after its output, behind the cache that it wrote"
+        if trial.index in self.outcome.restarted:
+            circumstances += ", in a restarted engine"
+        if is_probe:
+            place = "at the token after its output" if start > 0 else "at its first token, computed once more"
+            circumstances += f"; seen {place}, behind the cache that it wrote"
         wanted = self.references[trial.text]
         return difference(trial.index, trial.text, wanted, answer, circumstances, start=start)
 

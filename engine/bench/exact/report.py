@@ -66,15 +66,16 @@ class Report:
 
 
 def levels_of(
-    trials: Sequence[Trial], differing: set[int], scored: set[int], *, has_probes: bool
+    trials: Sequence[Trial], differing: set[int], scored: set[int], restarted: set[int]
 ) -> list[Level]:
-    """Returns the counts by factor; "compared" tells where log-probabilities are. has_probes: whether those of one token were
-    compared after runs without any."""
+    """Returns the counts by factor; "compared" tells where log-probabilities are."""
     levels: list[Level] = []
     factors = {name: [value(trial.combination) for trial in trials] for name, value in FACTORS.items()}
     every = "log-probabilities of each token"
-    one = "tokens, then log-probabilities of one" if has_probes else "tokens"
+    one = "tokens, then log-probabilities of one"
     factors["compared"] = [every if trial.index in scored else one for trial in trials]
+    own = "that of the references"
+    factors["engine"] = ["restarted" if trial.index in restarted else own for trial in trials]
     for name, values in factors.items():
         counts = Counter(values)
         bad = Counter(value for trial, value in zip(trials, values, strict=True) if trial.index in differing)
@@ -119,7 +120,7 @@ def _show_trials(console: Console, report: Report) -> None:
     console.print(
         f"{report.num_combinations} combinations, each drawn {report.least_draws} times or more; "
         f"{report.num_texts:,} texts; {coverage.num_tokens:,} tokens compared, {coverage.num_scored:,} of them with "
-        f"log-probabilities, {coverage.num_probes:,} requests by the token after them, too\n"
+        f"log-probabilities, {coverage.num_probes:,} requests by one token behind their cache, too\n"
         f"{coverage.num_preempted:,} requests preempted, {coverage.num_warm_hits:,} found a cached prefix; drafts by "
         f"{report.drafter}: {coverage.num_drafted:,}, accepted {share:.0%}; "
         f"{coverage.num_mixed_steps:,} rounds planned with prompts in their pass, {coverage.num_masked_steps:,} steps with "

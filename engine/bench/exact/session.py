@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,24 +65,38 @@ class _CountingRunner:
 
 
 class Session:
-    """Mutable: owns the engine's loop; each call of `serve` begins and ends with an idle engine."""
+    """Mutable: owns the engine and its loop; each call of `serve` begins and ends with an idle engine.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    prompt_grid: of the model, see ModelSpec. counting: of the engine that runs now.
+    """
+
+    def __init__(self, start: Callable[[], Engine]) -> None:
+        """start: makes the engine, and another one at each `restart`."""
+        self._start = start
+        self._num_submitted = 0
+        self._running: dict[int, _Running] = {}
+        self._begin()
+
+    def restart(self) -> None:
+        """Gives the engine's memory back and starts another one, which knows nothing of this one."""
+        del self.engine, self.counting, self._loop
+        gc.collect()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.engine = engine = self._start()
         self._post = Post()
         self._own_prefill = engine.scheduler.prefill
-        self._prompt_grid = engine.runner.model.spec.prompt_grid
+        self.prompt_grid = engine.runner.model.spec.prompt_grid
         vocab_size = engine.info.vocab_size
         compiler = GrammarCompiler(made_up_table(vocab_size), vocab_size)
         self.counting = _CountingRunner(engine.runner)
         self._loop = EngineLoop(engine.scheduler, self.counting, self._post, compiler=compiler)
-        self._num_submitted = 0
-        self._running: dict[int, _Running] = {}
 
     @property
-    def has_outputs_in_prefixes(self) -> bool:
-        """Returns whether prompts continue behind what was generated: not where prompts are computed in another form."""
-        return self._prompt_grid is None
+    def border(self) -> int:
+        """The tokens at whose multiples cached prefixes may end."""
+        return max(self.prompt_grid or 1, self.engine.info.block_size)
 
     def choose(self, depth: int, chunk: int | None) -> None:
         """Sets the drafts of rounds and the prompt tokens of steps, at least the model's piece; None: the engine's own policy."""
@@ -90,7 +105,7 @@ class Session:
         if chunk is None:
             scheduler.set_prefill(own)
         else:
-            chunk = max(chunk, self._prompt_grid or 1)
+            chunk = max(chunk, self.prompt_grid or 1)
             idle, separate, mixed = (min(chunk, size) for size in (own.idle, own.separate, own.mixed))
             scheduler.set_prefill(replace(own, idle=idle, separate=separate, mixed=mixed))
 

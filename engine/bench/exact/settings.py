@@ -21,6 +21,7 @@ from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
 from headway.engine.protocol.errors import ConfigError
 
+BORDERS_OF_PROMPTS = 3  # within the longest prompt of a model with recurrent layers
 DrafterChoice = Literal["auto", "mtp", "ngram", "recorded"]
 
 
@@ -95,6 +96,9 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         raise ConfigError(f"--depth is {given.depth}, it must be 0 to {MAX_DEPTH}")
     is_cpu = given.device == "cpu" or not has_gpu
     model, is_shape = find_model(given.model)
+    least = BORDERS_OF_PROMPTS * (
+        read_model_spec(model).prompt_grid or 1
+    )  # so that some find a cached prefix
     num_requests = (120 if is_cpu else 1000) if given.requests is None else given.requests
     num_texts = min(given.texts or num_requests, max(num_requests, 1))
     return Settings(
@@ -107,7 +111,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         depth=given.depth,
         companies=given.batch or ((1, 4, 8) if is_cpu else (1, 32, 128)),
         chunks=_chunks(given.prefill_chunk, 32 if is_cpu else 80, model),
-        input_len=given.input_len or (96 if is_cpu else 512),
+        input_len=given.input_len or max(96 if is_cpu else 512, least),
         seed=given.seed,
         json=given.json,
         device=given.device,
@@ -139,9 +143,9 @@ def _count(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headway bench exact",
-        description="Checks that depth, company, prefix cache, prompt chunks and preemption change no token and no bit of a "
-        "log-probability: every request runs once under a combination of them that is drawn at random, and is compared with "
-        "its run at depth 0, alone, with a cold cache. Exit status 1: some request differs.",
+        description="Checks that depth, company, prefix cache, prompt chunks, preemption and a restart change no token and no bit of "
+        "a log-probability: every request runs once under a combination of them that is drawn at random, and is compared with "
+        "its run at depth 0, alone, with a cold cache; half of them run in a second engine. Exit status 1: some request differs.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -167,7 +171,8 @@ def _parser() -> argparse.ArgumentParser:
         "on a CPU 1,4,8)")  # fmt: skip
     add("--prefill-chunk", type=parse_numbers(1), metavar="N,N", help="prompt tokens of a step, besides what headway serve takes "
         "by itself (default: 80; on a CPU 32)")  # fmt: skip
-    add("--input-len", type=parse_number, metavar="N", help="the longest prompt (default: 512; on a CPU 96)")
+    add("--input-len", type=parse_number, metavar="N", help="the longest prompt (default: 512; on a CPU 96, "
+        "with recurrent layers 192)")  # fmt: skip
     add("--seed", type=_count, default=0, metavar="N", help="of all that is drawn at random (default: 0)")
     add_engine_flags(parser, kept="all figures and differences")
     add("--drafter", choices=get_args(DrafterChoice), default="auto", help="recorded: the reference's own tokens, three of four "

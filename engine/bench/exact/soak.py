@@ -114,7 +114,7 @@ class Soak:
         if self._texts:
             return self._texts[index % len(self._texts)]
         chance = random.Random(f"{self._seed}-soak-{index}")
-        length = random_length(chance, self._input_len, self._session.engine.info.block_size)
+        length = random_length(chance, self._input_len, self._session.border)
         if chance.random() < 0.5:
             chance = random.Random(f"{self._seed}-shared-{chance.randrange(SHARED_PROMPTS)}")
         return Text(index, self._prompts(chance, length), chance.random() < 0.5)

@@ -23,7 +23,7 @@ FILTERS: tuple[dict[str, object], ...] = (
     {"top_p": 0.95, "top_k": 40},
 )
 NUM_TOP = 1  # tokens whose log-probabilities are compared besides that of the sampled one
-SHARE_AT_BORDERS = 0.5  # of prompts that end at a block's end, or one token before or after it
+SHARE_AT_BORDERS = 0.5  # of prompts that end where a cached prefix may end, or one token before or after
 NUM_BYTES = 256
 CHARACTERS_PER_TOKEN = 8
 
@@ -81,20 +81,18 @@ def joined_prompts(texts: Sequence[list[int]]) -> Prompts:
     return prompt
 
 
-def random_length(chance: random.Random, most: int, block_size: int) -> int:
-    """Returns the length of a prompt: often at a block's end, else as many short ones as long ones."""
-    if chance.random() < SHARE_AT_BORDERS and most > block_size:
-        border = block_size * chance.randint(1, most // block_size)
-        return min(border + chance.choice((-1, 0, 1)), most)
+def random_length(chance: random.Random, most: int, border: int) -> int:
+    """Returns the length of a prompt: often at a multiple of `border`, else as many short ones as long ones."""
+    if chance.random() < SHARE_AT_BORDERS and most > border:
+        end = border * chance.randint(1, most // border)
+        return min(end + chance.choice((-1, 0, 1)), most)
     return int(math.exp(chance.uniform(0.0, math.log(most))))
 
 
-def make_texts(
-    count: int, prompts: Prompts, chance: random.Random, *, most: int, block_size: int
-) -> list[Text]:
+def make_texts(count: int, prompts: Prompts, chance: random.Random, *, most: int, border: int) -> list[Text]:
     """Returns greedy and sampled texts in turn."""
     return [
-        Text(index, prompts(chance, random_length(chance, most, block_size)), index % 2 == 0)
+        Text(index, prompts(chance, random_length(chance, most, border)), index % 2 == 0)
         for index in range(count)
     ]
 
@@ -112,12 +110,12 @@ class Companions:
         *,
         most: int,
         num_tokens: int,
-        block_size: int,
+        border: int,
         vocab_size: int,
         first_seed: int,
     ) -> None:
         self._prompts, self._chance = prompts, chance
-        self._most, self._num_tokens, self._block_size = most, num_tokens, block_size
+        self._most, self._num_tokens, self._border = most, num_tokens, border
         self._vocab_size = vocab_size
         self._seed = first_seed
         self._grammar = Grammar(regex_source(f"[a-z ]{{{CHARACTERS_PER_TOKEN * num_tokens},}}"))
@@ -137,7 +135,7 @@ class Companions:
             fields |= {"bad_words_token_ids": [[5], [3, 4]]}
         if kind == "scored":
             fields |= {"num_logprobs": 5, "num_prompt_logprobs": 1}
-        length = random_length(chance, self._most, self._block_size)
+        length = random_length(chance, self._most, self._border)
         return Job(
             self._prompts(chance, length),
             SamplingParams(**fields),  # type: ignore[arg-type]

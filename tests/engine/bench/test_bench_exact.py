@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
-from headway_testing.hybrid import HybridOracle
+from headway_testing.hybrid import constructed_hybrid
 from headway_testing.planted import (
     FEW_ROWS,
     plant,
@@ -23,19 +23,28 @@ from headway_testing.planted import (
     sums_norms_of_many_rows_otherwise,
 )
 
+from headway.engine import build
 from headway.engine.bench.exact.__main__ import main, run
 from headway.engine.bench.exact.combinations import all_combinations, draw, make_groups, make_trials
 from headway.engine.bench.exact.compare import first_place
 from headway.engine.bench.exact.report import Report
 from headway.engine.bench.exact.session import Answer
 from headway.engine.bench.exact.settings import read_settings
+from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.layers import weights
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.delta_net import DeltaNet
+from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.scheduling.plan import Plan
+from headway.engine.state.pool import StatePool
+from headway.engine.state.specs import LayerState
 from headway.kernels import Activation
 
 NUM_TOKENS = 6
 CPU = ("--device", "cpu", "--threads", "1", "--kv-cache-memory", str(1 << 26))
 # A company of 12 has more rows than FEW_ROWS, and a request alone has fewer.
 SMALL = (*CPU, "--depth", "1", "--batch", "1,12", "--tokens", str(NUM_TOKENS), "--input-len", "48")
+RECURRENT = (*CPU, "--depth", "1", "--batch", "1,4", "--tokens", "4", "--input-len", "140")
 FAULTS = {
     "a product with another split": {"linear": splits_products_of_few_rows},
     "a norm with another order": {
@@ -156,21 +165,128 @@ def test_nothing_changes_a_text_on_a_cpu(
     assert "exact: no request differs" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny Qwen3.5 whose MTP head is right about half of the time."""
+    return str(constructed_hybrid(tmp_path_factory.mktemp("model") / "qwen", noise=0.07))
+
+
 def test_nothing_changes_a_text_of_recurrent_layers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hybrid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No prompt continues behind an output, and no chunk is smaller than a piece of 64 tokens, in which prompts are computed."""
-    model, file = HybridOracle().save(tmp_path / "model"), tmp_path / "exact.json"
-    arguments = [str(model), *CPU, "--depth", "1", "--batch", "1,4", "--tokens", "4", "--input-len", "100"]
-    assert main([*arguments, "--requests", "12", "--soak", "6", "--json", str(file)]) == 0
+    """Prompts go on from checkpoints at multiples of 64 tokens, and no chunk is smaller than such a piece. What a run without
+    log-probabilities leaves in the cache is seen at the first token of its prompt, computed once more."""
+    file = tmp_path / "exact.json"
+    assert main([hybrid, *RECURRENT, "--requests", "32", "--soak", "12", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     assert report["num_differing"] == report["soak"]["num_differing"] == 0
-    assert report["coverage"]["num_probes"] == 0
-    assert {"64", "engine's own"} == {
-        level["value"] for level in report["levels"] if level["factor"] == "prompt chunks"
+    coverage = report["coverage"]
+    assert coverage["num_warm_hits"] > 4
+    assert coverage["num_preempted"] > 8
+    assert coverage["num_probes"] > coverage["num_probe_hits"] > 2
+    assert 0.2 < coverage["num_accepted"] / coverage["num_drafted"] < 0.99
+    values = {factor: [] for factor in ("prompt chunks", "engine")}
+    for level in report["levels"]:
+        values.get(level["factor"], []).append(level["value"])
+    assert values == {
+        "prompt chunks": ["64", "engine's own"],
+        "engine": ["restarted", "that of the references"],
     }
-    assert main([*arguments, "--prefill-chunk", "100,32"]) == 1
+    assert main([hybrid, *RECURRENT, "--prefill-chunk", "100,32"]) == 1
     assert "--prefill-chunk has 32, it must be 64 or more" in capsys.readouterr().err
+
+
+def forgets_checkpoints(patch: pytest.MonkeyPatch) -> None:
+    """A row that goes on from a cached prefix begins with a state of zeros."""
+    start = StatePool.start_rows
+    patch.setattr(StatePool, "start_rows", lambda pool, ids, c: start(pool, ids, torch.full_like(c, -1)))
+
+
+def saves_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint holds the state before its chunk."""
+    update, save = DeviceRows.update, DeviceRows.save
+
+    def update_and_save(table: DeviceRows, plan: Plan) -> Any:
+        faults = update(table, plan)
+        save(table, plan.saves)
+        return faults
+
+    patch.setattr(DeviceRows, "update", update_and_save)
+    patch.setattr(DeviceRows, "save", lambda *_: None)
+
+
+def keeps_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
+    """The state takes in all tokens of a window."""
+    commit = DeltaNet.commit
+
+    def commit_all(net: DeltaNet, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
+        assert inputs.rows is not None
+        whole = torch.full_like(accepted, inputs.rows.width)
+        commit(net, inputs, torch.where(accepted > 0, whole, accepted), state)
+
+    patch.setattr(DeltaNet, "commit", commit_all)
+
+
+def takes_longer_windows_otherwise(patch: pytest.MonkeyPatch) -> None:
+    """Rounds with drafts keep states whose last bits differ."""
+    commit = DeltaNet.commit
+
+    def nudge(net: DeltaNet, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
+        commit(net, inputs, accepted, state)
+        assert inputs.rows is not None
+        if inputs.rows.width > 1:
+            states, ids = state["states"], inputs.rows.state_ids[: inputs.rows.num_windows]
+            states[ids] = torch.nextafter(states[ids], torch.full_like(states[ids], torch.inf))
+
+    patch.setattr(DeltaNet, "commit", nudge)
+
+
+def draws_another_state(patch: pytest.MonkeyPatch) -> None:
+    """An engine that is started later decays its states otherwise, by a unit in the last place."""
+    load, started = build.load_model, []
+
+    def load_once_more(*args: Any, **kwargs: Any) -> CausalLM:
+        model = load(*args, **kwargs)
+        for layer in model.layers if started else ():
+            if isinstance(layer.mixer, DeltaNet):
+                bias = layer.mixer._rule.decay_bias
+                bias.copy_(torch.nextafter(bias, torch.full_like(bias, torch.inf)))
+        started.append(model)
+        return model
+
+    patch.setattr(build, "load_model", load_once_more)
+
+
+# By fault, the factor and its value that most of the runs that differ have.
+RECURRENT_FAULTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
+    forgets_checkpoints: ("prefix cache", "warm"),
+    saves_checkpoints_too_early: ("prefix cache", "warm"),
+    keeps_rejected_drafts: ("depth", "1"),
+    takes_longer_windows_otherwise: ("depth", "1"),
+    draws_another_state: ("engine", "restarted"),
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        forgets_checkpoints,
+        keeps_rejected_drafts,
+        draws_another_state,
+        *(pytest.param(f, marks=pytest.mark.long) for f in (saves_checkpoints_too_early, takes_longer_windows_otherwise)),
+    ],
+)  # fmt: skip
+def test_a_wrong_recurrent_state_is_found_and_where_it_comes_from(
+    fault: Callable[[pytest.MonkeyPatch], None], hybrid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    report = check(hybrid, *RECURRENT, "--requests", "24", "--texts", "8", "--batch", "4")
+    assert report.num_differing > 0
+    factor, value = RECURRENT_FAULTS[fault]
+    found = {level.value: level.num_differing for level in report.levels if level.factor == factor}
+    assert found[value] >= report.num_differing / 2, found
+    if factor == "engine":
+        assert found[value] == report.num_differing
 
 
 def test_a_fault_that_follows_the_number_of_rows_is_found_and_shown(
