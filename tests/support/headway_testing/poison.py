@@ -19,7 +19,7 @@ KEPT = {"limits", "state_ids", "granted_block_ids", "kv_block_ids", "is_used"}
 
 class PoisoningRunner:
     """A runner whose free rows hold NaN, huge integers and adjustments of others, in the state of recurrent layers, too, and whose
-    free blocks hold NaN and huge integers.
+    free blocks and checkpoints hold NaN and huge integers.
 
     Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
     """
@@ -27,6 +27,7 @@ class PoisoningRunner:
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self._runner = runner
         self._blocks = scheduler.state.blocks
+        self._checkpoints = scheduler.state.prefixes._checkpoints
         self._taken: set[int] = set()
         self._poisoned: set[int] = set()
 
@@ -55,7 +56,9 @@ class PoisoningRunner:
         for name, tensor in slots.tensors().items():
             if name not in KEPT:
                 tensor.index_fill_(0, places, rubbish_of(tensor))
-        state_ids = slots.state_ids[places]
+        free = [] if self._checkpoints is None else self._checkpoints._free
+        checkpoints = torch.tensor(free, dtype=torch.int64, device=places.device) + num_rows
+        state_ids = torch.cat([slots.state_ids[places], checkpoints])
         for spec, memory in self._runner.pool._memory.items():
             if isinstance(spec, RowSpec):
                 memory.index_fill_(1, state_ids, rubbish_of(memory))
