@@ -32,7 +32,12 @@ SCHEMA = {
 TOOL = {"name": "get_weather", "description": "The weather of a city.", "input_schema": SCHEMA}
 ALARM = {
     "name": "set_alarm",
-    "input_schema": {"type": "object", "properties": {"hour": {"enum": [1, 2]}}, "required": ["hour"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"hour": {"enum": [1, 2]}},
+        "required": ["hour"],
+        "additionalProperties": False,
+    },
 }
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
