@@ -1,0 +1,169 @@
+"""Estimates how often the draft at each position is accepted, by class of requests and by request.
+
+A class is followed by all of its rows together: a draft counts at position i only where the draft before it was accepted, so
+that a round of depth k tells of the first k positions. A request is followed by how far it lies from its class.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import NamedTuple
+
+# Upper bounds of the temperatures of a class; 0 is greedy.
+_TEMPERATURES = (0.0, 0.5, 0.9)
+# How often a draft is accepted after one that was, before any was seen.
+_FIRST_RATE = 0.7
+_LEAST_RATE, _MOST_RATE = 0.005, 0.995
+# What a class remembers: at most this many drafts at a position, or those of this many rounds, if they are more.
+_MOST_DRAFTS, _MOST_ROUNDS = 150, 16
+# What it forgets in a round that does not reach the position, down to this many drafts.
+_KEPT_UNSEEN, _LEAST_DRAFTS = 1 - 1 / 32, 16
+# The share of the latest round in how far a request lies from its class.
+_OWN_SHARE = 1 / 16
+
+
+class Kind(NamedTuple):
+    """The class of a request: of requests of one class drafts are about equally often accepted."""
+
+    temperature_class: int
+    is_masked: bool
+
+    @classmethod
+    def of(cls, temperature: float, *, is_masked: bool) -> Kind:
+        return cls(bisect_left(_TEMPERATURES, temperature), is_masked)
+
+
+class Population:
+    """The rows of one class. Mutable: `Acceptance` and the records of its rows are its only writers.
+
+    rates[i]: how often draft i + 1 is accepted if those before it were. accepted[k]: drafts that a row accepts in a round of
+    depth k, on average. num_rows[i]: rows that may have more than i drafts. counts[k][n]: rows of the round that is being read
+    that had k drafts and accepted n of them.
+    """
+
+    def __init__(self, rates: list[float]) -> None:
+        depth = len(rates)
+        self.rates = rates
+        self.num_rows = [0] * depth
+        self.accepted = [0.0] * (depth + 1)
+        self.counts = [[0] * (k + 1) for k in range(depth + 1)]
+        self._num_known = [float(_LEAST_DRAFTS)] * depth
+        self._compute_accepted()
+
+    def end_round(self) -> None:
+        """Takes in what was counted. Positions that the round did not reach move as the last one that it reached."""
+        shift = 0.0
+        for i, rate in enumerate(self.rates):
+            known, lines = self._num_known[i], self.counts[i + 1 :]
+            if tried := sum(sum(line[i:]) for line in lines):
+                num_accepted = sum(sum(line[i + 1 :]) for line in lines)
+                self.rates[i] = _bounded(rate + (num_accepted - tried * rate) / (known + tried))
+                self._num_known[i] = min(known + tried, max(_MOST_DRAFTS, _MOST_ROUNDS * tried))
+                shift = _logit(self.rates[i]) - _logit(rate)
+            else:
+                self._num_known[i] = max(known * _KEPT_UNSEEN, _LEAST_DRAFTS)
+                if shift:
+                    self.rates[i] = _bounded(1 / (1 + math.exp(-_logit(rate) - shift)))
+        for line in self.counts:
+            line[:] = [0] * len(line)
+        self._compute_accepted()
+
+    def change_rows(self, cap: int, advantage: float, change: int) -> None:
+        """A row comes (1) or goes (-1). The mean of all rows changes by how far that row lies from it."""
+        before = after = 1.0
+        for i in range(cap):
+            before *= self.rates[i]
+            self.num_rows[i] += change
+            if self.num_rows[i] and advantage:
+                self.rates[i] = _bounded(before * (1 + change * advantage / self.num_rows[i]) / after)
+            after *= self.rates[i]
+        self._compute_accepted()
+
+    def _compute_accepted(self) -> None:
+        survival = 1.0
+        for i, rate in enumerate(self.rates):
+            survival *= rate
+            self.accepted[i + 1] = self.accepted[i] + survival
+
+
+class Record:
+    """What is known of one request's drafts. Mutable: the scheduler is its only writer.
+
+    advantage: by what share more of its drafts are accepted than of its class's.
+    """
+
+    __slots__ = ("_cap", "_population", "_takes_part", "advantage")
+
+    def __init__(self, population: Population, cap: int) -> None:
+        self._population = population
+        self._cap = cap
+        self._takes_part = False
+        self.advantage = 0.0
+
+    def join(self) -> None:
+        """The request takes part in rounds from now on."""
+        assert not self._takes_part, "the request takes part already"
+        self._takes_part = True
+        self._population.change_rows(self._cap, self.advantage, 1)
+
+    def leave(self) -> None:
+        """The request takes part in no more rounds, if it did in any."""
+        if self._takes_part:
+            self._takes_part = False
+            self._population.change_rows(self._cap, self.advantage, -1)
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        """Counts the request's share of a round that is being read."""
+        if num_drafted:
+            population = self._population
+            population.counts[num_drafted][num_accepted] += 1
+            self.advantage += _OWN_SHARE * (
+                num_accepted / population.accepted[num_drafted] - 1 - self.advantage
+            )
+
+
+class Acceptance:
+    """Mutable: owns the classes; called by the depth policy alone."""
+
+    def __init__(self, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._populations: dict[Kind, Population] = {}
+
+    def record(self, kind: Kind, cap: int) -> Record:
+        """Returns the record of a new request, of which nothing is known but its class. cap: the most drafts that it may have."""
+        if kind not in self._populations:
+            self._populations[kind] = Population(self._rates_of_all())
+        return Record(self._populations[kind], min(cap, self._max_depth))
+
+    def end_round(self) -> None:
+        """Takes in what the records noted of a round."""
+        for population in self._populations.values():
+            if population.num_rows[0]:
+                population.end_round()
+
+    def expected_accepted(self) -> list[float]:
+        """Returns the drafts that the rows that take part are expected to accept in a round, by its depth."""
+        by_depth = [0.0] * (self._max_depth + 1)
+        for population in self._populations.values():
+            if population.num_rows[0]:
+                total, accepted = 0.0, population.accepted
+                for i, num_rows in enumerate(population.num_rows):
+                    total += num_rows * (accepted[i + 1] - accepted[i])
+                    by_depth[i + 1] += total
+        return by_depth
+
+    def _rates_of_all(self) -> list[float]:
+        """Returns the rates of a class that was not seen: the mean of those that were."""
+        lines = [population.rates for population in self._populations.values()]
+        if not lines:
+            return [_FIRST_RATE] * self._max_depth
+        return [sum(rates) / len(lines) for rates in zip(*lines, strict=True)]
+
+
+def _bounded(rate: float) -> float:
+    return min(max(rate, _LEAST_RATE), _MOST_RATE)
+
+
+def _logit(rate: float) -> float:
+    return math.log(rate / (1 - rate))

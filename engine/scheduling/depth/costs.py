@@ -1,0 +1,196 @@
+"""Estimates how long a decode round takes: measured at the start for empty rows, then kept current by the rounds' own times.
+
+    seconds(rows, depth, context, prompts) = intercept[rows, depth] + context * slope[depth] + prompts * prompt_slope[depth]
+
+Slopes are seconds per token. Knows numbers only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+# What a measurement at the start weighs, in rounds; and one that was inferred from other sizes.
+_MEASURED_WEIGHT, _INFERRED_WEIGHT = 4.0, 0.5
+# By which a round counts less with each later one of its size.
+_KEPT = 1 - 1 / 64
+# The share by which a round moves the ratio of all depths to what was measured at the start.
+_COMMON_SHARE = 0.05
+# What all depths together weigh in the slope of each.
+_SHARED_WEIGHT = 0.01
+# What a cached token costs more with each draft, of its cost without drafts: 4 % on an H100 and on an H200 (7B model).
+_CONTEXT_SHARE_OF_DRAFT = 0.04
+# A round counts at most this many times its estimate: others may have held the device.
+_MOST_TIMES = 2.0
+
+
+class RoundLoad(NamedTuple):
+    """The work of a round besides its drafts.
+
+    num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the same pass.
+    """
+
+    num_rows: int
+    num_context_tokens: int = 0
+    num_prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Cell:
+    """The rounds of one size. Mutable: decayed sums over the rounds, x: context tokens, y: seconds without prompts.
+
+    base: seconds for empty rows, of which `weight` rounds are supposed to have been seen. covariance, variance: of x with y and
+    of x alone, as they are counted in the slope.
+    """
+
+    base: float
+    weight: float
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    covariance: float = 0.0
+    variance: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self.n = self.n * _KEPT + 1
+        self.x = self.x * _KEPT + x
+        self.y = self.y * _KEPT + y
+        self.xx = self.xx * _KEPT + x * x
+        self.xy = self.xy * _KEPT + x * y
+
+    def fit(self, ratio: float) -> None:
+        """Computes covariance and variance. ratio: of the rounds of this number of rows to their bases."""
+        n, y = self.n + self.weight, self.y + self.weight * ratio * self.base
+        self.covariance = self.xy - self.x * y / n
+        self.variance = self.xx - self.x * self.x / n
+
+    def intercept(self, ratio: float, slope: float) -> float:
+        """Returns the seconds without context."""
+        y = self.y + self.weight * ratio * self.base
+        return (y - slope * self.x) / (self.n + self.weight)
+
+
+class _Slopes:
+    """Seconds per token by depth. Mutable: a depth that was not seen has its part of the slope of all.
+
+    parts: what the slopes are expected to be, as multiples of one. by_depth: the slopes.
+    """
+
+    def __init__(self, parts: Sequence[float], *, first: float = 0.0) -> None:
+        """first: the slope before anything was seen."""
+        self._parts = parts
+        self._covariance, self._variance = [0.0] * len(parts), [0.0] * len(parts)
+        self.by_depth = [first * part for part in parts]
+
+    def change(self, depth: int, covariance: float, variance: float, *, kept: float = 1.0) -> None:
+        """Adds what tells of the depth's slope. kept: the share that is kept of what told of it before."""
+        self._covariance[depth] = kept * self._covariance[depth] + covariance
+        self._variance[depth] = kept * self._variance[depth] + variance
+        columns = list(zip(self._parts, self._covariance, self._variance, strict=True))
+        total = sum(part * part * v for part, _, v in columns)
+        if total > 0:
+            shared = _SHARED_WEIGHT * total
+            common = shared * sum(part * c for part, c, _ in columns) / total
+            self.by_depth = [max((c + common * part) / (v + shared), 0.0) for part, c, v in columns]
+
+
+class CostTable:
+    """Mutable: `learn` is called with each round that was read, by the depth policy alone."""
+
+    def __init__(
+        self, row_counts: Sequence[int], max_depth: int, measured: Mapping[tuple[int, int], float]
+    ) -> None:
+        """row_counts: ascending sizes to which rounds are padded. measured: seconds of rounds without context by (rows, depth); of
+        each of its numbers of rows all depths. Sizes between are interpolated, larger ones extrapolated; more rows and more drafts
+        never take less."""
+        assert measured, "no round was measured"
+        self._row_counts = tuple(row_counts)
+        bases = _completed(self._row_counts, max_depth, measured)
+        self._cells = [
+            [_Cell(base, _weight((rows, depth), measured)) for depth, base in enumerate(line)]
+            for rows, line in zip(self._row_counts, bases, strict=True)
+        ]
+        self._ratios = [1.0] * len(self._row_counts)
+        depths = range(max_depth + 1)
+        self._context = _Slopes([1 + _CONTEXT_SHARE_OF_DRAFT * depth for depth in depths])
+        self._prompts = _Slopes([1.0] * len(depths), first=_token_seconds(self._row_counts, bases))
+
+    def seconds(self, load: RoundLoad) -> list[float]:
+        """Returns the seconds of such a round by depth; more drafts never take less."""
+        index, (_, num_context_tokens, num_prompt_tokens) = self._index(load.num_rows), load
+        ratio, least, found = self._ratios[index], 0.0, []
+        columns = zip(self._cells[index], self._context.by_depth, self._prompts.by_depth, strict=True)
+        for cell, slope, prompt_slope in columns:
+            seconds = (
+                cell.intercept(ratio, slope) + slope * num_context_tokens + prompt_slope * num_prompt_tokens
+            )
+            least = max(least, seconds)
+            found.append(least)
+        return found
+
+    def learn(self, load: RoundLoad, depth: int, seconds: float) -> None:
+        """Takes in the time of a round."""
+        index = self._index(load.num_rows)
+        cell, ratio, context = self._cells[index][depth], self._ratios[index], load.num_context_tokens
+        slope, num_prompt_tokens = self._context.by_depth[depth], load.num_prompt_tokens
+        alone = cell.intercept(ratio, slope) + slope * context
+        if num_prompt_tokens:
+            most = _MOST_TIMES * (alone + self._prompts.by_depth[depth] * num_prompt_tokens)
+            covariance = num_prompt_tokens * (min(seconds, most) - alone)
+            self._prompts.change(depth, covariance, num_prompt_tokens**2, kept=_KEPT)
+            return
+        if cell.n >= 1:
+            seconds = min(seconds, _MOST_TIMES * alone)
+        covariance, variance = cell.covariance, cell.variance
+        cell.add(context, seconds)
+        cell.fit(ratio)
+        self._context.change(depth, cell.covariance - covariance, cell.variance - variance)
+        usual = cell.base + self._context.by_depth[depth] * context
+        self._ratios[index] += _COMMON_SHARE * (seconds / usual - ratio)
+
+    def _index(self, num_rows: int) -> int:
+        return min(bisect_left(self._row_counts, num_rows), len(self._row_counts) - 1)
+
+
+def _weight(key: tuple[int, int], measured: Mapping[tuple[int, int], float]) -> float:
+    return _MEASURED_WEIGHT if key in measured else _INFERRED_WEIGHT
+
+
+def _completed(
+    row_counts: Sequence[int], max_depth: int, measured: Mapping[tuple[int, int], float]
+) -> list[list[float]]:
+    """Returns the seconds by row count and depth. What was measured too long is cut to what larger rounds take: noise only adds."""
+    known = sorted({rows for rows, _ in measured})
+    lines = [[measured[rows, depth] for depth in range(max_depth + 1)] for rows in known]
+    for line in lines:
+        for depth in reversed(range(max_depth)):
+            line[depth] = min(line[depth], line[depth + 1])
+    for after, before in pairwise(reversed(lines)):
+        before[:] = map(min, before, after)
+    return [
+        [_at(rows, known, [line[depth] for line in lines]) for depth in range(max_depth + 1)]
+        for rows in row_counts
+    ]
+
+
+def _at(rows: int, known: Sequence[int], seconds: Sequence[float]) -> float:
+    """Returns the value on the line through the two points around, or on the nearest such line."""
+    if len(known) == 1 or rows <= known[0]:
+        return seconds[0]
+    right = min(max(bisect_left(known, rows), 1), len(known) - 1)
+    share = (rows - known[right - 1]) / (known[right] - known[right - 1])
+    return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+
+
+def _token_seconds(row_counts: Sequence[int], bases: Sequence[Sequence[float]]) -> float:
+    """Returns what one token more costs the largest rounds."""
+    if len(row_counts) == 1:
+        return 0.0
+    depth = len(bases[0]) - 1
+    num_tokens = (row_counts[-1] - row_counts[-2]) * (depth + 1)
+    return (bases[-1][depth] - bases[-2][depth]) / num_tokens

@@ -1,0 +1,59 @@
+"""Chooses the depth of a round: that of the most expected tokens a second, at times another one to learn what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.engine.scheduling.depth.acceptance import Acceptance, Kind, Record
+from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
+
+# The share of the time that rounds of another depth than the best may lose: of the next deeper one, which tells how often the
+# first draft is accepted that is not tried otherwise, and of all others together.
+_NEXT_SHARE, _OTHERS_SHARE = 0.0035, 0.0015
+# At most this much is saved up for each depth, in rounds.
+_MOST_SAVED_ROUNDS = 4.0
+
+
+class DepthPolicy:
+    """Mutable: the scheduler asks it for each round, and tells it of each that was read. Depths: 0 to max_depth."""
+
+    def __init__(self, costs: CostTable, max_depth: int) -> None:
+        self._costs = costs
+        self._acceptance = Acceptance(max_depth)
+        self._saved_seconds = [0.0] * (max_depth + 1)
+
+    def record(self, temperature: float, *, is_masked: bool, cap: int) -> Record:
+        """Returns the record of a new request. cap: the most drafts that it may have in a round."""
+        return self._acceptance.record(Kind.of(temperature, is_masked=is_masked), cap)
+
+    def choose(self, load: RoundLoad, depths: Sequence[int]) -> int:
+        """Returns one of the depths, which ascend."""
+        seconds = self._costs.seconds(load)
+        accepted = self._acceptance.expected_accepted()
+        rates = [(load.num_rows + accepted[depth]) / seconds[depth] for depth in range(len(seconds))]
+        best = max(depths, key=rates.__getitem__)
+        losses = {depth: seconds[depth] * (1 - rates[depth] / rates[best]) for depth in depths}
+        return self._explored(best, losses, seconds[best])
+
+    def end_round(self, load: RoundLoad, depth: int, seconds: float) -> None:
+        """Takes in a round whose rows' records have noted their drafts. seconds: how long the device worked on it."""
+        self._acceptance.end_round()
+        self._costs.learn(load, depth, seconds)
+
+    def _explored(self, best: int, losses: dict[int, float], seconds: float) -> int:
+        """Returns another depth once the time is saved that it is expected to lose, else the best. losses: seconds by depth,
+        which ascend. seconds: of the best depth."""
+        saved, most = self._saved_seconds, _MOST_SAVED_ROUNDS * seconds
+        following = next((depth for depth in losses if depth > best), None)
+        others = len(losses) - 1 - (following is not None)
+        chosen = best
+        for depth, loss in losses.items():
+            if depth == best:
+                continue
+            share = _NEXT_SHARE if depth == following else _OTHERS_SHARE / others
+            saved[depth] = min(saved[depth] + share * seconds, most)
+            if chosen == best and saved[depth] >= loss:
+                chosen = depth
+        if chosen != best:
+            saved[chosen] -= losses[chosen]
+        return chosen

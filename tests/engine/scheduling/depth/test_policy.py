@@ -1,0 +1,115 @@
+"""The depth policy over simulated rounds with measured times: never far from the best fixed depth, quick after a change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from headway_testing.simulated_rounds import (
+    CARDS,
+    H200,
+    HIGH,
+    LOW,
+    MAX_DEPTH,
+    MEDIUM,
+    PROFILES,
+    Rates,
+    SimulatedRounds,
+    best_fixed,
+    new_policy,
+    tokens_per_second,
+)
+
+from headway.engine.scheduling.depth.costs import RoundLoad
+
+# Seconds on the table's clock.
+SPELL, WINDOW, LEAST_ROUNDS = 3.0, 0.5, 40
+# By how much the measurement at the start is off.
+MEASURED_ERROR = 0.03
+# Decisions and what is learnt of a round, for all rows together, on a machine that may be busy.
+MOST_DECISION_SECONDS = 5e-4
+
+Cell = tuple[str, int, int]
+CELLS: list[Cell] = [(card, context, rows) for card, cells in CARDS.items() for context, rows in cells]
+SWITCHES = {
+    "high-low": (HIGH, LOW),
+    "low-high": (LOW, HIGH),
+    "medium-low": (MEDIUM, LOW),
+    "low-medium": (LOW, MEDIUM),
+}
+
+
+def simulated(cell: Cell, rows: list[Rates], seed: int = 0) -> SimulatedRounds:
+    card, context, num_rows = cell
+    policy = new_policy(CARDS[card], error=MEASURED_ERROR, seed=seed)
+    return SimulatedRounds(policy, milliseconds(cell), context, rows, seed=seed)
+
+
+def milliseconds(cell: Cell) -> Sequence[float]:
+    card, context, num_rows = cell
+    return CARDS[card][context, num_rows]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_stationary_load_gets_what_the_best_fixed_depth_gives(cell: Cell, profile: str) -> None:
+    """From the first round on, of which nothing is known yet."""
+    rows = [PROFILES[profile]] * cell[2]
+    found = simulated(cell, rows).run(SPELL)
+    assert found >= 0.98 * best_fixed(milliseconds(cell), rows)
+    assert found >= 0.99 * tokens_per_second(milliseconds(cell), rows, 0)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_change_of_acceptance_is_found_within_two_seconds(cell: Cell, switch: str) -> None:
+    before, after = SWITCHES[switch]
+    rounds = simulated(cell, [before] * cell[2])
+    rounds.run(SPELL)
+    rounds.rows = [after] * cell[2]
+    rounds.run(2.0)
+    window = max(WINDOW, LEAST_ROUNDS * milliseconds(cell)[0] / 1e3)
+    assert rounds.run(window) >= 0.97 * best_fixed(milliseconds(cell), rounds.rows)
+
+
+@pytest.mark.parametrize("has_classes", [False, True], ids=["one-class", "two-classes"])
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell[2] > 1], ids=str)
+def test_half_good_and_half_bad_rows_get_what_the_best_fixed_depth_gives(
+    cell: Cell, has_classes: bool
+) -> None:
+    rounds = simulated(cell, [HIGH, LOW] * (cell[2] // 2))
+    if has_classes:
+        rounds.temperature = lambda row: float(row % 2)
+    assert rounds.run(SPELL) >= 0.99 * best_fixed(milliseconds(cell), rounds.rows)
+
+
+def test_other_depths_than_the_best_lose_half_a_percent_of_the_time() -> None:
+    cell = ("H200", 128, 256)
+    rows = [LOW] * 256
+    rounds = simulated(cell, rows)
+    rounds.run(1.0)
+    assert 0.99 < rounds.run(8.0) / best_fixed(milliseconds(cell), rows) < 0.999, "some rounds explore"
+    assert sum(rounds.by_depth[depth] for depth in (1, 2, 3)) >= 5
+
+
+def test_only_depths_that_are_offered_are_chosen() -> None:
+    rounds = simulated(("H200", 128, 32), [HIGH] * 32)
+    rounds.depths = (0, 2)
+    rounds.run(SPELL)
+    assert set(rounds.by_depth) == {0, 2}, "0 to learn what it costs"
+
+
+def test_a_decision_takes_no_longer_for_many_rows() -> None:
+    policy = new_policy(H200)
+    records = [policy.record(0.5 * (row % 3), is_masked=row % 2 == 0, cap=MAX_DEPTH) for row in range(256)]
+    for record in records:
+        record.join()
+    took = []
+    for _ in range(200):
+        load = RoundLoad(256, 256 * 500)
+        began = time.perf_counter()
+        policy.choose(load, range(MAX_DEPTH + 1))
+        policy.end_round(load, 3, 0.02)
+        took.append(time.perf_counter() - began)
+    assert min(took) < MOST_DECISION_SECONDS
