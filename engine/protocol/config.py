@@ -29,7 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the engine process needs to start.
 
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
-    a step (see PrefillPolicy). mixed_above_tokens: prompts share the forward pass of a round of more tokens; None: of no
+    a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy chooses how many each round has. mixed_above_tokens: prompts share the forward pass of a round of more tokens; None: of no
     round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP request; None: no limit but
     max_running. max_waiting: HTTP requests that may wait. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
     drafter: what makes drafts; auto is the MTP head where the model has one, else nothing.
@@ -45,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     depth: int = 3
+    chooses_depth: bool = False
     drafter: DrafterName = "auto"
     draft_lm_head: DraftLmHead = "auto"
     draft_layers: DraftLayers = "auto"

@@ -29,6 +29,11 @@ class StageSeconds:
     def total(self) -> float:
         return self.draft + self.target + self.mask + self.bookkeeping + self.prefill
 
+    @property
+    def round(self) -> float:
+        """The work on the round."""
+        return self.draft + self.target + self.bookkeeping
+
 
 STAGES = tuple(field.name for field in fields(StageSeconds))
 # Upper bounds of the counts of steps by their tokens.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.protocol.stats import StageSeconds
+from headway.engine.scheduling.depth.costs import RoundLoad
 from headway.engine.scheduling.request import Request
 
 # MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they take 0.5 MiB a row.
@@ -100,7 +101,8 @@ class Plan:
     wiped_block_ids: unused blocks that hold NaN; zeroed before all else, since 0 * NaN is NaN.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; rows of this step's chunks are never in it.
-    depth: that of the deepest row of the round. catches_up: the drafter first sees what rounds without drafts have left
+    depth: that of the deepest row of the round. load: of a round whose time tells what such rounds take; None: no round, or one
+    that adjusts logits, returns log-probabilities or has guided rows. catches_up: the drafter first sees what rounds without drafts have left
     pending of the rows of the round. saves: made after the pass, for models whose layers keep row state.
     guided_rows: rows of the round and of last chunks whose next tokens a grammar restricts; a step that has any runs in two
     halves, and its masks are filled between them.
@@ -118,6 +120,7 @@ class Plan:
     catches_up: bool = False
     saves: tuple[CheckpointSave, ...] = ()
     guided_rows: tuple[int, ...] = ()
+    load: RoundLoad | None = None
 
     @property
     def is_mixed(self) -> bool:

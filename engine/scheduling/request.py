@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.depth.acceptance import Record
 
 
 class Status(enum.Enum):
@@ -31,7 +32,8 @@ class Request:
     num_prompt_cached: num_cached of the first admission.
     num_tokens_in_flight: the most tokens that rounds in flight may add.
     num_pending: the most tokens that wait for the drafter once all that was planned has run. num_draft_filled: the first tokens
-    of which the drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do.
+    of which the drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do. draft_record: how
+    often its drafts are accepted; None: nobody asks.
     """
 
     request_id: int
@@ -58,6 +60,7 @@ class Request:
     num_tokens_in_flight: int = 0
     num_pending: int = 0
     num_draft_filled: int = 0
+    draft_record: Record | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     arrival_seconds: float = 0.0
     queue_seconds: float = 0.0

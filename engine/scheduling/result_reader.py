@@ -40,6 +40,8 @@ class ResultReader:
         updates: Updates = {}
         self._read_prefill(plan, result, updates)
         self._read_round(plan, result, updates)
+        if state.depth_policy is not None and plan.decode_request_ids:
+            state.depth_policy.end_round(plan.load, plan.depth, result.seconds.round)
         num_generated = state.stats.num_generation_tokens - num_generated_before
         state.stats.count_step(sum(len(chunk.token_ids) for chunk in plan.prefill) + num_generated)
         events: list[TokenEvent] = []
@@ -92,6 +94,8 @@ class ResultReader:
         update.num_drafted += num_drafted
         update.num_accepted += num_accepted
         update.draft_start = len(update.token_ids) - num_kept
+        if request.draft_record is not None:
+            request.draft_record.note(num_drafted, num_emitted - 1)
         state.stats.count_row_round(num_drafted=num_drafted, num_accepted=num_accepted, num_emitted=num_kept)
         request.num_rounds_in_flight -= 1
         request.num_tokens_in_flight -= plan.depth + 1

@@ -23,6 +23,7 @@ from headway.engine.scheduling.admission import Admission
 from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.blocks import BlockAllocator
 from headway.engine.scheduling.checkpoints import Checkpoints
+from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.masking import Masking
 from headway.engine.scheduling.plan import (
@@ -42,6 +43,7 @@ from headway.engine.scheduling.prefix import PrefixCache
 from headway.engine.scheduling.queue import Queue
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.result_reader import ResultReader
+from headway.engine.scheduling.round_depth import RoundDepth, mixed_depths
 from headway.engine.scheduling.rows import RowTable
 from headway.engine.scheduling.scheduler_state import SchedulerState
 from headway.engine.scheduling.updates import fault_event
@@ -108,8 +110,9 @@ class Scheduler:
             stats,
             clock,
             depth,
+            depth_limit=depth,
             max_depth=depth,
-            mixed_depth=depth,
+            mixed_depths=mixed_depths(config) if has_drafter else {0},
             has_late_slots=depth > 0 and config.drafter != "ngram",
         )
         self.supply = BlockSupply(self.state, num_blocks)
@@ -120,6 +123,7 @@ class Scheduler:
             counts_prefix_queries=config.prefix_caching,
         )
         self._reader = ResultReader(self.state)
+        self._depth = RoundDepth(self.state, config)
         self._masking = Masking(self.state, MaskFiller(), vocab_size=vocab_size)
 
     @property
@@ -144,16 +148,22 @@ class Scheduler:
         return copy.deepcopy(stats)
 
     def set_depth(self, depth: int, *, has_mixed: bool = False) -> None:
-        """Sets the drafts of a round from the next step on, at most those of the configuration. Requests may be running: what
-        rounds without drafts leave to the drafter is caught up with before a round drafts again.
+        """Sets the drafts of a round from the next step on, at most those of the configuration; the most of them, where a policy
+        chooses. Requests may be running: what rounds without drafts leave to the drafter is caught up with before a round drafts again.
 
         has_mixed: mixed passes were captured for rounds of this depth, too. Without it prompts share no pass with shallower rounds than
         before, whose mixed passes would be launched kernel by kernel and captured while requests run.
         """
         assert 0 <= depth <= self.state.max_depth, f"depth is {depth}"
-        self.state.depth = depth
+        self.state.depth = self.state.depth_limit = depth
         if has_mixed:
-            self.state.mixed_depth = depth
+            self.state.mixed_depths.add(depth)
+
+    def set_depth_policy(self, policy: DepthPolicy) -> None:
+        """Tells the policy of all rounds from now on, and lets it choose their depths if the configuration wants it. No request has
+        come yet."""
+        assert not self.state.requests, "requests run that the policy was not told of"
+        self.state.depth_policy = policy
 
     def hold_rounds(self) -> None:
         """Plans prompts alone until `release_rounds`: a measurement of rounds wants all rows to begin together."""
@@ -234,6 +244,7 @@ class Scheduler:
     def plan(self) -> Plan | None:
         """Returns the next step, or None when there is nothing to compute before a step in flight is read."""
         state = self.state
+        self._choose_depth()
         grown = self.supply.grow_rows()
         admitted = []
         if state.waiting:
@@ -269,7 +280,15 @@ class Scheduler:
             wiped_block_ids=tuple(broken),
             saves=saves,
             guided_rows=self._guided_rows(decoding, chunks),
+            load=self._depth.load(decoding, chunks),
         )
+
+    def _choose_depth(self) -> None:
+        """Chooses the depth of the step's round, unless prompts have their turn."""
+        state, mixes = self.state, self._prefill.mixed_above_tokens is not None
+        has_prompts = bool(state.waiting) or any(r.status is Status.PREFILLING for r in state.running)
+        if mixes or self._is_turn_of_round or not has_prompts:
+            self._depth.choose(self._prefill.mixed if has_prompts and mixes else 0)
 
     def _guided_rows(self, decoding: list[Request], chunks: list[PrefillChunk]) -> tuple[int, ...]:
         last = [self.state.requests[chunk.request_id] for chunk in chunks if chunk.is_last]
@@ -285,12 +304,9 @@ class Scheduler:
         first = min(
             (r for r in state.running if r.status is Status.PREFILLING), key=state.waiting.turn, default=None
         )
-        is_deep = any(state.depth_cap(r) == state.mixed_depth for r in decoding)
-        is_plain = not any(
-            r.sampling.adjusts_logits or r.sampling.num_logprobs is not None for r in state.running
-        )
+        has_depth = max(map(state.depth_cap, decoding), default=-1) in state.mixed_depths
         num_tokens = len(decoding) * (state.depth + 1)
-        return Load(num_tokens, is_deep and is_plain, 0 if first is None else first.num_computed)
+        return Load(num_tokens, has_depth and state.is_plain(), 0 if first is None else first.num_computed)
 
     def _next_pass(self) -> tuple[list[PrefillChunk], list[Request]]:
         """Returns the chunks and the decoding rows of the step's forward pass.
@@ -339,6 +355,7 @@ class Scheduler:
         if chunk.is_last:
             request.status = Status.RUNNING
             request.num_pending = 1
+            self._depth.begin(request)
         checkpoint = self.state.prefixes.take_checkpoint(request)
         return None if checkpoint is None else CheckpointSave(chunk.row, checkpoint)
 

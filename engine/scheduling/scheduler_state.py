@@ -12,6 +12,7 @@ from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.protocol.stats import EngineStats
 from headway.engine.scheduling.blocks import BlockAllocator
+from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.prefix import PrefixCache
 from headway.engine.scheduling.queue import Queue
 from headway.engine.scheduling.request import Request, Status
@@ -27,8 +28,9 @@ class SchedulerState:
     """Requests, rows, blocks and counters. Mutable: the scheduler and its parts are the only writers.
 
     requests: every request that has not ended, by id. running: those with a row, by priority, then arrival.
-    depth: the most drafts of a round; max_depth: the most that it may be set to; mixed_depth: that of the rounds for which
-    mixed passes were captured. has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
+    depth: the most drafts of the next round; depth_limit: the most that it may have, which an operator sets; max_depth: the most
+    that this may be set to; mixed_depths: those of the rounds for which mixed passes were captured. depth_policy: chooses the
+    depth; None: it is the limit. has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
     broken_block_ids wait until the scheduler hands them out.
     """
 
@@ -40,10 +42,12 @@ class SchedulerState:
     stats: EngineStats
     clock: Callable[[], float]
     depth: int
+    depth_limit: int
     max_depth: int
-    mixed_depth: int
+    mixed_depths: set[int]
     has_late_slots: bool
     holds_rounds: bool = False
+    depth_policy: DepthPolicy | None = None
     requests: dict[int, Request] = field(default_factory=dict)
     running: list[Request] = field(default_factory=list)
     fault_events: list[TokenEvent] = field(default_factory=list)
@@ -63,6 +67,10 @@ class SchedulerState:
         adds at least one token."""
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit and not self.holds_rounds
+
+    def is_plain(self) -> bool:
+        """Returns whether no row adjusts its logits or returns log-probabilities."""
+        return not any(r.sampling.adjusts_logits or r.sampling.num_logprobs is not None for r in self.running)
 
     def prefilling(self) -> list[Request]:
         """Returns the running requests whose prompts are not computed yet, in the order of their turns."""
@@ -139,6 +147,8 @@ class SchedulerState:
 
     def _release(self, request: Request) -> None:
         """Row and blocks are free at once: steps launched later run after every step that still writes to them."""
+        if request.draft_record is not None:
+            request.draft_record.leave()
         if request.row is not None:
             self.rows.release(request)
         self.free_blocks(request)

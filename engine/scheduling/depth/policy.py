@@ -35,10 +35,12 @@ class DepthPolicy:
         losses = {depth: seconds[depth] * (1 - rates[depth] / rates[best]) for depth in depths}
         return self._explored(best, losses, seconds[best])
 
-    def end_round(self, load: RoundLoad, depth: int, seconds: float) -> None:
-        """Takes in a round whose rows' records have noted their drafts. seconds: how long the device worked on it."""
+    def end_round(self, load: RoundLoad | None, depth: int, seconds: float) -> None:
+        """Takes in a round whose rows' records have noted their drafts. load: None where its time tells nothing of others.
+        seconds: how long the device worked on it."""
         self._acceptance.end_round()
-        self._costs.learn(load, depth, seconds)
+        if load is not None:
+            self._costs.learn(load, depth, seconds)
 
     def _explored(self, best: int, losses: dict[int, float], seconds: float) -> int:
         """Returns another depth once the time is saved that it is expected to lose, else the best. losses: seconds by depth,

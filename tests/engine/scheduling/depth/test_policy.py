@@ -41,7 +41,7 @@ SWITCHES = {
 
 
 def simulated(cell: Cell, rows: list[Rates], seed: int = 0) -> SimulatedRounds:
-    card, context, num_rows = cell
+    card, context, _ = cell
     policy = new_policy(CARDS[card], error=MEASURED_ERROR, seed=seed)
     return SimulatedRounds(policy, milliseconds(cell), context, rows, seed=seed)
 
