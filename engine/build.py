@@ -29,6 +29,8 @@ from headway.engine.options import (
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
+from headway.engine.scheduling.depth.costs import CostTable
+from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.drafter import Drafter
@@ -116,6 +118,13 @@ def assemble(
     )
     info = engine_info(config, model, pool, max_model_len, num_parameters, weights_bytes)
     return Engine(scheduler, runner, info)
+
+
+def measured_policy(engine: Engine) -> DepthPolicy:
+    """Returns a policy for an engine with drafts that knows how long its rounds take. No request has come yet."""
+    max_depth, runner = engine.info.depth, engine.runner
+    measured = runner.measure_rounds(range(max_depth + 1))
+    return DepthPolicy(CostTable(runner.row_counts, max_depth, measured), max_depth)
 
 
 def _warn_of_meaningless_text(config: EngineConfig) -> None:
@@ -332,6 +341,7 @@ def engine_info(
         max_running=config.num_rows,
         vocab_size=model.spec.vocab_size,
         depth=config.depth,
+        chooses_depth=config.chooses_depth and config.depth > 0,
         has_draft_head=model.has_draft_head,
         drafter=config.drafter,
         has_dummy_weights=config.load_format == "dummy",

@@ -16,7 +16,7 @@ import sys
 import traceback
 from contextlib import closing
 
-from headway.engine.build import assemble
+from headway.engine.build import assemble, measured_policy
 from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.loop import EngineLoop
 from headway.engine.probe import check_logits
@@ -62,9 +62,14 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
     config = first.config
     parent = os.getppid()
     engine = assemble(config, progress=lambda done: mailbox.send(Heartbeat("load", done)))
+    depths = range(engine.info.depth + 1)
     engine.runner.capture(
-        range(engine.info.depth + 1), progress=lambda done: mailbox.send(Heartbeat("capture", done))
+        depths,
+        progress=lambda done: mailbox.send(Heartbeat("capture", done)),
+        mixed_depths=engine.scheduler.state.mixed_depths,
     )
+    if engine.info.depth:
+        engine.scheduler.set_depth_policy(measured_policy(engine))
     check_logits(engine)
     # What is there now stays: a full collection that walks over all of it would stop every stream for some 50 ms.
     gc.collect()

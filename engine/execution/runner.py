@@ -5,7 +5,7 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,8 +17,9 @@ from headway.engine.execution.host_ring import HostRing, RingSlot
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.results import DeviceResults, StepHandle
-from headway.engine.execution.step import NUM_STAMPS, StepContext, StepOutcome
-from headway.engine.execution.step_key import MAX_REPLAYED_TOKENS, StepGrid, StepKey
+from headway.engine.execution.round_times import CPU_SECONDS, measured_rounds
+from headway.engine.execution.step import END_STAMP, NUM_STAMPS, StepContext, StepOutcome
+from headway.engine.execution.step_key import MAX_REPLAYED_TOKENS, StepGrid, StepKey, row_counts
 from headway.engine.execution.warm_up import WARM_UP_TOKENS, WarmUp
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.scheduling.plan import Plan, PrefillChunk
@@ -81,14 +82,48 @@ class Runner:
         self._halves = Halves(self.launcher, memory)
 
     @torch.inference_mode()
-    def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
+    def capture(
+        self,
+        depths: Iterable[int],
+        *,
+        progress: Callable[[float], None],
+        mixed_depths: Collection[int] | None = None,
+    ) -> None:
         """Makes the steps of these depths ready before the first request comes; all rows are padding. Does nothing on a CPU.
-        Raises ConfigError where the memory does not suffice."""
+        Raises ConfigError where the memory does not suffice. mixed_depths: of the rounds that share their passes with prompts;
+        None: the largest depth alone."""
         depths = tuple(depths)
         if self.graphs is None or self.grid is None or self.graph_memory is None or not depths:
             return
-        self.warm_up.capture(depths, self.grid, self.graphs, self.graph_memory, progress)
+        keys = self.grid.captured(
+            depths,
+            mixed_depths or {max(depths)},
+            self.warm_up.policy,
+            catches_up=self.launcher.context.drafter.leaves_pending and max(depths) > 0,
+        )
+        self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
         self._ring.restart()
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """The numbers of rows to which rounds are padded; on a CPU, those of which the times of rounds are told apart."""
+        return row_counts(len(self.slots.limits)) if self.grid is None else self.grid.row_counts
+
+    @torch.inference_mode()
+    def measure_rounds(self, depths: Iterable[int]) -> dict[tuple[int, int], float]:
+        """Returns the seconds of rounds of these depths by (rows, depth), before the first request comes."""
+        limit = None if self.device.type == "cuda" else CPU_SECONDS
+        found = measured_rounds(self._time_round, self.row_counts, depths, limit_seconds=limit)
+        self._ring.restart()
+        return found
+
+    def _time_round(self, num_rows: int, depth: int) -> float:
+        slot = self._ring.take(NUM_STAMPS)
+        self._run(StepKey(num_rows, depth))
+        if self.device.type == "cuda":
+            torch.accelerator.synchronize()
+        times = slot.read()
+        return (times[END_STAMP] - times[0]) / 1e9
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> StepHandle:

@@ -87,15 +87,18 @@ class StepGrid:
     def _catch_up_counts(self) -> tuple[int, ...]:
         return self.row_counts[::-2][::-1]
 
-    def captured(self, depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool) -> list[StepKey]:
-        """Returns the keys to be captured at the start: mixed passes of the largest depth, prompts, rounds of these depths, and
+    def captured(
+        self, depths: Iterable[int], mixed_depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool
+    ) -> list[StepKey]:
+        """Returns the keys to be captured at the start: mixed passes of some depths, prompts, rounds of all depths, and
         catching up, of each kind the largest first, so that the smaller ones fit into the memory of the larger."""
         deepest_first = sorted(depths, reverse=True)
         mixed = [
-            StepKey(n, deepest_first[0], tokens)
+            StepKey(n, depth, tokens)
+            for depth in sorted(mixed_depths, reverse=True)
             for n in reversed(self.row_counts)
             for tokens in reversed(self.mixed_counts)
-            if policy.may_mix(n * (deepest_first[0] + 1), tokens)
+            if policy.may_mix(n * (depth + 1), tokens)
         ]
         prompts = [
             StepKey(num_prompt_tokens=tokens, is_window=is_window)

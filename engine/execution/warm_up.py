@@ -13,7 +13,7 @@ from headway.engine.execution.graphs import GraphCache, GraphMemory
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.step import StepOutcome
-from headway.engine.execution.step_key import StepGrid, StepKey
+from headway.engine.execution.step_key import StepKey
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.sampling.sampler import SCORED_AT_ONCE, score_tokens
 from headway.engine.scheduling.plan import PrefillChunk
@@ -49,27 +49,31 @@ class WarmUp:
         self._launcher = launcher
         self._prompt_ends = prompt_ends
         self._table = table
-        self._policy = policy
+        self.policy = policy
         self._max_depth = max_depth
 
     def capture(
         self,
-        depths: Sequence[int],
-        grid: StepGrid,
+        keys: Sequence[StepKey],
+        max_depth: int,
         graphs: GraphCache[StepKey, StepOutcome],
         memory: GraphMemory,
         progress: Callable[[float], None],
     ) -> None:
-        """Captures the steps of these depths and reserves memory for what is launched kernel by kernel. Raises ConfigError."""
-        leaves_pending = self._launcher.context.drafter.leaves_pending
-        keys = grid.captured(depths, self._policy, catches_up=leaves_pending and max(depths) > 0)
+        """Captures these steps and reserves memory for what is launched kernel by kernel. max_depth: of the keys. Raises ConfigError."""
         num_rows = len(self._table)
         try:
             reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back
-            self._compile(keys, StepKey(grid.row_counts[0], max(depths)), graphs, memory, progress)
+            self._compile(
+                keys,
+                StepKey(min(key.num_rows for key in keys if key.num_rows), max_depth),
+                graphs,
+                memory,
+                progress,
+            )
             _, for_prompts = bytes_taken_by(self.run_prompts)
             self._capture_all(keys, graphs, progress)
-            _, for_round = bytes_taken_by(lambda: self._try_largest_round(num_rows, max(depths)))
+            _, for_round = bytes_taken_by(lambda: self._try_largest_round(num_rows, max_depth))
             if available_bytes(self._table.device) < for_prompts:
                 self.run_prompts()  # graphs may have left it too little
             memory.reserve(max(for_prompts, for_round))
@@ -77,14 +81,14 @@ class WarmUp:
             if not is_out_of_memory(error):
                 raise
             raise ConfigError(
-                f"rounds of {num_rows} requests and {max(depths)} drafts do not fit into the memory that weights and KV cache "
+                f"rounds of {num_rows} requests and {max_depth} drafts do not fit into the memory that weights and KV cache "
                 "leave free; set --max-running, --depth or --kv-cache-memory to less"
             ) from error
 
     def run_prompts(self) -> None:
         """Computes prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the
         most that a step may take is tried. Raises ConfigError."""
-        most, spec = self._policy.most_tokens, self._launcher.context.model.spec
+        most, spec = self.policy.most_tokens, self._launcher.context.model.spec
         model, drafter = self._launcher.context.model, self._launcher.context.drafter
         gate_up = 2 * spec.intermediate_size, spec.hidden_size
         dense = most_gated_rows(most, gate_up, model.dtype, self._table.device)

@@ -70,7 +70,7 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
 
 class SetDepth(msgspec.Struct, tag=True, frozen=True):
     """Each step planned from now on drafts at most this number of tokens a row, 0 to the depth of the configuration. It holds
-    for running requests, too."""
+    for running requests, too. Where the depth is fixed, rounds draft this number."""
 
     depth: int
 
@@ -85,7 +85,7 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the engine established while starting. Sizes in bytes, lengths in tokens.
 
-    has_dummy_weights, synthetic_acceptance: as the configuration says; with either the text means nothing. is_deterministic: a
+    depth: the most drafts of a round; chooses_depth: a policy chooses how many each has. has_dummy_weights, synthetic_acceptance: as the configuration says; with either the text means nothing. is_deterministic: a
     text depends on no other request. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where
     depth is 0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
     """
@@ -103,6 +103,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     depth: int
     has_draft_head: bool
+    chooses_depth: bool = False
     drafter: DrafterName = "none"
     draft_lm_head: DraftLmHead = "full"
     draft_layers: DraftLayers = "full"

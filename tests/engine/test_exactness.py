@@ -5,6 +5,7 @@ The embedded model and real prompts; fp32 with the excuse of exactness.py, fp64 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -13,7 +14,9 @@ import pytest
 from headway_testing.drafters import Guessing, Knowing
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
 from headway_testing.local import LocalEngine
+from headway_testing.scripted_policy import ScriptedPolicy
 
+from headway.engine.build import measured_policy
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
@@ -75,6 +78,26 @@ def test_a_depth_changes_no_text(
     for depth in (1, 2, 4):
         drafted = generate(cases, config_of(depth=depth, drafter=drafter))
         assert_same_text(MODEL, cases, plain, drafted, dtype="float32")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chooser", ["random", "measured"])
+def test_a_depth_that_changes_with_the_rounds_changes_no_text(
+    prompts: list[tuple[int, ...]],
+    plain_of_sixteen: Callable[[str, str], list[list[int]]],
+    chooser: str,
+    mode: str,
+) -> None:
+    """The policy that a server has, and one that jumps between all depths."""
+    cases = cases_of(prompts[:16], mode, max_tokens=80)
+    engine = LocalEngine(config_of(chooses_depth=True))
+    is_random = chooser == "random"
+    policy = ScriptedPolicy(chance=random.Random(0)) if is_random else measured_policy(engine.engine)
+    engine.engine.scheduler.set_depth_policy(policy)  # type: ignore[arg-type]
+    drafted = generate_with(engine, cases)
+    assert_same_text(MODEL, cases, plain_of_sixteen(mode, "float32"), drafted, dtype="float32")
+    rounds = engine.engine.scheduler.snapshot().rounds_by_depth
+    assert len(rounds) == 4 if is_random else max(rounds) > 0, rounds
 
 
 @pytest.mark.long

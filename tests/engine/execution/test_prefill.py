@@ -74,12 +74,14 @@ def test_graphs_are_for_ever_more_tokens_as_far_as_steps_go(most: int) -> None:
     assert (token_counts(8192)[-1], mixed_token_counts(8192)[-1]) == (1024, 384)
 
 
-@pytest.mark.parametrize("depths", [(0,), (0, 1, 2, 3)])
-def test_steps_are_captured_at_the_start(depths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("depths", "mixed_depths"), [((0,), {0}), ((0, 1, 2, 3), {3}), ((0, 1, 2, 3), {0, 3})]
+)
+def test_steps_are_captured_at_the_start(depths: tuple[int, ...], mixed_depths: set[int]) -> None:
     """Every pass of prompts, every plain round, and every mixed pass that the policy plans; none twice."""
     grid = StepGrid.of(40, 1024, 384)
     policy = PrefillPolicy.uniform(512, mixed_above_tokens=8)
-    captured = grid.captured(depths, policy, catches_up=True)
+    captured = grid.captured(depths, mixed_depths, policy, catches_up=True)
     assert len(set(captured)) == len(captured)
     for lengths in ([1], [32], [33], [1, 1], [513], [700, 300], [1024]):
         assert grid.prompts(chunks_of(lengths)) in captured
@@ -87,11 +89,11 @@ def test_steps_are_captured_at_the_start(depths: tuple[int, ...]) -> None:
         assert grid.catch_up(num_rows) in captured
         for depth in depths:
             assert grid.round(StepKey(num_rows, depth)) in captured
-        wanted = StepKey(num_rows, max(depths))
-        num_tokens = num_rows * (max(depths) + 1)
-        for length in range(1, policy.mixed_with(num_tokens) + 1, 37):
-            if num_tokens > 8:
-                assert grid.mixed(wanted, chunks_of([length])) in captured
+        for depth in mixed_depths:
+            wanted, num_tokens = StepKey(num_rows, depth), num_rows * (depth + 1)
+            for length in range(1, policy.mixed_with(num_tokens) + 1, 37):
+                if num_tokens > 8:
+                    assert grid.mixed(wanted, chunks_of([length])) in captured
 
 
 def test_catching_up_takes_every_second_size() -> None:

@@ -188,7 +188,7 @@ def test_the_warm_up_computes_short_and_long_prompts(
     """Otherwise the first step with such prompts would compile kernels while streams wait."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     runner = LocalEngine(EngineConfig(model_path=path, prefill_chunk=100, depth=depth)).engine.runner
-    monkeypatch.setattr(runner.warm_up, "_policy", PrefillPolicy.uniform(300))
+    monkeypatch.setattr(runner.warm_up, "policy", PrefillPolicy.uniform(300))
     monkeypatch.setattr(warm_up_module, "WARM_UP_TOKENS", 100)
     sizes: list[int] = []
     launch = runner.launcher.launch_chunks

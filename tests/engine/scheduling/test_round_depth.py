@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 from headway_testing.scheduling import ScheduledDevice, oracle
+from headway_testing.scripted_policy import ScriptedPolicy
 
-from headway.engine.scheduling.depth.acceptance import Acceptance, Kind, Record
 from headway.engine.scheduling.depth.costs import RoundLoad
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 
 DEPTH = 3
-
-
-class ScriptedPolicy:
-    """Chooses as it is told, else the deepest, and keeps all that it is asked and told."""
-
-    def __init__(self, script: Sequence[int] = (), chance: random.Random | None = None) -> None:
-        self.script = list(script)
-        self.chance = chance
-        self.asked: list[tuple[RoundLoad, list[int]]] = []
-        self.told: list[tuple[RoundLoad | None, int]] = []
-        self.acceptance = Acceptance(DEPTH)
-        self.kinds: list[tuple[float, bool, int]] = []
-
-    def record(self, temperature: float, *, is_masked: bool, cap: int) -> Record:
-        self.kinds.append((temperature, is_masked, cap))
-        return self.acceptance.record(Kind.of(temperature, is_masked=is_masked), cap)
-
-    def choose(self, load: RoundLoad, depths: Sequence[int]) -> int:
-        self.asked.append((load, list(depths)))
-        if self.chance is not None:
-            return self.chance.choice(depths)
-        return self.script.pop(0) if self.script else depths[-1]
-
-    def end_round(self, load: RoundLoad | None, depth: int, seconds: float) -> None:
-        self.told.append((load, depth))
 
 
 def device_of(policy: ScriptedPolicy, **options: object) -> ScheduledDevice:

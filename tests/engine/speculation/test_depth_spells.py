@@ -16,6 +16,8 @@ from headway.engine.speculation.mtp import MtpDrafter
 from headway.engine.state.row_tensors import RowTensors
 
 VOCAB, BLOCK, DEPTH = 128, 16, 3
+_chance = random.Random(2)
+RANDOM_SPELLS = [(_chance.randint(0, DEPTH), _chance.choice((1, 1, 1, 2, 20))) for _ in range(60)]
 Drafts = dict[tuple[int, int], list[int]]  # by the row's seed and L
 
 
@@ -125,10 +127,11 @@ def assert_equal_blocks(
         ([(3, 6), (0, 23), (3, 3), (0, 9), (2, 7), (0, 2), (1, 5)], 180),
         ([(0, 90), (3, 5), (0, 70)], 300),
         ([(1, 50), (3, 4), (1, 21), (0, 20), (1, 9), (3, 2), (2, 30)], 180),
+        (RANDOM_SPELLS, 180),
         pytest.param([(3, 9), (0, 500)], 640, marks=pytest.mark.long),
         pytest.param([(3, 9), (1, 500)], 900, marks=pytest.mark.long),
     ],
-    ids=["short", "middle", "few-drafts", "500", "500-of-depth-1"],
+    ids=["short", "middle", "few-drafts", "random", "500", "500-of-depth-1"],
 )
 def test_a_spell_without_drafts_leaves_no_trace(
     model: Path, drafts: Drafts, spells: list[tuple[int, int]], max_tokens: int

@@ -1,0 +1,34 @@
+"""Measures how long decode rounds take before the first request comes: all rows are padding, their KV cache is empty."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+# Each size is run this many times; the shortest counts, since other work only makes a round longer.
+_NUM_RUNS = 2
+# Rounds are measured from the fewest rows on until this much time has passed, but of at least two numbers of rows.
+CPU_SECONDS = 0.25
+_LEAST_SIZES = 2
+
+
+def measured_rounds(
+    run: Callable[[int, int], float],
+    row_counts: Sequence[int],
+    depths: Iterable[int],
+    *,
+    limit_seconds: float | None,
+) -> dict[tuple[int, int], float]:
+    """Returns seconds by (rows, depth), of each of its numbers of rows all depths.
+
+    run: runs a round of that many rows and drafts; returns its seconds. limit_seconds: None: all sizes are measured.
+    """
+    depths, began = tuple(depths), time.monotonic()
+    found: dict[tuple[int, int], float] = {}
+    for count, rows in enumerate(row_counts):
+        is_late = limit_seconds is not None and time.monotonic() - began > limit_seconds
+        if is_late and count >= _LEAST_SIZES:
+            break
+        for depth in depths:
+            found[rows, depth] = min(run(rows, depth) for _ in range(_NUM_RUNS))
+    return found
