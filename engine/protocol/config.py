@@ -66,7 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "human"
 
     def __post_init__(self) -> None:
-        _require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"0 to {MAX_DEPTH}")
+        flag = "max_depth" if self.chooses_depth else "depth"
+        _require(0 <= self.depth <= MAX_DEPTH, flag, self.depth, f"0 to {MAX_DEPTH}")
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             "max_model_len",
@@ -85,7 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(is_enough, "prefill_chunk", self.prefill_chunk, f"{MIN_PREFILL_CHUNK} or more")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         if self.synthetic_acceptance is not None:
-            _check_rates(self.synthetic_acceptance, self.depth)
+            _check_rates(self.synthetic_acceptance, self.depth, flag)
 
     @property
     def num_rows(self) -> int:
@@ -93,13 +94,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_running or CPU_MAX_RUNNING
 
 
-def _check_rates(rates: tuple[float, ...], depth: int) -> None:
+def _check_rates(rates: tuple[float, ...], depth: int, flag: str) -> None:
+    """flag: sets the depth."""
     falls = all(0 <= later <= earlier <= 1 for earlier, later in pairwise((1.0, *rates)))
     shown = ",".join(f"{rate:g}" for rate in rates)
     _require(falls, "synthetic_acceptance", shown, "numbers from 1 to 0 that do not rise")
-    _require(
-        len(rates) >= depth, "synthetic_acceptance", shown, f"as long as --depth, {depth} numbers or more"
-    )
+    limit = f"as long as --{flag.replace('_', '-')}, {depth} numbers or more"
+    _require(len(rates) >= depth, "synthetic_acceptance", shown, limit)
 
 
 def _require(is_met: bool, flag: str, value: object, limit: str) -> None:

@@ -38,7 +38,7 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
     """Logs that auto finds nothing that drafts, where depth asks for drafts."""
     if config.depth > 0 and config.drafter == "auto" and not has_head:
         logger.warning(
-            "--depth is %d, but %s has no MTP head: it is served without speculation (--drafter ngram drafts for every model, "
+            "up to %d drafts a round are wanted, but %s has no MTP head: it is served without speculation (--drafter ngram drafts for every model, "
             "none silences this line)",
             config.depth, config.model_path,
         )  # fmt: skip

@@ -231,8 +231,20 @@ def _source(model: str | None, values: Mapping[str, Value], environment: Mapping
 def _engine_config(values: Mapping[str, Value]) -> EngineConfig:
     """The folder is filled in when the source is resolved."""
     renamed: dict[str, Value] = {
+        **_depth(values["depth"], values["max_depth"]),
         "model_path": "",
         "kv_cache_memory_bytes": values.get("kv_cache_memory"),
         "prefix_caching": not values.get("no_prefix_caching"),
     }
     return _build(EngineConfig, {**values, **renamed})
+
+
+def _depth(depth: Value, most: Value) -> dict[str, Value]:
+    """Raises ConfigError where the two exclude each other. most: None where --max-depth was not given."""
+    if depth == "auto":
+        return {"depth": options.DEFAULT_MAX_DEPTH if most is None else most, "chooses_depth": True}
+    if isinstance(depth, int) and isinstance(most, int) and depth > most:
+        raise ConfigError(
+            f"--depth is {depth}, it must be auto or at most --max-depth, which is {most}; leave one out"
+        )
+    return {"depth": depth}

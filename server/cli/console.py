@@ -80,7 +80,12 @@ def banner(
     """unix_socket: the path where the server listens, if it does not at the address of its URL. tool_format: of the model's
     calls of tools; None for a model that cannot chat. chat_note: what people should know of its chats."""
     if info.depth:
-        depth = f"{info.depth} drafts a round, {DRAFTERS[info.drafter]}"
+        number = (
+            f"0 to {info.depth}, chosen for each round,"
+            if info.chooses_depth
+            else f"{info.depth} drafts a round,"
+        )
+        depth = f"{number} {DRAFTERS[info.drafter]}"
     elif info.has_draft_head:
         depth = "0: speculation is off"
     else:

@@ -95,7 +95,7 @@ def _head(head: HeadReport, model: Inspection) -> str:
         shown, hidden = head.missing_tensors[:MAX_NAMES_SHOWN], head.missing_tensors[MAX_NAMES_SHOWN:]
         told += f": {', '.join(shown)}" + (f" and {len(hidden)} more" if hidden else "")
     if head.is_loaded and model.engine is not None:
-        told += f"; {model.engine.depth} drafts a round"
+        told += f"; {'up to ' if model.engine.chooses_depth else ''}{model.engine.depth} drafts a round"
     return told
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from headway.engine import MAX_DEPTH, ConfigError
 
+DEFAULT_MAX_DEPTH = 3
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
@@ -60,6 +61,13 @@ def parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ValueError("a whole number, 1 or more")
     return int(text)
+
+
+def parse_depth(text: str) -> str | int:
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise ValueError("auto or a whole number") from None
 
 
 def parse_key(text: str) -> str:
@@ -164,8 +172,9 @@ MODEL = [
     Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
 ]  # fmt: skip
 SPECULATION = [
-    Option("depth", parse_int, 3, f"drafts a round, 0 to {MAX_DEPTH}; 0 turns speculation off. "
-           "Changes the speed, not the text of a stream", aliases=("max-depth",)),
+    Option("depth", parse_depth, "auto", f"drafts a round: auto (chosen for each round, 0 to --max-depth) or 0 to {MAX_DEPTH}; "
+           "0 turns speculation off. Changes the speed, not the text of a stream"),
+    Option("max-depth", parse_int, None, f"the most drafts of a round that auto chooses, 0 to {MAX_DEPTH} (default: {DEFAULT_MAX_DEPTH})"),
     Option("drafter", one_of("auto", "mtp", "ngram", "none"), "auto", "what makes drafts, which cannot change the text: mtp (the "
            "model's MTP head), ngram (what followed the last tokens where they stood before in the prompt or the output; for every "
            "model), none, or auto (mtp where the model has a head, else none)", "NAME"),

@@ -18,7 +18,8 @@ router = APIRouter(prefix="/v1/speculation")
 
 
 class SpeculationState(msgspec.Struct):
-    """Counters are those of /metrics, over all requests. drafter: mtp, ngram or none. depth: what the server was started with.
+    """Counters are those of /metrics, over all requests. drafter: mtp, ngram or none. depth: the most drafts of a round, with which
+    the server was started; chooses_depth: it chooses how many each round has, else each has as many as it may.
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
     acceptance_length: tokens a row got in a round, on average; None before the first round.
@@ -27,6 +28,7 @@ class SpeculationState(msgspec.Struct):
     has_mtp: bool
     drafter: DrafterName
     depth: int
+    chooses_depth: bool
     max_draft_tokens: int
     drafted_per_position: list[int]
     accepted_per_position: list[int]
@@ -65,6 +67,7 @@ def _state(services: Services) -> SpeculationState:
         has_mtp=info.has_draft_head,
         drafter=info.drafter,
         depth=info.depth,
+        chooses_depth=info.chooses_depth,
         max_draft_tokens=max_draft_tokens(services),
         drafted_per_position=drafted,
         accepted_per_position=accepted,

@@ -277,7 +277,7 @@ def test_drafts_that_no_head_can_make_are_warned_of(
     config = EngineConfig(model_path=str(random_qwen2(tmp_path)), device="cpu", depth=depth)
     assert assemble(config, progress=lambda _: None).info.depth == 0
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [f"--depth is {depth}" in line and "no MTP head" in line for line in warned] == [
+    assert [f"up to {depth} drafts" in line and "no MTP head" in line for line in warned] == [
         True
     ] * num_warnings
 

@@ -56,7 +56,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
 
 def test_without_arguments_the_defaults_serve_the_embedded_model(served: list[Served]) -> None:
     assert cli.main(["serve"]) == 0
-    assert served == [(ServerConfig(), ModelSource(), EngineConfig(model_path=""))]
+    assert served == [
+        (ServerConfig(), ModelSource(), EngineConfig(model_path="", depth=3, chooses_depth=True))
+    ]
 
 
 def test_every_flag_arrives(served: list[Served]) -> None:
@@ -75,7 +77,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         log_format="json", otlp_endpoint="http://c", force_include_usage=True, metrics_names="both", chat_template="/t",
     )  # fmt: skip
     engine = EngineConfig(
-        model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, max_running=5,
+        model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, chooses_depth=True, max_running=5,
         max_waiting=6, block_size=32, kv_cache_memory_bytes=3 * 2**19, prefill_chunk=64, prefix_caching=False,
         load_format="dummy", synthetic_acceptance=(0.9, 0.8, 0.7, 0.0), log_level="debug", log_format="json",
         deterministic=True, fast_math=True,
@@ -94,6 +96,26 @@ def test_variables_set_flags_and_the_command_line_wins(
     cli.main(["serve", "--port", "7"])
     ((server, source, engine),) = served
     assert (server.port, source.name, engine.depth, engine.prefix_caching) == (7, "A/B", 2, False)
+    assert not engine.chooses_depth
+
+
+@pytest.mark.parametrize(
+    ("flags", "depth", "chooses"),
+    [
+        ("", 3, True), ("--depth auto", 3, True), ("--depth 0", 0, False), ("--depth 4", 4, False),
+        ("--max-depth 2", 2, True), ("--depth 1 --max-depth 2", 1, False), ("--max-depth 0", 0, True),
+    ],
+)  # fmt: skip
+def test_a_number_fixes_the_depth(served: list[Served], flags: str, depth: int, chooses: bool) -> None:
+    assert cli.main(["serve", *flags.split()]) == 0
+    ((_, _, engine),) = served
+    assert (engine.depth, engine.chooses_depth) == (depth, chooses)
+
+
+def test_a_depth_above_the_most_is_refused(served: list[Served], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--depth", "3", "--max-depth", "2"]) != 0
+    assert "--depth is 3, it must be auto or at most --max-depth, which is 2" in capsys.readouterr().err
+    assert not served
 
 
 ALL_OPTIONS = [
@@ -109,6 +131,7 @@ def test_every_option_has_a_field_and_help(option: Option) -> None:
     configs = (ServerConfig, ModelSource, CompleteConfig, ChatConfig, InspectConfig)
     fields = {f for config in configs for f in config.__dataclass_fields__}
     fields |= {field.name for field in msgspec.structs.fields(EngineConfig)}
+    fields.add("max_depth")  # becomes the field depth, with chooses_depth
     assert {option.key, f"{option.key}_bytes", option.key.removeprefix("no_")} & fields
     assert len(option.help) > 10
 
@@ -134,6 +157,7 @@ WRONG = [
     ("HEADWAY_PORT", "http", "HEADWAY_PORT is 'http', it must be 0 to 65535"),
     ("HEADWAY_PORT", "65536", "HEADWAY_PORT is '65536'"),
     ("HEADWAY_DEPTH", "9", "HEADWAY_DEPTH is 9, it must be 0 to 8"),
+    ("HEADWAY_DEPTH", "deep", "HEADWAY_DEPTH is 'deep', it must be auto or a whole number"),
     (
         "HEADWAY_SYNTHETIC_ACCEPTANCE",
         "0.9;0.8",
@@ -147,7 +171,7 @@ WRONG = [
     (
         "HEADWAY_SYNTHETIC_ACCEPTANCE",
         "0.7,0.6",
-        "HEADWAY_SYNTHETIC_ACCEPTANCE is 0.7,0.6, it must be as long as --depth, 3",
+        "HEADWAY_SYNTHETIC_ACCEPTANCE is 0.7,0.6, it must be as long as --max-depth, 3",
     ),
     ("HEADWAY_MAX_DEPTH", "-1", "HEADWAY_MAX_DEPTH is -1"),
     ("HEADWAY_BLOCK_SIZE", "17", "HEADWAY_BLOCK_SIZE is 17, it must be a power of two"),
@@ -337,11 +361,12 @@ def test_a_completion_that_nobody_reads_ends_quietly() -> None:
     ("change", "line"),
     [
         ({}, "3 drafts a round, by the model's MTP head"),
+        ({"chooses_depth": True}, "0 to 3, chosen for each round, by the model's MTP head"),
         ({"drafter": "ngram", "has_draft_head": False}, "3 drafts a round, by n-gram lookup"),
         ({"depth": 0}, "speculation is off"),
         ({"depth": 0, "has_draft_head": False}, "no MTP head"),
     ],
-    ids=["on", "ngram", "off", "no-head"],
+    ids=["on", "auto", "ngram", "off", "no-head"],
 )  # fmt: skip
 def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, object], line: str) -> None:
     text = banner("tiny", msgspec.structs.replace(INFO, **change), "http://127.0.0.1:8000")

@@ -88,7 +88,7 @@ def test_a_model_that_can_be_served_is_told_line_by_line(folder: Path, tell: Any
         lines["weights"],
     )
     assert re.fullmatch(
-        r"found: 1 layer, 27,664 parameters, 16 tensors in model\.mtp_layers\.0\.; 3 drafts a round",
+        r"found: 1 layer, 27,664 parameters, 16 tensors in model\.mtp_layers\.0\.; up to 3 drafts a round",
         lines["mtp"],
     )
     assert lines["chat"] == "a template; tools in the form hermes, reasoning between <think> and </think>"
@@ -124,7 +124,7 @@ def test_a_lost_head_is_told_and_served_without(tell: Any, folder: Path) -> None
     assert lines_of(out)["mtp"].startswith(
         "missing: 1 layer, 27,664 parameters; not loaded: config.json announces"
     )
-    assert "warning: --depth is 3, but" in out
+    assert "warning: up to 3 drafts a round are wanted, but" in out
 
 
 def test_an_unknown_architecture_is_named_with_what_is_supported(tell: Any, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_json_is_one_object_of_the_documented_fields(tell: Any, folder: Path) ->
         True,
         [],
     )
-    alone = inspection.inspect(folder)
+    alone = inspection.inspect(folder, chooses_depth=True)
     assert msgspec.structs.replace(report.model, device=None) == msgspec.structs.replace(alone, device=None)
     assert report.chat is not None
     assert (report.chat.tool_format, report.chat.has_calls, report.chat.thinking) == (

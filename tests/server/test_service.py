@@ -328,7 +328,7 @@ class TestSpeculation:
             row_rounds_by_emitted_tokens={1: 6, 2: 19, 3: 5},
         )  # fmt: skip
         assert (await client.get("/v1/speculation")).json() == {
-            "has_mtp": True, "drafter": "mtp", "depth": 3, "max_draft_tokens": 3, "drafted_per_position": [30, 20, 0],
+            "has_mtp": True, "drafter": "mtp", "depth": 3, "chooses_depth": False, "max_draft_tokens": 3, "drafted_per_position": [30, 20, 0],
             "accepted_per_position": [24, 5, 0], "acceptance_per_position": [0.8, 0.25, None],
             "acceptance_length": 59 / 30,
         }  # fmt: skip
