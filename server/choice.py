@@ -143,6 +143,7 @@ class Choice:
         self.num_reasoning = 0
         self.drafted_per_position: list[int] = []
         self.accepted_per_position: list[int] = []
+        self.round_seconds = self.undrafted_seconds = 0.0
         self.first_token_seconds: float | None = None
         self.last_token_seconds = 0.0
         self.queue_seconds = 0.0  # from its arrival at the engine to its first admission
@@ -252,6 +253,8 @@ class Choice:
         num_reasoning = self._reasoning.count(event.token_ids[:num_tokens])
         self.num_tokens += num_tokens
         self.num_rejected += num_rejected
+        self.round_seconds += event.round_seconds
+        self.undrafted_seconds += event.undrafted_seconds
         self.num_reasoning += num_reasoning
         _count_up(self.drafted_per_position, event.num_drafted)
         _count_up(self.accepted_per_position, num_accepted)

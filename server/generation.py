@@ -35,7 +35,9 @@ from headway.server.request_metrics import FinishedChoice
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Token counts over all choices. The lists are by position in the window."""
+    """Token counts over all choices. The lists are by position in the window.
+
+    estimated_speedup: how many times as long the rounds would have taken without drafts; None where nothing is known of that."""
 
     num_completion_tokens: int
     num_accepted: int
@@ -43,6 +45,7 @@ class Counts:
     num_reasoning: int
     drafted_per_position: list[int]
     accepted_per_position: list[int]
+    estimated_speedup: float | None
 
 
 MAX_JOINED_CHARACTERS = 4096
@@ -171,7 +174,12 @@ class Generation:
             num_reasoning=sum(choice.num_reasoning for choice in self._choices),
             drafted_per_position=_sums(choice.drafted_per_position for choice in self._choices),
             accepted_per_position=_sums(choice.accepted_per_position for choice in self._choices),
+            estimated_speedup=self._estimated_speedup(),
         )
+
+    def _estimated_speedup(self) -> float | None:
+        seconds = sum(choice.round_seconds for choice in self._choices)
+        return sum(choice.undrafted_seconds for choice in self._choices) / seconds if seconds > 0 else None
 
     @property
     def num_cached_tokens(self) -> int:

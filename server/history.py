@@ -98,6 +98,13 @@ class Recent:
     def depth(self) -> float | None:
         return _mean(self.old.stats.rounds_by_depth, self.new.stats.rounds_by_depth)
 
+    @property
+    def speedup(self) -> float | None:
+        """How many times as long the tokens would have taken without drafts, as the engine estimates."""
+        old, new = self.old.stats, self.new.stats
+        seconds = new.round_seconds - old.round_seconds
+        return (new.undrafted_seconds - old.undrafted_seconds) / seconds if seconds > 0 else None
+
     def quantiles(self, name: str) -> list[float | None]:
         old = self.old.latencies.get(name) or [(bound, 0.0) for bound, _ in self.new.latencies[name]]
         buckets = [
@@ -206,6 +213,7 @@ def _log_statistics(recent: Recent) -> None:
         "acceptance_ratio": _rounded(recent.acceptance_ratio),
         "acceptance_length": _rounded(recent.acceptance_length),
         "depth": _rounded(recent.depth),
+        "estimated_speedup": _rounded(recent.speedup),
     }
     told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
     logger.info("%s", told, extra={"fields": fields})

@@ -131,7 +131,7 @@ class EngineCollector(Collector):
         yield from _gauges(stats)
         yield from _counters(stats)
         yield _states(self._read_state())
-        yield from _recent_acceptance(self._history)
+        yield from _recent_speculation(self._history)
         yield _counter(
             "headway_engine_restarts", "Times the engine process was restarted.", self._read_restarts()
         )
@@ -190,8 +190,8 @@ def _states(state: State) -> Metric:
     return family
 
 
-def _recent_acceptance(history: History) -> Iterator[Metric]:
-    """NaN where nothing was drafted."""
+def _recent_speculation(history: History) -> Iterator[Metric]:
+    """NaN where nothing was drafted, or no round was timed."""
     recent = history.recent(LAST_MINUTE_SECONDS)
     yield GaugeMetricFamily(
         "headway_spec_decode_acceptance_ratio",
@@ -202,6 +202,11 @@ def _recent_acceptance(history: History) -> Iterator[Metric]:
         "headway_spec_decode_acceptance_length",
         "Tokens that a row got in a round in the last minute, on average, the bonus token included.",
         _or_nan(recent.acceptance_length),
+    )
+    yield GaugeMetricFamily(
+        "headway_spec_decode_estimated_speedup_ratio",
+        "Tokens a second of the last minute's rounds over what rounds without drafts would have given, estimated from measured times of rounds.",
+        _or_nan(recent.speedup),
     )
 
 

@@ -116,6 +116,7 @@ class GenerationResponse:
             max_draft_tokens=depth,
             drafted_per_position=_padded(counts.drafted_per_position, depth),
             accepted_per_position=_padded(counts.accepted_per_position, depth),
+            estimated_speedup=counts.estimated_speedup,
         )
 
 

@@ -44,6 +44,8 @@ def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
             past.row_rounds_by_emitted_tokens, now.row_rounds_by_emitted_tokens
         ),
         stage_seconds=_add_dicts(past.stage_seconds, now.stage_seconds),
+        round_seconds=past.round_seconds + now.round_seconds,
+        undrafted_seconds=past.undrafted_seconds + now.undrafted_seconds,
         num_graph_replays=past.num_graph_replays + now.num_graph_replays,
         num_preemptions=past.num_preemptions + now.num_preemptions,
         num_nan_logits=past.num_nan_logits + now.num_nan_logits,

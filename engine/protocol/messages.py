@@ -137,6 +137,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
     first, if the request asked for them; they come with its first event, as do queue_seconds, the time
     from its arrival to its first admission, and num_cached, the prompt tokens that it then found in the prefix cache.
+    round_seconds: how long the device worked on the round; undrafted_seconds: how long it would have worked on the rounds without
+    drafts that give the same tokens. Both are 0 where nothing is known of that.
     """
 
     request_id: int
@@ -152,6 +154,8 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     draft_start: int = 0
     error_param: str | None = None
     num_cached: int | None = None
+    round_seconds: float = 0.0
+    undrafted_seconds: float = 0.0
 
 
 class RoundOutput(msgspec.Struct, tag=True, frozen=True):

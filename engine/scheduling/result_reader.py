@@ -40,8 +40,7 @@ class ResultReader:
         updates: Updates = {}
         self._read_prefill(plan, result, updates)
         self._read_round(plan, result, updates)
-        if state.depth_policy is not None and plan.decode_request_ids:
-            state.depth_policy.end_round(plan.load, plan.depth, result.seconds.round)
+        self._read_time(plan, result, updates)
         num_generated = state.stats.num_generation_tokens - num_generated_before
         state.stats.count_step(sum(len(chunk.token_ids) for chunk in plan.prefill) + num_generated)
         events: list[TokenEvent] = []
@@ -79,6 +78,22 @@ class ResultReader:
             if request is not None:
                 contain(read_row, request, plan, sampled, updates)
 
+    def _read_time(self, plan: Plan, result: StepResult, updates: Updates) -> None:
+        """Tells the depth policy of the round, and counts what its tokens would have taken without drafts."""
+        policy, load, seconds = self._state.depth_policy, plan.load, result.seconds.round
+        if policy is None or not plan.decode_request_ids:
+            return
+        if load is not None:
+            plain_seconds, num_tokens = policy.plain_seconds(load), 0
+            for request_id in plan.decode_request_ids:
+                if request_id is not None and (update := updates.get(request_id)) is not None:
+                    update.round_seconds = seconds
+                    update.undrafted_seconds = update.num_of_round * plain_seconds
+                    num_tokens += update.num_of_round
+            self._state.stats.round_seconds += seconds
+            self._state.stats.undrafted_seconds += num_tokens * plain_seconds / load.num_rows
+        policy.end_round(load, plan.depth, seconds)
+
     def _read_row(self, request: Request, plan: Plan, sampled: SampledTokens, updates: Updates) -> None:
         """num_accepted counts drafts that stay in the output: a stop token cuts off the drafts after it."""
         state = self._state
@@ -91,6 +106,7 @@ class ResultReader:
         num_kept = self._append(request, sampled, updates)
         num_accepted = min(num_emitted - 1, num_kept)
         update = updates[request.request_id]
+        update.num_of_round = num_kept
         update.num_drafted += num_drafted
         update.num_accepted += num_accepted
         update.draft_start = len(update.token_ids) - num_kept

@@ -23,12 +23,15 @@ class SampledTokens(NamedTuple):
 
 @dataclass(slots=True)
 class RequestUpdate:
-    """Mutable: prefill and round of a step both add to it."""
+    """Mutable: prefill and round of a step both add to it. num_of_round: tokens of the round."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    num_of_round: int = 0
+    round_seconds: float = 0.0
+    undrafted_seconds: float = 0.0
     draft_start: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: TokenLogprobs | None = None
@@ -60,6 +63,8 @@ class RequestUpdate:
             queue_seconds=self.queue_seconds,
             draft_start=self.draft_start,
             num_cached=self.num_cached,
+            round_seconds=self.round_seconds,
+            undrafted_seconds=self.undrafted_seconds,
         )
 
 

@@ -185,10 +185,20 @@ async def test_a_report_tells_drafted_and_accepted_by_position(
     answer = (await chunks(client, **body))[-1] if stream else await complete(client, **body)
     assert answer["speculation"] == {
         "max_draft_tokens": 3, "drafted_per_position": [6, 6, 6], "accepted_per_position": [6, 4, 0],
+        "estimated_speedup": None,
     }  # fmt: skip
     engine.script = lambda request: []
     answer = await complete(client, speculation={"report": True, "max_draft_tokens": 9})
     assert answer["speculation"]["max_draft_tokens"] == 3
+
+
+async def test_a_report_tells_the_speedup_over_all_choices(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """Rounds of 4 ms gave tokens for which rounds without drafts would have taken 10 ms."""
+    engine.estimated_seconds = 0.004, 0.010
+    answer = await complete(client, n=2, speculation={"report": True})
+    assert answer["speculation"]["estimated_speedup"] == pytest.approx(2.5)
 
 
 async def test_no_report_unless_asked_for(client: httpx.AsyncClient) -> None:

@@ -88,6 +88,16 @@ def test_acceptance_is_that_of_the_last_minute_and_nan_before_the_first_draft() 
     assert found["headway_spec_decode_acceptance_length",] == 3.5
 
 
+def test_the_estimated_speedup_is_that_of_the_last_minute_and_nan_before_the_first_round() -> None:
+    stats = EngineStats()
+    metrics = Metrics(lambda: stats, lambda: 0)
+    metrics.history.add_point(1.0)
+    assert math.isnan(samples(metrics)["headway_spec_decode_estimated_speedup_ratio",])
+    stats = msgspec.structs.replace(stats, round_seconds=2.0, undrafted_seconds=5.0)
+    metrics.history.add_point(2.0)
+    assert samples(metrics)["headway_spec_decode_estimated_speedup_ratio",] == 2.5
+
+
 VLLM_STATS = EngineStats(
     num_requests_running=2,
     num_requests_waiting=3,

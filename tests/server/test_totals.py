@@ -13,6 +13,7 @@ GAUGES = {
 }  # fmt: skip
 KINDS: dict[object, object] = {
     int: 5,
+    float: 0.25,
     list[int]: [1, 2],
     dict[int, int]: {3: 4},
     dict[str, int]: {"stop": 6},
@@ -20,6 +21,7 @@ KINDS: dict[object, object] = {
 }
 DOUBLED: dict[object, object] = {
     int: 10,
+    float: 0.5,
     list[int]: [2, 4],
     dict[int, int]: {3: 8},
     dict[str, int]: {"stop": 12},

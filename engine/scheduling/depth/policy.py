@@ -35,6 +35,10 @@ class DepthPolicy:
         losses = {depth: seconds[depth] * (1 - rates[depth] / rates[best]) for depth in depths}
         return self._explored(best, losses, seconds[best])
 
+    def plain_seconds(self, load: RoundLoad) -> float:
+        """Returns how long such a round is expected to take without drafts."""
+        return self._costs.seconds(load)[0]
+
     def end_round(self, load: RoundLoad | None, depth: int, seconds: float) -> None:
         """Takes in a round whose rows' records have noted their drafts. load: None where its time tells nothing of others.
         seconds: how long the device worked on it."""

@@ -47,6 +47,7 @@ class FakeEngine:
         self.tokens_per_round = 3
         self.draft_start = 0  # tokens of a round that come before its drafts
         self.round_seconds = 0.0
+        self.estimated_seconds = (0.0, 0.0)  # as each event tells them: of the round, without drafts
         self.queue_seconds = 0.0  # as the first event tells it; it is not waited for
         self.num_cached: Callable[[Submit], int] = lambda request: 0  # as the first event tells it
         self.stall_after: int | None = None  # tokens, then silence
@@ -122,6 +123,10 @@ class FakeEngine:
                 )
             if reason is not None:
                 self.running.pop(request.request_id, None)
+            round_seconds, undrafted_seconds = self.estimated_seconds
+            event = msgspec.structs.replace(
+                event, round_seconds=round_seconds, undrafted_seconds=undrafted_seconds
+            )
             receiver.put(event)
             if reason is not None:
                 return
