@@ -10,7 +10,8 @@ from headway_testing.daemon import Server, running_server
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    yield from running_server()
+    """Each round has three drafts, on which several tests count."""
+    yield from running_server("--depth", "3")
 
 
 @pytest.fixture(scope="session")
