@@ -1,8 +1,9 @@
 """Estimates how long a decode round takes: measured at the start for empty rows, then kept current by the rounds' own times.
 
-    seconds(rows, depth, context, prompts) = intercept[rows, depth] + context * slope[depth] + prompts * prompt_slope[depth]
+    seconds(rows, depth, context, prompts) =
+        pace[rows] * (intercept[rows, depth] + context * slope[depth] + prompts * prompt_slope[depth])
 
-Slopes are seconds per token. Knows numbers only.
+Slopes are seconds per token. A device that becomes slower does so at all depths, also at those that were not tried since. Knows numbers only.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import NamedTuple
 _MEASURED_WEIGHT, _INFERRED_WEIGHT = 4.0, 0.5
 # By which a round counts less with each later one of its size.
 _KEPT = 1 - 1 / 64
-# The share by which a round moves the ratio of all depths to what was measured at the start.
-_COMMON_SHARE = 0.05
+# The share by which a round that takes longer than its size usually does moves the pace of all depths.
+_PACE_SHARE = 0.3
 # What all depths together weigh in the slope of each.
 _SHARED_WEIGHT = 0.01
 # What a cached token costs more with each draft, of its cost without drafts: 4 % on an H100 and on an H200 (7B model).
@@ -40,7 +41,8 @@ class RoundLoad(NamedTuple):
 
 @dataclass(slots=True)
 class _Cell:
-    """The rounds of one size. Mutable: decayed sums over the rounds, x: context tokens, y: seconds without prompts.
+    """The rounds of one size. Mutable: decayed sums over the rounds, x: context tokens, y: seconds at the pace of the
+    start, without prompts.
 
     base: seconds for empty rows, of which `weight` rounds are supposed to have been seen. covariance, variance: of x with y and
     of x alone, as they are counted in the slope.
@@ -62,17 +64,14 @@ class _Cell:
         self.y = self.y * _KEPT + y
         self.xx = self.xx * _KEPT + x * x
         self.xy = self.xy * _KEPT + x * y
-
-    def fit(self, ratio: float) -> None:
-        """Computes covariance and variance. ratio: of the rounds of this number of rows to their bases."""
-        n, y = self.n + self.weight, self.y + self.weight * ratio * self.base
-        self.covariance = self.xy - self.x * y / n
+        n = self.n + self.weight
+        self.covariance = self.xy - self.x * (self.y + self.weight * self.base) / n
         self.variance = self.xx - self.x * self.x / n
 
-    def intercept(self, ratio: float, slope: float) -> float:
-        """Returns the seconds without context."""
-        y = self.y + self.weight * ratio * self.base
-        return (y - slope * self.x) / (self.n + self.weight)
+    def usual(self, slope: float, num_context_tokens: int) -> float:
+        """Returns the seconds of a round at the pace of the start."""
+        intercept = (self.y + self.weight * self.base - slope * self.x) / (self.n + self.weight)
+        return intercept + slope * num_context_tokens
 
 
 class _Slopes:
@@ -115,7 +114,7 @@ class CostTable:
             [_Cell(base, _weight((rows, depth), measured)) for depth, base in enumerate(line)]
             for rows, line in zip(self._row_counts, bases, strict=True)
         ]
-        self._ratios = [1.0] * len(self._row_counts)
+        self._paces = [1.0] * len(self._row_counts)
         depths = range(max_depth + 1)
         self._context = _Slopes([1 + _CONTEXT_SHARE_OF_DRAFT * depth for depth in depths])
         self._prompts = _Slopes([1.0] * len(depths), first=_token_seconds(self._row_counts, bases))
@@ -123,35 +122,38 @@ class CostTable:
     def seconds(self, load: RoundLoad) -> list[float]:
         """Returns the seconds of such a round by depth; more drafts never take less."""
         index, (_, num_context_tokens, num_prompt_tokens) = self._index(load.num_rows), load
-        ratio, least, found = self._ratios[index], 0.0, []
+        pace, least, found = self._paces[index], 0.0, []
         columns = zip(self._cells[index], self._context.by_depth, self._prompts.by_depth, strict=True)
         for cell, slope, prompt_slope in columns:
-            seconds = (
-                cell.intercept(ratio, slope) + slope * num_context_tokens + prompt_slope * num_prompt_tokens
-            )
-            least = max(least, seconds)
+            usual = cell.usual(slope, num_context_tokens) + prompt_slope * num_prompt_tokens
+            least = max(least, pace * usual)
             found.append(least)
         return found
 
     def learn(self, load: RoundLoad, depth: int, seconds: float) -> None:
         """Takes in the time of a round."""
         index = self._index(load.num_rows)
-        cell, ratio, context = self._cells[index][depth], self._ratios[index], load.num_context_tokens
-        slope, num_prompt_tokens = self._context.by_depth[depth], load.num_prompt_tokens
-        alone = cell.intercept(ratio, slope) + slope * context
+        cell, context, num_prompt_tokens = (
+            self._cells[index][depth],
+            load.num_context_tokens,
+            load.num_prompt_tokens,
+        )
+        seconds /= self._paces[index]
+        usual = cell.usual(self._context.by_depth[depth], context)
         if num_prompt_tokens:
-            most = _MOST_TIMES * (alone + self._prompts.by_depth[depth] * num_prompt_tokens)
-            covariance = num_prompt_tokens * (min(seconds, most) - alone)
+            most = _MOST_TIMES * (usual + self._prompts.by_depth[depth] * num_prompt_tokens)
+            covariance = num_prompt_tokens * (min(seconds, most) - usual)
             self._prompts.change(depth, covariance, num_prompt_tokens**2, kept=_KEPT)
             return
         if cell.n >= 1:
-            seconds = min(seconds, _MOST_TIMES * alone)
+            # First, so that a cell learns only how its depth differs from others. What it has not seen may be due to context.
+            seconds = min(seconds, _MOST_TIMES * usual)
+            change = 1 + _PACE_SHARE * (seconds / usual - 1)
+            self._paces[index] *= change
+            seconds /= change
         covariance, variance = cell.covariance, cell.variance
         cell.add(context, seconds)
-        cell.fit(ratio)
         self._context.change(depth, cell.covariance - covariance, cell.variance - variance)
-        usual = cell.base + self._context.by_depth[depth] * context
-        self._ratios[index] += _COMMON_SHARE * (seconds / usual - ratio)
 
     def _index(self, num_rows: int) -> int:
         return min(bisect_left(self._row_counts, num_rows), len(self._row_counts) - 1)
