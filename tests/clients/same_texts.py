@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import openai
+try:
+    import openai
+except ModuleNotFoundError:
+    sys.exit(f"the package openai is not installed: {sys.executable} -m pip install openai")
 
 PROMPTS = Path(__file__).resolve().parents[2] / "engine/demo/heldout_prompts.json"
 TEMPERATURE = 0.8

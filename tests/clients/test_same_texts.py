@@ -87,3 +87,16 @@ def test_texts_that_differ_are_shown(forgetful_server: str) -> None:
     assert "warm: 0 of 4 texts are the same" in done.stdout
     assert "cold: 'text 0'" in done.stdout
     assert "then: 'text 4'" in done.stdout
+
+
+def test_it_says_how_to_install_the_client_where_it_is_missing() -> None:
+    lines = (
+        "import runpy, sys",
+        "sys.modules['openai'] = None",
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')",
+    )
+    command = [sys.executable, "-P", "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("the package openai is not installed")
+    assert done.stderr.endswith("-m pip install openai\n")
