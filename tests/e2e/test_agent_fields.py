@@ -248,6 +248,8 @@ def test_the_template_file_must_be_there(tmp_path: Path) -> None:
         "-m",
         "headway",
         "serve",
+        "--port",
+        "0",
         "--chat-template",
         str(tmp_path / "none.jinja"),
     ]
