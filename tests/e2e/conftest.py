@@ -10,8 +10,7 @@ from headway_testing.daemon import Server, running_server
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Each round has three drafts, on which several tests count."""
-    yield from running_server("--depth", "3")
+    yield from running_server()
 
 
 @pytest.fixture(scope="session")

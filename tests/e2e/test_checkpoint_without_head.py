@@ -36,7 +36,7 @@ def test_banner_readiness_and_inspection_say_that_nothing_drafts(
     assert usage["completion_tokens"] == 5
     assert "0: no MTP head is loaded (--drafter ngram drafts without one)" in said
     assert "announces an MTP head of 1 layers, the weights have none" in said
-    assert "--depth is 3, but " in said
+    assert "up to 3 drafts a round are wanted, but " in said
 
     command = [sys.executable, "-P", "-m", "headway", "inspect", str(folder), "--device", "cpu", "--json"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["model"]

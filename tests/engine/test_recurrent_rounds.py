@@ -30,7 +30,7 @@ ROUNDS, LONG_ROUNDS = 120, 2000
 MAX_DEPTH = 4
 NUM_ROWS = 16
 NUM_CASES = 14
-NUM_BLOCKS = 80
+NUM_BLOCKS = 60
 NUM_TOKENS = 28
 STEMS = (64, 80, 128, 140)
 STATE = {"states", "counts", "convolution"}
@@ -197,9 +197,10 @@ def run_rounds(model: Model, drafter: str, num_rounds: int) -> None:
     assert low <= stats.num_accepted_tokens / stats.num_draft_tokens <= high
     assert stats.rounds_by_depth.keys() == set(range(MAX_DEPTH + 1))
     assert num_forced > num_rounds / 100
-    assert stats.num_preemptions - num_forced >= num_rounds // 1000  # for want of blocks
+    num_natural = stats.num_preemptions - num_forced  # for want of blocks
+    assert num_natural >= num_rounds // 1000, num_natural
     seen = (watch.num_saves, watch.num_restores, watch.num_wide, watch.num_waiting, num_compared)
-    assert min(seen) > num_rounds / 100, seen
+    assert min(seen) > num_rounds / 200, seen
 
 
 @pytest.mark.timeout(3600)

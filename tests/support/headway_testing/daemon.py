@@ -82,7 +82,8 @@ def stop_server(server: Server) -> int:
 
 
 def running_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    running = start_server("--threads", "1", *KV_CACHE, *arguments, environment=environment)
+    """Each round has three drafts, on which many tests count, unless the arguments say otherwise."""
+    running = start_server("--threads", "1", "--depth", "3", *KV_CACHE, *arguments, environment=environment)
     yield running
     assert stop_server(running) == 0
 

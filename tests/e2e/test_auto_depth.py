@@ -1,0 +1,41 @@
+"""A server that chooses the depth of its rounds, as it does by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from headway_testing.daemon import Server
+
+BODY = {"prompt": "def add(a, b):\n", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def auto(start: Callable[..., Iterator[Server]]) -> Iterator[Server]:
+    yield from start("--depth", "auto", "--max-depth", "4", "--admin-key", "admin")
+
+
+def test_it_says_so_and_its_text_is_that_of_a_server_without_drafts(
+    auto: Server, start: Callable[..., Iterator[Server]]
+) -> None:
+    state = httpx.get(f"{auto.url}/v1/speculation").json()
+    assert (state["chooses_depth"], state["depth"], state["drafter"]) == (True, 4, "mtp")
+    chosen = httpx.post(
+        f"{auto.url}/v1/completions", json=BODY | {"speculation": {"report": True}}, timeout=60
+    ).json()
+    for plain in start("--depth", "0"):
+        wanted = httpx.post(f"{plain.url}/v1/completions", json=BODY, timeout=60).json()
+    assert chosen["choices"][0]["text"] == wanted["choices"][0]["text"]
+    assert auto.metric("headway_spec_decode_depth_count") > 0
+
+
+def test_a_limit_holds_for_what_is_chosen(auto: Server) -> None:
+    url, headers = f"{auto.url}/v1/speculation", {"Authorization": "Bearer admin"}
+    limited = httpx.put(url, json={"max_draft_tokens": 1}, headers=headers)
+    assert limited.json()["max_draft_tokens"] == 1
+    before = httpx.get(url).json()["drafted_per_position"]
+    httpx.post(f"{auto.url}/v1/completions", json=BODY, timeout=60).raise_for_status()
+    after = httpx.get(url).json()["drafted_per_position"]
+    assert after[1:] == before[1:]
+    assert httpx.put(url, json={"max_draft_tokens": None}, headers=headers).json()["max_draft_tokens"] == 4
