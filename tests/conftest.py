@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from headway_testing.grids import thin_products
+from headway_testing.grids import INTERPRETED, TWINS, thin_products
 from headway_testing.tools import skipped_for_missing_tools
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs before pytest's own choice by marker, which reads the marks that this sets."""
-    thin_products(items)
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    thin_products(items, INTERPRETED if is_interpreted else TWINS)
 
 
 def _skipped(config: pytest.Config) -> list[str]:
