@@ -1,7 +1,7 @@
 """Compiles kernels in worker processes for one NVIDIA architecture without a GPU; fails where a launch afterwards does not
 find its kernel in Triton's cache.
 
-python -P tests/kernels/launch_from_cache.py 90
+python -P tests/kernels/launch_from_cache.py 90 [operation ...]
 
 The kernels, and the types of their arguments, are the first case of each kernel in compile_ahead.py.
 """
@@ -73,10 +73,12 @@ def launch(case: Case, capability: int) -> Any:
     return kernel.warmup(grid=(1,), **arguments, **options)
 
 
-def main(capability: int) -> int:
+def main(capability: int, ops: list[str]) -> int:
     logging.basicConfig()
     triton.runtime.driver.set_active(Driver(("cuda", capability, 32)))
-    cases = firsts([c for c in CASES if c.least_capability <= capability <= c.most_capability])
+    cases = [c for c in CASES if c.least_capability <= capability <= c.most_capability]
+    cases = firsts([c for c in cases if c.op in (ops or [c.op])])
+    assert cases, f"no kernel of {', '.join(ops)} is for {capability}"
     with compile_in_workers() as precompiler:
         for case in cases:
             assert launch(case, capability) is None, f"{case.kernel} was not recorded only"
@@ -92,4 +94,4 @@ def main(capability: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -93,13 +93,18 @@ def test_a_fault_in_a_device_function_fails_each_kernel_that_shares_it(tmp_path:
     run(["-m", "pytest", *options, str(HERE / "planted_faults.py")], tmp_path, TRITON_INTERPRET="1")
 
 
+# Attention, a product, a norm and bookkeeping.
+SEVERAL = ["_split_kv_partial", "skinny_linear", "rms_norm", "rewind"]
+
+
 @pytest.mark.parametrize(
     "choice",
     [
-        ["80", "--each-once"],
-        ["89", "quantized_linear", "rms_norm"],
+        ["80", "--each-once", *SEVERAL],
+        ["89", "--each-once", "quantized_linear", "rms_norm"],
         ["90", "--each-once"],
-        ["100", "--each-once"],
+        ["100", "--each-once", *SEVERAL],
+        pytest.param(["89", "quantized_linear", "rms_norm"], marks=pytest.mark.long),
         pytest.param(["80"], marks=pytest.mark.long),
         pytest.param(["90"], marks=pytest.mark.long),
         pytest.param(["100"], marks=pytest.mark.long),
