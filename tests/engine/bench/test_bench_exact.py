@@ -183,7 +183,7 @@ def test_nothing_changes_a_text_of_recurrent_layers(
     coverage = report["coverage"]
     assert coverage["num_warm_hits"] > 4
     assert coverage["num_preempted"] > 8
-    assert coverage["num_probes"] > coverage["num_probe_hits"] > 2
+    assert coverage["num_probes"] > coverage["num_probe_hits"] > 0
     assert 0.2 < coverage["num_accepted"] / coverage["num_drafted"] < 0.99
     values = {factor: [] for factor in ("prompt chunks", "engine")}
     for level in report["levels"]:
