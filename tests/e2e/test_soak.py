@@ -41,11 +41,13 @@ def server() -> Iterator[Server]:
     yield from running_server(*SERVER_FLAGS, *KV_CACHE, environment=SERVER_ENVIRONMENT)
 
 
-def test_requests_of_every_kind_leave_nothing_behind(server: Server) -> None:
-    stretches = list(soak(server, num_requests=192, concurrency=16, num_processes=1))
-    num_probes = len(list(probe_of(list(random_asks(24)))))
+@pytest.mark.parametrize("num_requests", [64, pytest.param(192, marks=pytest.mark.long)])
+def test_requests_of_every_kind_leave_nothing_behind(server: Server, num_requests: int) -> None:
+    stretches = list(soak(server, num_requests=num_requests, concurrency=16, num_processes=1))
+    num_asks = num_requests // NUM_STRETCHES
+    num_probes = len(list(probe_of(list(random_asks(num_asks)))))
     assert len(stretches) == NUM_STRETCHES
-    assert all(sum(stretch.outcomes.values()) == 24 + num_probes for stretch in stretches)
+    assert all(sum(stretch.outcomes.values()) == num_asks + num_probes for stretch in stretches)
     assert all(stretch.outcomes["left"] > 0 for stretch in stretches)
     missed = [check for check in checks_of(stretches) if not check.is_met]
     assert not missed, missed

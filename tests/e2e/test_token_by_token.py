@@ -34,7 +34,7 @@ from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)
-NUM_REQUESTS, AT_ONCE = 500, 25
+AT_ONCE = 25
 VOCAB, CONTEXT, DEPTH = 600, 48, 3
 BLOCK_BYTES = (2 * 3 * 16 * 2 * 16 + 64) * 8  # keys and values of three layers, and a hidden state
 NUM_BLOCKS = 8  # two requests at their longest: more than that run, so that some are preempted
@@ -130,9 +130,9 @@ class Oracle:
         return text[: end if shows_stop else start]
 
 
-def random_bodies(oracle: Oracle, seed: int) -> list[dict[str, Any]]:
+def random_bodies(oracle: Oracle, num_requests: int, seed: int) -> list[dict[str, Any]]:
     chance = random.Random(seed)
-    return [random_body(oracle, chance) for _ in range(NUM_REQUESTS // 2)]
+    return [random_body(oracle, chance) for _ in range(num_requests)]
 
 
 def random_body(oracle: Oracle, chance: random.Random) -> dict[str, Any]:
@@ -228,11 +228,11 @@ def services_of(engine: InProcessEngine, tokenizer: Tokenizer) -> Services:
     return Services("tiny", engine, tokenizer, Metrics(lambda: engine.stats, lambda: 0))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("num_requests", [75, pytest.param(250, marks=pytest.mark.long)])
 @pytest.mark.parametrize("reads_late", [False, True], ids=["read-at-once", "one-step-in-flight"])
 async def test_random_requests_are_answered_as_if_tokens_came_one_by_one(
-    folder: Path, reads_late: bool
+    folder: Path, reads_late: bool, num_requests: int
 ) -> None:
-    """Half of them each way."""
     oracle = Oracle(folder)
     config = EngineConfig(
         model_path=str(folder),
@@ -241,7 +241,7 @@ async def test_random_requests_are_answered_as_if_tokens_came_one_by_one(
         kv_cache_memory_bytes=NUM_BLOCKS * BLOCK_BYTES,
         prefill_chunk=32,
     )
-    bodies = random_bodies(oracle, seed=int(reads_late))
+    bodies = random_bodies(oracle, num_requests, seed=int(reads_late))
     ends: list[str] = []
     async with InProcessEngine(config, reads_late=reads_late).running() as engine:
         transport = httpx.ASGITransport(create_app(services_of(engine, load_tokenizer(folder))))
@@ -256,6 +256,6 @@ async def test_random_requests_are_answered_as_if_tokens_came_one_by_one(
     stats = engine.local.engine.scheduler.snapshot()
     assert (stats.num_kv_blocks_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
     counts = {end: ends.count(end) for end in ("refused", "stop string", "stop", "length")}
-    assert min(counts.values()) >= 10, f"too few of a kind: {counts}"
-    assert stats.num_preemptions >= 8, "blocks do not run out often enough"
+    assert min(counts.values()) >= num_requests // 25, f"too few of a kind: {counts}"
+    assert stats.num_preemptions >= num_requests // 31, "blocks do not run out often enough"
     assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95

@@ -21,11 +21,16 @@ RANDOM_SPELLS = [(_chance.randint(0, DEPTH), _chance.choice((1, 1, 1, 2, 20))) f
 Drafts = dict[tuple[int, int], list[int]]  # by the row's seed and L
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("accepted", 1), ("random", 1), ("accepted", 3), ("random", 3)],
-    ids=lambda param: f"{param[0]}-{param[1]}",
-)
+LONG = pytest.mark.long
+MODELS = [
+    pytest.param(("accepted", 1), id="accepted-1"),
+    pytest.param(("random", 1), id="random-1", marks=LONG),
+    pytest.param(("accepted", 3), id="accepted-3", marks=LONG),
+    pytest.param(("random", 3), id="random-3"),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models whose drafts are often right, and models whose MTP layers' keys depend on all that they read."""
     path = tmp_path_factory.mktemp("spells") / "model"
@@ -124,12 +129,12 @@ def assert_equal_blocks(
 @pytest.mark.parametrize(
     ("spells", "max_tokens"),
     [
-        ([(3, 6), (0, 23), (3, 3), (0, 9), (2, 7), (0, 2), (1, 5)], 180),
+        pytest.param([(3, 6), (0, 23), (3, 3), (0, 9), (2, 7), (0, 2), (1, 5)], 180, marks=LONG),
         ([(0, 90), (3, 5), (0, 70)], 300),
-        ([(1, 50), (3, 4), (1, 21), (0, 20), (1, 9), (3, 2), (2, 30)], 180),
+        pytest.param([(1, 50), (3, 4), (1, 21), (0, 20), (1, 9), (3, 2), (2, 30)], 180, marks=LONG),
         (RANDOM_SPELLS, 180),
-        pytest.param([(3, 9), (0, 500)], 640, marks=pytest.mark.long),
-        pytest.param([(3, 9), (1, 500)], 900, marks=pytest.mark.long),
+        pytest.param([(3, 9), (0, 500)], 640, marks=LONG),
+        pytest.param([(3, 9), (1, 500)], 900, marks=LONG),
     ],
     ids=["short", "middle", "few-drafts", "random", "500", "500-of-depth-1"],
 )

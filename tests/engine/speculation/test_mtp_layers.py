@@ -74,7 +74,7 @@ def text_of(engine: LocalEngine, prompts: list[list[int]], max_tokens: int) -> l
 
 
 @pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("num_layers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_every_draft_is_the_oracles(
     num_layers: int, is_padded: bool, proposals: Proposals, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ def assert_oracles(oracle: Oracle, texts: list[list[int]], proposals: Proposals)
 
 
 @pytest.mark.parametrize("make", [random_mimo, constructed_mimo], ids=["random", "constructed"])
-@pytest.mark.parametrize("num_layers", [2, 3])
+@pytest.mark.parametrize("num_layers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_no_depth_changes_the_text(num_layers: int, make: Callable[..., Path], tmp_path: Path) -> None:
     """Every draft of the constructed model is accepted, whichever layer makes it."""
     path = make(tmp_path / "model", num_nextn_predict_layers=num_layers)
