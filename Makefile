@@ -34,6 +34,9 @@ serve: $(VENV)/.ready-serve
 chat: $(VENV)/.ready-chat
 	@folder=$$($(BIN)/python -P -m headway.engine.chat_model) && exec $(BIN)/headway serve "$$folder" --drafter ngram $(SERVE_ARGS)
 
+# Tests start Python many times, so that it keeps its bytecode even where the environment tells it not to.
+test test-long test-clients: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.ready-test
 	@PY=$(PY) tests/install_tools.sh test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long and not clients' $(TEST_ARGS)
