@@ -230,7 +230,7 @@ def test_the_state_of_all_rows_takes_a_quarter_of_the_memory_at_most(device: str
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of a GPU that does not exist."""
     monkeypatch.setattr(assembly, "keep_sums_whole", lambda: None)
-    monkeypatch.setattr(assembly, "library_is_ordered", lambda weight: False)
+    monkeypatch.setattr(assembly, "library_is_ordered", lambda weight, bias: False)
 
 
 @pytest.mark.usefixtures("no_library")
