@@ -52,7 +52,7 @@ from headway.engine.protocol.messages import (
     TokenEvent,
 )
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
-from headway.engine.protocol.stats import STAGES, STEP_TOKEN_BOUNDS, EngineStats
+from headway.engine.protocol.stats import STAGES, STEP_TOKEN_BOUNDS, AuditOutcome, EngineStats
 from headway.engine.scheduling.limits import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
@@ -79,6 +79,7 @@ __all__ = [
     "STAGES",
     "STEP_TOKEN_BOUNDS",
     "Abort",
+    "AuditOutcome",
     "ConfigError",
     "Configure",
     "DrafterName",

@@ -19,6 +19,7 @@ from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import (
     check_adjustments,
+    check_audit,
     check_deterministic,
     check_recurrence,
     has_ordered_sums,
@@ -190,6 +191,7 @@ def _check_options(
     outline = Outline(shape, device, dtype, has_draft_head=reads_draft_head(config), has_float8=has_float8)
     with_formats(config, outline)
     check_deterministic(config, outline)
+    check_audit(config, outline)
     check_recurrence(config, shape)
     if config.max_running is not None:
         check_adjustments(msgspec.structs.replace(config, device=device.type), outline, available)
@@ -235,6 +237,7 @@ def _order_sums(config: EngineConfig, model: CausalLM) -> None:
     float64.
     """
     check_deterministic(config, model)
+    check_audit(config, model)
     device = model.device.type
     if device != "cuda" or not has_ordered_sums(config, device, model.dtype):
         return

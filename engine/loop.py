@@ -29,6 +29,7 @@ from headway.engine.protocol.messages import (
     Submit,
     ToEngine,
 )
+from headway.engine.scheduling.audit import Auditor
 from headway.engine.scheduling.launch_timer import LaunchTimer
 from headway.engine.scheduling.plan import Plan, StepResult
 from headway.engine.scheduling.request import Request
@@ -86,10 +87,12 @@ class EngineLoop:
         post: Post,
         *,
         compiler: GrammarCompiler | None = None,
+        auditor: Auditor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """compiler: None: no request may have a grammar."""
+        """compiler: None: no request may have a grammar. auditor: of this scheduler; None: no request is audited."""
         self._compiler = compiler or GrammarCompiler(None, 0)
+        self._auditor = auditor or Auditor(scheduler, 0.0)
         self._compiling: dict[int, tuple[Submit, Future[Guide]]] = {}
         self._scheduler = scheduler
         self._runner = runner
@@ -111,6 +114,8 @@ class EngineLoop:
         if not self._take_mail():
             self._compiler.close()
             return False
+        if not self._is_paused:
+            self._auditor.start()
         plan = None if self._is_paused else self._scheduler.plan()
         if plan is not None:
             if plan.guided_rows:
@@ -184,6 +189,7 @@ class EngineLoop:
                 compiling[1].cancel()  # unless it has begun
             try:
                 self._scheduler.abort(message.request_id, message.reason)
+                self._auditor.end(message.request_id)
             except Exception:
                 logger.exception("request %d could not be aborted; it runs to its end", message.request_id)
         elif isinstance(message, Pause | Resume):
@@ -200,7 +206,9 @@ class EngineLoop:
 
     def _add(self, message: Submit, guide: Future[Guide] | None) -> None:
         try:
-            self._scheduler.add(_request(message, None if guide is None else guide.result()))
+            request = _request(message, None if guide is None else guide.result())
+            self._scheduler.add(request)
+            self._auditor.watch(request, message.label or str(message.request_id))
         except RequestError as error:
             self._post.send(RoundOutput([refusal_event(message.request_id, error)]))
         except Exception as error:
@@ -220,7 +228,7 @@ class EngineLoop:
         self._take_in(plan, result)
 
     def _take_in(self, plan: Plan, result: StepResult) -> None:
-        events = self._scheduler.update(plan, result)
+        events = self._auditor.read(self._scheduler.update(plan, result))
         self._has_news = True
         if any(event.finish_reason for event in events):
             self._send_stats()  # first, so that a client that sees the end of a request sees it counted
@@ -228,7 +236,7 @@ class EngineLoop:
             self._post.send(RoundOutput(events))
 
     def _report_faults(self) -> None:
-        faults = self._scheduler.drain_faults()
+        faults = self._auditor.read(self._scheduler.drain_faults())
         if faults:
             self._send_stats()
             self._post.send(RoundOutput(faults))

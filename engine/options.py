@@ -114,6 +114,19 @@ def check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None
     )
 
 
+def check_audit(config: EngineConfig, model: CausalLM | Outline) -> None:
+    """Raises ConfigError where a text that is computed again may differ without a fault."""
+    if config.audit_rate == 0:
+        return
+    given = f"--audit-rate is {config.audit_rate:g}, but a text may differ when it is computed again"
+    if config.synthetic_acceptance is not None:
+        raise ConfigError(f"{given} with --synthetic-acceptance; leave one of them out")
+    if config.fast_math and model.device.type == "cuda":
+        raise ConfigError(f"{given} with --fast-math; leave one of them out")
+    if not has_ordered_sums(config, model.device.type, model.dtype):
+        raise ConfigError(f"{given} in {model.dtype} on {model.device.type}; use --dtype float32")
+
+
 def check_adjustments(config: EngineConfig, model: CausalLM | Outline, available: int) -> None:
     """available: bytes on the device. Raises ConfigError."""
     vocab_size = model.spec.vocab_size

@@ -23,6 +23,7 @@ from headway.engine.probe import check_logits
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.logs import configure_logging
 from headway.engine.protocol.messages import Configure, Failure, Heartbeat, Mailbox, Ready
+from headway.engine.scheduling.audit import Auditor
 
 CONFIGURE_SECONDS = 30.0
 
@@ -75,7 +76,8 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
     gc.collect()
     gc.freeze()
     compiler = GrammarCompiler(first.token_table, engine.info.vocab_size)
-    loop = EngineLoop(engine.scheduler, engine.runner, mailbox, compiler=compiler)
+    auditor = Auditor(engine.scheduler, config.audit_rate)
+    loop = EngineLoop(engine.scheduler, engine.runner, mailbox, compiler=compiler, auditor=auditor)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(engine.info))
     while loop.step() and os.getppid() == parent:

@@ -101,7 +101,10 @@ class Generation:
         requests: Sequence[ChoiceRequest],
         *,
         metrics: Metrics | None = None,
+        label: str = "",
     ) -> None:
+        """label: the name of the API request in the engine's logs; empty: it has none."""
+        self._label = label
         self._engine = engine
         self._metrics = metrics
         self._requests = requests
@@ -116,7 +119,9 @@ class Generation:
         """Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
         ids = [self._engine.new_request_id() for _ in self._requests]
         pairs = zip(ids, self._requests, strict=True)
-        submits = [_submit(request_id, request, group_id=ids[0]) for request_id, request in pairs]
+        submits = [
+            _submit(request_id, request, group_id=ids[0], label=self._label) for request_id, request in pairs
+        ]
         self._choices_by_id = {s.request_id: c for s, c in zip(submits, self._choices, strict=True)}
         self._engine.submit(submits, self)
         try:
@@ -243,7 +248,7 @@ class Generation:
             self._metrics.requests.observe_prompt(request.num_candidates, longest)
 
 
-def _submit(request_id: int, request: ChoiceRequest, *, group_id: int) -> Submit:
+def _submit(request_id: int, request: ChoiceRequest, *, group_id: int, label: str) -> Submit:
     return Submit(
         request_id=request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -255,6 +260,7 @@ def _submit(request_id: int, request: ChoiceRequest, *, group_id: int) -> Submit
         priority=request.priority,
         group_id=group_id,
         grammar=request.grammar,
+        label=label,
     )
 
 

@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from headway import __version__
-from headway.engine import MAX_DEPTH, STAGES, EngineStats, FinishReason
+from headway.engine import MAX_DEPTH, STAGES, AuditOutcome, EngineStats, FinishReason
 from headway.server.config import MetricsNames
 from headway.server.engine_client import State
 from headway.server.errors import CODES
@@ -284,6 +284,13 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "headway_masked_rows",
         "Rows of steps whose next tokens a grammar restricted.",
         stats.num_masked_rows,
+    )
+    yield _labelled(
+        "headway_audits",
+        "Finished requests that were to be computed again without drafts (--audit-rate): with the same tokens, with different "
+        "ones, and those that were dropped because too many waited or something kept them from being repeated.",
+        "outcome",
+        dict.fromkeys(get_args(AuditOutcome), 0) | stats.audits_by_outcome,
     )
 
 

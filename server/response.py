@@ -144,7 +144,7 @@ def new_response(
     """Returns a response whose generation has not started; `running` starts it."""
     output = requests[0].output
     vocabulary = _vocabulary(fields, services.tokenizer, output)
-    generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics)
+    generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics, label=request_id)
     depth = engine_info(services).depth
     return GenerationResponse(
         head, fields, generation, num_prompt_tokens, services, request_id, depth, output

@@ -51,6 +51,7 @@ def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
         num_nan_logits=past.num_nan_logits + now.num_nan_logits,
         num_masked_rows=past.num_masked_rows + now.num_masked_rows,
         finished_by_reason=_add_dicts(past.finished_by_reason, now.finished_by_reason),
+        audits_by_outcome=_add_dicts(past.audits_by_outcome, now.audits_by_outcome),
     )
 
 

@@ -39,6 +39,10 @@ class Guide:
         self._is_first = True
         self._recent: list[int] = []  # the last tokens of the reasoning, as many as close it
 
+    def at_beginning(self) -> Guide:
+        """Returns another guide by the same grammar that has consumed nothing."""
+        return Guide(self._beginning, self._thinking, end_ids=self.end_ids, renew=self._renew)
+
     @property
     def is_free(self) -> bool:
         """Returns whether the next token is a part of the reasoning."""

@@ -34,6 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running. max_waiting: HTTP requests that may wait. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
     drafter: what makes drafts; auto is the MTP head where the model has one, else nothing.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
+    audit_rate: the share of the finished requests that is computed again without drafts, 0 to 1.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
     products that follow a norm. The target's are always full. deterministic: refuses to start where a row's text could depend
     on how many are computed with it, on the depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level, log_format: of
@@ -60,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     threads: int | None = None
     synthetic_acceptance: tuple[float, ...] | None = None
+    audit_rate: float = 0.0
     deterministic: bool = False
     fast_math: bool = False
     log_level: str = "info"
@@ -85,6 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         is_enough = self.prefill_chunk is None or self.prefill_chunk >= MIN_PREFILL_CHUNK
         _require(is_enough, "prefill_chunk", self.prefill_chunk, f"{MIN_PREFILL_CHUNK} or more")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
+        _require(0 <= self.audit_rate <= 1, "audit_rate", self.audit_rate, "0 to 1")
         if self.synthetic_acceptance is not None:
             _check_rates(self.synthetic_acceptance, self.depth, flag)
 

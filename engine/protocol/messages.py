@@ -35,7 +35,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     priority: lower is served first, equals in the order of their coming.
     group_id: the same for all choices of one HTTP request, which together take turns with other HTTP requests; no other
     group's requests may have it as their id.
-    grammar: what the output may be; None for any text.
+    grammar: what the output may be; None for any text. label: the request's name in logs; empty: its id.
     """
 
     request_id: int
@@ -48,6 +48,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     priority: int = 0
     group_id: int | None = None
     grammar: Grammar | None = None
+    label: str = ""
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import msgspec
 
@@ -40,6 +41,9 @@ STAGES = tuple(field.name for field in fields(StageSeconds))
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+AuditOutcome = Literal["same", "different", "dropped"]
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """One snapshot. Mutable: the scheduler is its only writer, the loop sends it.
 
@@ -56,6 +60,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     on their tokens. kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
     num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens: how many
     steps had at most STEP_TOKEN_BOUNDS[i] of them and more than the bound before; the last entry is of those above.
+    audits_by_outcome: requests that were computed again (see `Auditor`); dropped: that were to be, and could not.
     """
 
     # gauges
@@ -88,6 +93,17 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_nan_logits: int = 0
     num_masked_rows: int = 0
     finished_by_reason: dict[str, int] = {}
+    audits_by_outcome: dict[str, int] = {}
+
+    @classmethod
+    def empty(cls, *, num_kv_blocks: int, kv_block_size: int, depth: int) -> EngineStats:
+        return cls(
+            num_kv_blocks=num_kv_blocks,
+            kv_block_size=kv_block_size,
+            num_steps_by_tokens=[0] * (len(STEP_TOKEN_BOUNDS) + 1),
+            draft_tokens_per_position=[0] * depth,
+            accepted_tokens_per_position=[0] * depth,
+        )
 
     def count_row_round(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """One row's share of one round; draft i counts as accepted iff i <= num_accepted."""
@@ -114,3 +130,6 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
     def count_finished(self, reason: str) -> None:
         self.finished_by_reason[reason] = self.finished_by_reason.get(reason, 0) + 1
+
+    def count_audit(self, outcome: AuditOutcome) -> None:
+        self.audits_by_outcome[outcome] = self.audits_by_outcome.get(outcome, 0) + 1

@@ -62,7 +62,7 @@ class PrefixCache:
         At most floor((N - 1) / block size) blocks of N tokens: the last token is always computed, and
         since nothing is ever written below it, a shared block is never rewritten.
         """
-        if not self._is_enabled:
+        if not self._is_enabled or request.is_audit:
             return []
         chain = self._chain(request)
         block_ids: list[int] = []
@@ -120,7 +120,7 @@ class PrefixCache:
         The caller vouches that nothing in them is missing and that they are never written again. Each is
         offered once: where another block has the same content, it stays unfound when that one is evicted.
         """
-        if not self._is_enabled:
+        if not self._is_enabled or request.is_audit:
             return
         if self._has_grid:
             num_tokens = min(num_tokens, len(request.prompt_token_ids))

@@ -33,7 +33,8 @@ class Request:
     num_tokens_in_flight: the most tokens that rounds in flight may add.
     num_pending: the most tokens that wait for the drafter once all that was planned has run. num_draft_filled: the first tokens
     of which the drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do. draft_record: how
-    often its drafts are accepted; None: nobody asks.
+    often its drafts are accepted; None: nobody asks. is_audit: it computes again what another one got (see `Auditor`), without
+    cached prefixes and outside of the statistics.
     """
 
     request_id: int
@@ -46,6 +47,7 @@ class Request:
     priority: int = 0
     group_id: int | None = None
     guide: Guide | None = None
+    is_audit: bool = False
     arrival: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING

@@ -33,7 +33,7 @@ class ResultReader:
         """
         state = self._state
         state.stats.count_work(result.seconds, result.num_graph_replays)
-        num_generated_before = state.stats.num_generation_tokens
+        num_generated_before = state.num_generated
         for request_id, what in result.faults:
             if (request := state.requests.get(request_id)) is not None:
                 state.end_by_fault(request, what)
@@ -41,7 +41,7 @@ class ResultReader:
         self._read_prefill(plan, result, updates)
         self._read_round(plan, result, updates)
         self._read_time(plan, result, updates)
-        num_generated = state.stats.num_generation_tokens - num_generated_before
+        num_generated = state.num_generated - num_generated_before
         state.stats.count_step(sum(len(chunk.token_ids) for chunk in plan.prefill) + num_generated)
         events: list[TokenEvent] = []
         for request_id, update in updates.items():
@@ -112,7 +112,9 @@ class ResultReader:
         update.draft_start = len(update.token_ids) - num_kept
         if request.draft_record is not None:
             request.draft_record.note(num_drafted, num_emitted - 1)
-        state.stats.count_row_round(num_drafted=num_drafted, num_accepted=num_accepted, num_emitted=num_kept)
+        state.stats_of(request).count_row_round(
+            num_drafted=num_drafted, num_accepted=num_accepted, num_emitted=num_kept
+        )
         request.num_rounds_in_flight -= 1
         request.num_tokens_in_flight -= plan.depth + 1
         if request.status is Status.RUNNING:
@@ -139,7 +141,7 @@ class ResultReader:
         if any(token_id < 0 for token_id in kept):
             raise LogitsError(_BROKEN_LOGITS.format(f"token {request.num_tokens + 1:,} of its context"))
         request.output_token_ids += kept
-        self._state.stats.num_generation_tokens += len(kept)
+        self._state.stats_of(request).num_generation_tokens += len(kept)
         if request.guide is not None:
             request.guide.advance(kept)
         return len(kept)

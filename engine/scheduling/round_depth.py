@@ -31,7 +31,7 @@ class RoundDepth:
         if state.depth_policy is None or not self._chooses:
             return
         decoding = [request for request in state.running if state.can_decode(request)]
-        if not decoding:
+        if all(request.is_audit for request in decoding):
             return
         depths: Sequence[int] = range(state.depth_limit + 1)
         if num_prompt_tokens or (self._has_graphs and not state.is_plain()):
@@ -42,8 +42,8 @@ class RoundDepth:
 
     def load(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
         """Returns the load of a plan with this round and these chunks."""
-        is_guided = any(request.guide is not None for request in decoding)
-        if self._state.depth_policy is None or not decoding or is_guided or not self._state.is_plain():
+        is_unusual = any(request.guide is not None or request.is_audit for request in decoding)
+        if self._state.depth_policy is None or not decoding or is_unusual or not self._state.is_plain():
             return None
         num_prompt_tokens = sum(len(chunk.token_ids) for chunk in chunks)
         padded = -(-num_prompt_tokens // MIXED_STEP) * MIXED_STEP
@@ -52,7 +52,7 @@ class RoundDepth:
     def begin(self, request: Request) -> None:
         """The request takes part in rounds from the next step on."""
         policy = self._state.depth_policy
-        if policy is None:
+        if policy is None or request.is_audit:
             return
         if request.draft_record is None:
             temperature, cap = request.sampling.temperature, self._state.own_cap(request)

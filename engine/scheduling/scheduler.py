@@ -18,7 +18,7 @@ from headway.engine.grammar.masks import MaskBuffer, MaskFiller
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
-from headway.engine.protocol.stats import STEP_TOKEN_BOUNDS, EngineStats
+from headway.engine.protocol.stats import EngineStats
 from headway.engine.scheduling.admission import Admission
 from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.blocks import BlockAllocator
@@ -27,7 +27,6 @@ from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.masking import Masking
 from headway.engine.scheduling.plan import (
-    MAX_PENDING,
     CheckpointSave,
     Plan,
     PrefillChunk,
@@ -44,6 +43,7 @@ from headway.engine.scheduling.queue import Queue
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.result_reader import ResultReader
 from headway.engine.scheduling.round_depth import RoundDepth, mixed_depths
+from headway.engine.scheduling.round_rows import count_pending, join_round
 from headway.engine.scheduling.rows import RowTable
 from headway.engine.scheduling.scheduler_state import SchedulerState
 from headway.engine.scheduling.updates import fault_event
@@ -100,7 +100,7 @@ class Scheduler:
             checkpoints=checkpoints,
             prompt_grid=prompt_grid,
         )
-        stats = _new_stats(num_blocks, config.block_size, depth)
+        stats = EngineStats.empty(num_kv_blocks=num_blocks, kv_block_size=config.block_size, depth=depth)
         self.state = SchedulerState(
             config.block_size,
             Queue(config.max_waiting),
@@ -108,6 +108,7 @@ class Scheduler:
             blocks,
             prefixes,
             stats,
+            copy.deepcopy(stats),
             clock,
             depth,
             depth_limit=depth,
@@ -131,12 +132,18 @@ class Scheduler:
         return bool(self.state.requests)
 
     @property
+    def num_rows(self) -> int:
+        return self._config.num_rows
+
+    @property
     def num_running(self) -> int:
-        return len(self.state.running)
+        """Returns how many requests hold a row, audits not counted."""
+        return len(self.state.running) - self._num_running_audits()
 
     @property
     def num_waiting(self) -> int:
-        return len(self.state.waiting)
+        """Returns how many requests wait for a row, audits not counted."""
+        return len(self.state.waiting) - (self.state.num_audits - self._num_running_audits())
 
     def snapshot(self) -> EngineStats:
         """Returns a copy of the counters as they stand."""
@@ -215,6 +222,7 @@ class Scheduler:
         request.arrival = self._num_taken_in
         self._num_taken_in += 1
         state.requests[request.request_id] = request
+        state.num_audits += request.is_audit
         state.waiting.append(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -248,6 +256,8 @@ class Scheduler:
         grown = self.supply.grow_rows()
         admitted = []
         if state.waiting:
+            if state.num_audits:
+                self._admission.recall_audits()
             self._admission.make_room(self._budget())
             admitted = self._admission.admit(self._budget())
         if not any(r.status is Status.PREFILLING or state.can_decode(r) for r in state.running):
@@ -262,8 +272,8 @@ class Scheduler:
         grants = tuple(block_grant(r, first) for r, first in [*served, *((r, 0) for r, _ in admitted)])
         chunks, decoding = self._next_pass()
         saves = tuple(save for chunk in chunks if (save := self._note_chunk(chunk)) is not None)
-        depth, decode_request_ids = self._join_round(decoding)
-        catches_up = self._count_pending(decoding, depth)
+        depth, decode_request_ids = join_round(state, decoding)
+        catches_up = count_pending(state, decoding, depth)
         self._step += 1
         state.stats.num_steps += 1
         broken, state.broken_block_ids = state.broken_block_ids, []
@@ -282,6 +292,10 @@ class Scheduler:
             guided_rows=self._guided_rows(decoding, chunks),
             load=self._depth.load(decoding, chunks),
         )
+
+    def _num_running_audits(self) -> int:
+        state = self.state
+        return sum(request.is_audit for request in state.running) if state.num_audits else 0
 
     def _choose_depth(self) -> None:
         """Chooses the depth of the step's round, unless prompts have their turn."""
@@ -358,40 +372,3 @@ class Scheduler:
             self._depth.begin(request)
         checkpoint = self.state.prefixes.take_checkpoint(request)
         return None if checkpoint is None else CheckpointSave(chunk.row, checkpoint)
-
-    def _join_round(self, decoding: list[Request]) -> tuple[int, tuple[int | None, ...]]:
-        """Returns (depth, request ids by row up to the last row that takes part). No row drafts deeper than it may."""
-        state = self.state
-        if not decoding:
-            return state.depth, ()
-        by_row = {row_of(request): request for request in decoding}
-        depth = max(map(state.depth_cap, decoding))
-        for request in decoding:
-            request.num_rounds_in_flight += 1
-            request.num_tokens_in_flight += depth + 1
-        state.stats.count_round(depth)
-        return depth, tuple(
-            by_row[row].request_id if row in by_row else None for row in range(max(by_row) + 1)
-        )
-
-    def _count_pending(self, decoding: list[Request], depth: int) -> bool:
-        """Notes what the round leaves to the drafter; returns whether the drafter has to catch up before the round."""
-        if not self.state.has_late_slots:
-            return False
-        # A round with drafts has room for the pairs that one of full depth leaves, one without appends a pair.
-        most = self.state.max_depth + 1 if depth > 0 else MAX_PENDING - 1
-        catches_up = any(request.num_pending > most for request in decoding)
-        for request in decoding:
-            before = 1 if catches_up else request.num_pending
-            request.num_pending = depth + 1 if depth > 0 else before + 1
-        return catches_up
-
-
-def _new_stats(num_blocks: int, block_size: int, depth: int) -> EngineStats:
-    return EngineStats(
-        num_kv_blocks=num_blocks,
-        kv_block_size=block_size,
-        num_steps_by_tokens=[0] * (len(STEP_TOKEN_BOUNDS) + 1),
-        draft_tokens_per_position=[0] * depth,
-        accepted_tokens_per_position=[0] * depth,
-    )

@@ -31,7 +31,7 @@ class SchedulerState:
     depth: the most drafts of the next round; depth_limit: the most that it may have, which an operator sets; max_depth: the most
     that this may be set to; mixed_depths: those of the rounds for which mixed passes were captured. depth_policy: chooses the
     depth; None: it is the limit. has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
-    broken_block_ids wait until the scheduler hands them out.
+    broken_block_ids wait until the scheduler hands them out. num_audits: of the requests; audit_stats: what they count in.
     """
 
     block_size: int
@@ -40,6 +40,7 @@ class SchedulerState:
     blocks: BlockAllocator
     prefixes: PrefixCache
     stats: EngineStats
+    audit_stats: EngineStats
     clock: Callable[[], float]
     depth: int
     depth_limit: int
@@ -52,6 +53,16 @@ class SchedulerState:
     running: list[Request] = field(default_factory=list)
     fault_events: list[TokenEvent] = field(default_factory=list)
     broken_block_ids: list[int] = field(default_factory=list)
+    num_audits: int = 0
+
+    @property
+    def num_generated(self) -> int:
+        """Returns how many tokens were generated, those of audits included."""
+        return self.stats.num_generation_tokens + self.audit_stats.num_generation_tokens
+
+    def stats_of(self, request: Request) -> EngineStats:
+        """Returns the counters in which the request counts."""
+        return self.audit_stats if request.is_audit else self.stats
 
     def own_cap(self, request: Request) -> int:
         """Returns the most drafts that the request allows in any round."""
@@ -89,7 +100,7 @@ class SchedulerState:
             work(request, *args, **kwargs)
         except LogitsError as error:
             logger.error("request %d ends: %s", request.request_id, error)
-            self.stats.num_nan_logits += 1
+            self.stats_of(request).num_nan_logits += 1
             block_ids = request.block_ids
             self.blocks.unpublish(block_ids)
             self.prefixes.drop_checkpoints(request)
@@ -121,7 +132,8 @@ class SchedulerState:
         request.status = Status.FINISHED
         request.finish_reason = reason
         del self.requests[request.request_id]
-        self.stats.count_finished(reason.value)
+        self.num_audits -= request.is_audit
+        self.stats_of(request).count_finished(reason.value)
         try:
             self.prefixes.forget(request)  # last, since only the request's own note is left
         except Exception:
@@ -137,7 +149,7 @@ class SchedulerState:
         request.num_computed = 0
         request.num_draft_filled = 0
         request.num_preemptions += 1
-        self.stats.num_preemptions += 1
+        self.stats_of(request).num_preemptions += 1
         self.waiting.append(request)
 
     def free_blocks(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.logprobs import TokenLogprobs, join
 from headway.engine.protocol.messages import RoundOutput, Submit, TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.scheduling.audit import Auditor
 from headway.engine.scheduling.plan import Plan, StepResult
 from headway.engine.speculation.drafter import Drafter
 
@@ -104,7 +105,8 @@ class LocalEngine:
         runner = self.engine.runner
         launcher = LateRunner(runner) if reads_late else runner
         compiler = GrammarCompiler(token_table, self.engine.info.vocab_size)
-        self.loop = EngineLoop(self.engine.scheduler, launcher, self.post, compiler=compiler)
+        auditor = Auditor(self.engine.scheduler, config.audit_rate)
+        self.loop = EngineLoop(self.engine.scheduler, launcher, self.post, compiler=compiler, auditor=auditor)
         self.outputs: dict[int, Output] = {}
         self._ids = count()
 

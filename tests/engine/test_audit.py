@@ -1,0 +1,325 @@
+"""Audits: finished requests are computed again without drafts and cached prefixes; faults are found, and nothing else is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from itertools import cycle
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from headway_testing.hybrid import HybridOracle
+from headway_testing.local import LocalEngine
+
+from headway.engine.build import assemble
+from headway.engine.execution import step as round_step
+from headway.engine.grammar.compile import json_schema_source
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.protocol.grammar import Grammar, TokenTable
+from headway.engine.protocol.messages import Abort
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.stats import EngineStats
+from headway.engine.scheduling import audit
+from headway.engine.scheduling.prefix import PrefixCache
+from headway.engine.scheduling.request import Request
+
+DEMO = str(files("headway.engine.demo"))
+DEMO_VOCABULARY, TINY_VOCABULARY = 4096, 151
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 12}, "b": {"enum": [1, 2, "three"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def config_of(path: str = DEMO, **fields: object) -> EngineConfig:
+    fixed = {"model_path": path, "device": "cpu", "dtype": "float32", "max_running": 8, "max_model_len": 256,
+             "kv_cache_memory_bytes": 1 << 23, "audit_rate": 1.0}  # fmt: skip
+    return EngineConfig(**(fixed | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(HybridOracle().save(tmp_path_factory.mktemp("model") / "model"))
+
+
+def stats_of(engine: LocalEngine) -> EngineStats:
+    return engine.engine.scheduler.snapshot()
+
+
+def run_audits(engine: LocalEngine, max_steps: int = 100_000) -> dict[str, int]:
+    """Steps until every request and every audit has ended. Returns the audits by outcome."""
+    engine.run()
+    for _ in range(max_steps):
+        engine.step()
+        if not engine.engine.scheduler.has_work and not engine.loop._auditor._queue:
+            return dict(stats_of(engine).audits_by_outcome)
+    raise AssertionError(f"audits have not ended after {max_steps} steps")
+
+
+def submit_some(engine: LocalEngine, count: int, *, vocabulary: int, seed: int = 0) -> list[int]:
+    """Requests of all kinds: greedy and drawn, with and without logits processors and log-probabilities, some with common prefixes."""
+    chance = random.Random(seed)
+    common = [chance.randrange(vocabulary) for _ in range(80)]
+    ids = []
+    for number in range(count):
+        prompt = [chance.randrange(vocabulary) for _ in range(chance.choice([1, 7, 33]))]
+        if number % 3:
+            prompt = common[: chance.choice([16, 48, 80])] + prompt
+        sampling = SamplingParams(
+            temperature=chance.choice([0.0, 0.8]),
+            seed=number,
+            top_p=chance.choice([1.0, 0.9]),
+            repetition_penalty=chance.choice([1.0, 1.0, 1.2]),
+            num_logprobs=chance.choice([None, None, 2]),
+            num_prompt_logprobs=chance.choice([None, None, None, 1]),
+        )
+        ids.append(engine.submit(prompt, max_tokens=chance.choice([1, 2, 9, 30]), sampling=sampling))
+    return ids
+
+
+def test_what_is_right_is_found_to_be_the_same() -> None:
+    engine = LocalEngine(config_of())
+    ids = submit_some(engine, 24, vocabulary=DEMO_VOCABULARY)
+    assert run_audits(engine) == {"same": len(ids)}
+    assert set(engine.outputs) == set(ids), "events of audits were sent"
+
+
+def test_recurrent_layers_are_audited_as_well(hybrid: str) -> None:
+    engine = LocalEngine(config_of(hybrid))
+    submit_some(engine, 20, vocabulary=TINY_VOCABULARY)
+    assert run_audits(engine) == {"same": 20}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["demo", "hybrid"])
+def test_two_thousand_requests_give_no_false_alarm(kind: str, hybrid: str) -> None:
+    """They come at random, so that audits run beside them and are preempted for them."""
+    path, vocabulary = (DEMO, DEMO_VOCABULARY) if kind == "demo" else (hybrid, TINY_VOCABULARY)
+    engine = LocalEngine(config_of(path, kv_cache_memory_bytes=1 << 21))
+    chance, num_submitted = random.Random(5), 0
+    while num_submitted < 2000:
+        submit_some(engine, 5, vocabulary=vocabulary, seed=num_submitted)
+        num_submitted += 5
+        for _ in range(chance.choice([0, 5, 40, 120])):
+            engine.step()
+    outcomes = run_audits(engine)
+    assert "different" not in outcomes
+    assert outcomes["same"] > 1000, outcomes
+
+
+def test_grammars_and_requests_that_were_cut_short_are_audited() -> None:
+    table = TokenTable(
+        [bytes([i]) if 32 <= i < 127 else b"" for i in range(DEMO_VOCABULARY)], [0, 1, 2, 3], [3]
+    )
+    engine = LocalEngine(config_of(), token_table=table)
+    grammar = Grammar(json_schema_source(json.dumps(SCHEMA)), None)
+    for seed in range(6):
+        engine.submit(
+            [40 + seed, 50], max_tokens=60, stop_token_ids=[3],
+            sampling=SamplingParams(temperature=0.8, seed=seed), grammar=grammar,
+        )  # fmt: skip
+    engine.run()
+    cut = engine.submit([5, 6, 7], max_tokens=200)
+    while len(engine.outputs[cut].token_ids) < 20:
+        engine.step()
+    engine.post.inbox.append(Abort(cut, FinishReason.STOP))
+    engine.outputs[cut].finish_reason = FinishReason.STOP
+    assert run_audits(engine) == {"same": 7}
+
+
+def test_requests_without_tokens_and_those_that_failed_are_not_audited() -> None:
+    engine = LocalEngine(config_of())
+    unread = engine.submit([5, 6, 7], max_tokens=200)
+    engine.post.inbox.append(Abort(unread))
+    engine.outputs[unread].finish_reason = FinishReason.ABORT
+    refused = engine.submit([DEMO_VOCABULARY], max_tokens=5)
+    assert run_audits(engine) == {}
+    assert engine.outputs[refused].finish_reason is FinishReason.ERROR
+
+
+def test_statistics_are_those_of_the_requests_alone() -> None:
+    """All but the steps and the time that the device worked."""
+    found = []
+    for rate in (0.0, 1.0):
+        engine = LocalEngine(config_of(audit_rate=rate, max_running=4))
+        submit_some(engine, 12, vocabulary=DEMO_VOCABULARY)
+        run_audits(engine)
+        found.append(msgspec.to_builtins(stats_of(engine)))
+    differing = {key for key in found[0] if found[0][key] != found[1][key]}
+    assert differing <= {
+        "audits_by_outcome", "num_steps", "num_step_tokens", "num_steps_by_tokens", "stage_seconds",
+    }  # fmt: skip
+
+
+def test_audits_neither_find_nor_leave_cached_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LocalEngine(config_of())
+    hits: dict[int, int] = {}
+    match = PrefixCache.match
+
+    def noting(cache: PrefixCache, request: Request) -> list[int]:
+        found = match(cache, request)
+        hits[request.request_id] = len(found)
+        return found
+
+    monkeypatch.setattr(PrefixCache, "match", noting)
+    for _ in range(2):
+        engine.submit(range(100), max_tokens=40)
+        engine.run()
+    num_cached = stats_of(engine).num_kv_blocks_cached + stats_of(engine).num_kv_blocks_used
+    assert run_audits(engine) == {"same": 2}
+    assert (hits[0], hits[1], hits[-1], hits[-2]) == (0, 6, 0, 0)
+    assert stats_of(engine).num_kv_blocks_cached <= num_cached
+
+
+def test_requests_that_come_take_the_rows_of_audits() -> None:
+    """Two rows: audits hold both when requests come, and go on once these have ended."""
+    engine = LocalEngine(config_of(max_running=2, max_model_len=200))
+    for seed in range(2):
+        engine.submit([1, 2, seed], max_tokens=60)
+    engine.run()
+    scheduler = engine.engine.scheduler
+    while len(scheduler.state.running) < 2:
+        engine.step()
+    assert scheduler.num_running == 0
+    late = [engine.submit([3, 4, seed], max_tokens=20) for seed in range(2)]
+    for _ in range(4):
+        engine.step()
+    assert {request.request_id for request in scheduler.state.running} == set(late)
+    assert run_audits(engine) == {"same": 4}
+    assert stats_of(engine).num_preemptions == 0, "the audits' count as the requests' own"
+
+
+def test_no_audit_starts_while_requests_fill_more_than_half_of_the_rows() -> None:
+    engine = LocalEngine(config_of(max_running=4))
+    first = engine.submit([9], max_tokens=2)
+    for seed in range(3):
+        engine.submit([1, 2, seed], max_tokens=60)
+    while engine.outputs[first].finish_reason is None:
+        engine.step()
+    for _ in range(5):
+        engine.step()
+        assert engine.engine.scheduler.state.num_audits == 0
+    assert run_audits(engine) == {"same": 4}
+
+
+def test_more_than_may_wait_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "MAX_QUEUED", 3)
+    engine = LocalEngine(config_of(max_running=4))
+    for seed in range(8):
+        engine.submit([1, 2, seed], max_tokens=2 + 4 * (seed // 4))
+    outcomes = run_audits(engine)
+    assert outcomes["dropped"] + outcomes["same"] == 8
+    assert outcomes["dropped"] > 0
+
+
+@pytest.mark.parametrize(("rate", "share"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0)])
+def test_the_rate_is_the_share_that_is_audited(rate: float, share: float) -> None:
+    engine = LocalEngine(config_of())
+    draws: Iterator[float] = cycle(i / 16 for i in range(16))
+    engine.loop._auditor = audit.Auditor(engine.engine.scheduler, rate, draw=lambda: next(draws))
+    for seed in range(16):
+        engine.submit([1, seed], max_tokens=3)
+    assert sum(run_audits(engine).values()) == share * 16
+
+
+# --- faults that are found -----------------------------------------------------------------------------------
+
+
+def rewinds_one_token_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that rejects a draft at one of a few positions keeps the first rejected one in its cache."""
+    original = round_step.verify_and_rewind
+
+    def faulty(rows: Any, window: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        emitted: torch.Tensor = original(rows, window, *args, **kwargs)
+        has_rejected = emitted[:, 0] < window.token_ids.shape[1]
+        lengths = rows.kv_lengths[: len(emitted)]
+        lengths += (has_rejected & (lengths >= 12) & (lengths < 20)).to(lengths.dtype)
+        return emitted
+
+    monkeypatch.setattr(round_step, "verify_and_rewind", faulty)
+
+
+def takes_a_stale_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix hit ends with a block of other tokens."""
+    original = PrefixCache.match
+
+    def faulty(cache: PrefixCache, request: Request) -> list[int]:
+        found = original(cache, request)
+        return [*found[:-1], found[0]] if len(found) > 1 else found
+
+    monkeypatch.setattr(PrefixCache, "match", faulty)
+
+
+def takes_another_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix hit goes on from the recurrent state of another prefix."""
+    original = PrefixCache.checkpoint
+
+    def faulty(cache: PrefixCache, request: Request) -> int | None:
+        found = original(cache, request)
+        kept = [] if cache._checkpoints is None else list(cache._checkpoints._kept.values())
+        return next((other for other in kept if other != found), found) if found is not None else None
+
+    monkeypatch.setattr(PrefixCache, "checkpoint", faulty)
+
+
+@pytest.mark.parametrize("plant", [rewinds_one_token_too_few, takes_a_stale_block, takes_another_state])
+def test_a_fault_is_found_within_twenty_requests(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    hybrid: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plant(monkeypatch)
+    path, vocabulary = (hybrid, TINY_VOCABULARY) if plant is takes_another_state else (DEMO, DEMO_VOCABULARY)
+    engine = LocalEngine(config_of(path))
+    chance = random.Random(3)
+    prefixes = [[chance.randrange(vocabulary) for _ in range(80)] for _ in range(2)]
+    outcomes: dict[str, int] = {}
+    with caplog.at_level(logging.ERROR):
+        for number in range(20):
+            prompt = prefixes[number % 2] if number % 4 > 1 else []
+            prompt = [*prompt, *(chance.randrange(vocabulary) for _ in range(9))]
+            request_id = engine.submit(prompt, max_tokens=100)
+            while len(engine.outputs[request_id].token_ids) < 16:
+                engine.step()
+            engine.post.inbox.append(Abort(request_id, FinishReason.STOP))
+            engine.outputs[request_id].finish_reason = FinishReason.STOP
+            outcomes = run_audits(engine)
+            if "different" in outcomes:
+                break
+    assert outcomes.get("different", 0) > 0, outcomes
+    assert sum(outcomes.values()) == number + 1
+    lines = [record.getMessage() for record in caplog.records if "audit: token" in record.getMessage()]
+    assert len(lines) == outcomes["different"]
+    assert all("without drafts and cached prefixes" in line for line in lines)
+
+
+# --- where audits mean nothing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"dtype": "bfloat16"}, "in torch.bfloat16 on cpu; use --dtype float32"),
+        ({"synthetic_acceptance": (0.9, 0.8, 0.7)}, "with --synthetic-acceptance; leave one of them out"),
+    ],
+)
+def test_where_a_text_may_differ_without_a_fault_audits_are_refused(
+    fields: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"--audit-rate is 0.5, but .* " + problem):
+        assemble(config_of(audit_rate=0.5, **fields), progress=lambda _: None)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1])
+def test_rates_beyond_the_limits_are_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match=rf"--audit-rate is {rate}, it must be 0 to 1"):
+        config_of(audit_rate=rate)
