@@ -130,6 +130,19 @@ async def test_token_ids_are_left_out_unless_asked_for(client: httpx.AsyncClient
     }
 
 
+async def test_the_engine_knows_the_request_by_the_name_that_its_client_does(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    given = {"x-request-id": "mine-1"}
+    body = {"prompt": "a", "n": 2, "max_tokens": 1}
+    for headers in (given, {}):
+        response = await client.post("/v1/completions", json=body, headers=headers)
+        assert [submitted.label for submitted in engine.submitted[-2:]] == [
+            response.headers["x-request-id"]
+        ] * 2
+    assert engine.submitted[0].label == "mine-1"
+
+
 async def test_cache_salt_reaches_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await complete(client, cache_salt="tenant 7")
     await complete(client)
