@@ -98,16 +98,24 @@ def test_recurrent_layers_are_audited_as_well(hybrid: str) -> None:
     assert run_audits(engine) == {"same": 20}
 
 
-@pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["demo", "hybrid"])
-def test_two_thousand_requests_give_no_false_alarm(kind: str, hybrid: str) -> None:
-    """They come at random, so that audits run beside them and are preempted for them."""
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param({}, marks=pytest.mark.long, id="cpu"),
+        pytest.param({"device": "cuda", "dtype": "bfloat16"}, marks=pytest.mark.gpu, id="gpu"),
+    ],
+)
+def test_two_thousand_requests_give_no_false_alarm(kind: str, place: dict[str, object], hybrid: str) -> None:
+    """They come at random, so that audits run beside them and are preempted for them; the depth changes meanwhile."""
     path, vocabulary = (DEMO, DEMO_VOCABULARY) if kind == "demo" else (hybrid, TINY_VOCABULARY)
-    engine = LocalEngine(config_of(path, kv_cache_memory_bytes=1 << 21))
+    engine = LocalEngine(config_of(path, **{"kv_cache_memory_bytes": 5 << 19, **place}))
     chance, num_submitted = random.Random(5), 0
     while num_submitted < 2000:
         submit_some(engine, 5, vocabulary=vocabulary, seed=num_submitted)
         num_submitted += 5
+        engine.engine.scheduler.set_depth(chance.randint(0, 3))
         for _ in range(chance.choice([0, 5, 40, 120])):
             engine.step()
     outcomes = run_audits(engine)
