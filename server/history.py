@@ -16,6 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from headway.engine import EngineStats
+from headway.server.acceptance_watch import AcceptanceWatch
 
 POINT_SECONDS = 1.0
 NUM_POINTS = 900
@@ -129,6 +130,7 @@ class History:
         self._read_stats = read_stats
         self._read_latencies = read_latencies
         self._clock = clock
+        self.acceptance_watch = AcceptanceWatch()
         self._readings: deque[Reading] = deque(maxlen=int(LATENCY_SECONDS / POINT_SECONDS) + 1)
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
 
@@ -180,7 +182,14 @@ class History:
         return Recent(next(reading for reading in self._readings if reading.seconds >= limit), new)
 
     def _read(self) -> None:
-        self._readings.append(Reading(self._clock(), self._read_stats(), self._read_latencies()))
+        reading = Reading(self._clock(), self._read_stats(), self._read_latencies())
+        self._readings.append(reading)
+        drafted, accepted = (
+            reading.stats.draft_tokens_per_position,
+            reading.stats.accepted_tokens_per_position,
+        )
+        if drafted:
+            self.acceptance_watch.read(reading.seconds, drafted[0], accepted[0])
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
