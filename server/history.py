@@ -1,6 +1,6 @@
 """The last quarter of an hour, a point a second: what the live page draws and the log's statistics line tells.
 
-Rates are between two readings; acceptance and latencies look further back, for a second holds few of them.
+Rates are between two readings; acceptance, depths and latencies look further back, for a second holds few of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.server.acceptance_watch import AcceptanceWatch
 POINT_SECONDS = 1.0
 NUM_POINTS = 900
 ACCEPTANCE_SECONDS = 10.0
-LATENCY_SECONDS = 60.0
+LAST_MINUTE_SECONDS = 60.0
 STATISTICS_SECONDS = 10.0
 QUANTILES = (0.5, 0.95, 0.99)
 
@@ -34,7 +34,8 @@ logger = logging.getLogger("headway.server")
 class Point(msgspec.Struct, array_like=True, frozen=True):
     """One second. None where there was nothing to measure. Latencies: seconds at each of QUANTILES.
 
-    depth: mean over rounds. acceptance_length: tokens a row got in a round.
+    depth: mean over rounds. depth_shares: of the rounds of the last seconds, by depth from 0 up; empty where there was none.
+    acceptance_length: tokens a row got in a round. speedup: of the last minute, as the engine estimates it.
     """
 
     time_unix: float
@@ -44,7 +45,9 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
     num_waiting: int
     kv_cache_usage_ratio: float
     depth: float | None
+    depth_shares: list[float]
     acceptance_length: float | None
+    speedup: float | None
     acceptance_per_position: list[float | None]
     time_to_first_token: list[float | None]
     time_per_output_token: list[float | None]
@@ -100,6 +103,13 @@ class Recent:
         return _mean(self.old.stats.rounds_by_depth, self.new.stats.rounds_by_depth)
 
     @property
+    def depth_shares(self) -> list[float]:
+        """Returns the share of the rounds with each depth, up to the greatest that a round has had; nothing without rounds."""
+        risen = _difference(self.old.stats.rounds_by_depth, self.new.stats.rounds_by_depth)
+        total = sum(risen.values())
+        return [risen.get(depth, 0) / total for depth in range(max(risen) + 1)] if total else []
+
+    @property
     def speedup(self) -> float | None:
         """How many times as long the tokens would have taken without drafts, as the engine estimates."""
         old, new = self.old.stats, self.new.stats
@@ -131,7 +141,7 @@ class History:
         self._read_latencies = read_latencies
         self._clock = clock
         self.acceptance_watch = AcceptanceWatch()
-        self._readings: deque[Reading] = deque(maxlen=int(LATENCY_SECONDS / POINT_SECONDS) + 1)
+        self._readings: deque[Reading] = deque(maxlen=int(LAST_MINUTE_SECONDS / POINT_SECONDS) + 1)
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
 
     async def run(self) -> None:
@@ -150,7 +160,7 @@ class History:
         self._read()
         new = self._readings[-1]
         last = Recent(self._readings[-2] if len(self._readings) > 1 else new, new)
-        acceptance, latencies = self.recent(ACCEPTANCE_SECONDS), self.recent(LATENCY_SECONDS)
+        acceptance, last_minute = self.recent(ACCEPTANCE_SECONDS), self.recent(LAST_MINUTE_SECONDS)
         self._points.append(
             Point(
                 time_unix=round(time_unix, 3),
@@ -160,12 +170,14 @@ class History:
                 num_waiting=new.stats.num_requests_waiting,
                 kv_cache_usage_ratio=_usage(new.stats),
                 depth=last.depth,
+                depth_shares=acceptance.depth_shares,
                 acceptance_length=acceptance.acceptance_length,
+                speedup=last_minute.speedup,
                 acceptance_per_position=acceptance.acceptance_per_position,
-                time_to_first_token=latencies.quantiles("time_to_first_token"),
-                time_per_output_token=latencies.quantiles("time_per_output_token"),
-                chunk_gap=latencies.quantiles("chunk_gap"),
-                end_to_end=latencies.quantiles("end_to_end"),
+                time_to_first_token=last_minute.quantiles("time_to_first_token"),
+                time_per_output_token=last_minute.quantiles("time_per_output_token"),
+                chunk_gap=last_minute.quantiles("chunk_gap"),
+                end_to_end=last_minute.quantiles("end_to_end"),
             )
         )
 
@@ -247,5 +259,9 @@ def _risen(old: Sequence[int], new: Sequence[int]) -> list[int]:
 
 def _mean(old: Mapping[int, int], new: Mapping[int, int]) -> float | None:
     """Returns the mean of the values counted by {value: count} between the readings."""
-    risen = {value: count - old.get(value, 0) for value, count in new.items()}
+    risen = _difference(old, new)
     return _ratio(sum(value * count for value, count in risen.items()), sum(risen.values()))
+
+
+def _difference(old: Mapping[int, int], new: Mapping[int, int]) -> dict[int, int]:
+    return {value: count - old.get(value, 0) for value, count in new.items()}

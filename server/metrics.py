@@ -27,7 +27,7 @@ from headway.engine import MAX_DEPTH, STAGES, AuditOutcome, EngineStats, FinishR
 from headway.server.config import MetricsNames
 from headway.server.engine_client import State
 from headway.server.errors import CODES
-from headway.server.history import History
+from headway.server.history import LAST_MINUTE_SECONDS, History
 from headway.server.request_metrics import RequestMetrics
 from headway.server.vllm_metrics import VllmCollector, step_token_buckets
 
@@ -36,7 +36,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Shown from the start: a counter that appears with its first event hides that event from rate().
 ENDINGS = {reason.value: 0 for reason in FinishReason}
-LAST_MINUTE_SECONDS = 60.0
 ENDPOINTS = {
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat",

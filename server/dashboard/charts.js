@@ -7,8 +7,9 @@ const HEIGHT = 160;
 const SHARES = ["p50", "p95", "p99"];
 const latencies = (name) => SHARES.map((label, i) => ({ label, colour: [1, 2, 4][i], read: (point) => point[name][i] }));
 
-// colour: the number of a --draft-N. top: the axis reaches at least so far.
-const CHARTS = [
+// colour: the number of a --draft-N, 0 for what is not drafted. top: the axis reaches at least so far. isStacked: the
+// lines are shares, each of which is drawn on top of those before.
+export const CHARTS = [
   {
     title: "Tokens per second", unit: "all streams", format: (v) => number(v), top: 1,
     series: () => [{ label: "generated", colour: 2, isFilled: true, read: (point) => point.tokens_per_second }],
@@ -25,6 +26,13 @@ const CHARTS = [
       { label: "tokens", colour: 3, isFilled: true, read: (point) => point.acceptance_length },
       { label: "drafts", colour: 6, read: (point) => point.depth },
     ],
+  },
+  {
+    title: "Depth chosen", unit: "share of rounds", format: (v) => percent(v), top: 1, isStacked: true,
+    series: (depth) => Array.from({ length: depth + 1 }, (_, i) => ({
+      label: i === 1 ? "1 draft" : `${i || "no"} drafts`, colour: i, isFilled: true,
+      read: ({ depth_shares: shares }) => (shares.length ? shares[i] ?? 0 : null),
+    })),
   },
   {
     title: "Requests", unit: "", format: (v) => number(v), top: 2,
@@ -48,11 +56,13 @@ const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 const span = (low, high) => Math.min(LONGEST_SECONDS, Math.max(SHORTEST_SECONDS, high - low));
 
 export class Charts {
-  constructor(container) {
+  constructor(container, charts, height = HEIGHT) {
+    this.charts = charts;
+    this.height = height;
     this.plots = [];
     this.depth = null;
     this.points = [];
-    this.boxes = CHARTS.map((chart) => {
+    this.boxes = charts.map((chart) => {
       const box = container.appendChild(document.createElement("figure"));
       box.className = "chart";
       box.style.margin = 0;
@@ -71,7 +81,7 @@ export class Charts {
       this.recolour();
     }
     this.plots.forEach((plot, i) => {
-      plot.setData(this.#data(CHARTS[i]));
+      plot.setData(this.#data(this.charts[i]));
       showNewest(plot);
     });
   }
@@ -80,24 +90,27 @@ export class Charts {
   recolour() {
     if (this.depth === null) return;
     this.plots.forEach((plot) => plot.destroy());
-    this.plots = CHARTS.map((chart, i) => new uPlot(this.#options(chart, this.boxes[i]), this.#data(chart), this.boxes[i]));
+    this.plots = this.charts.map((chart, i) => new uPlot(this.#options(chart, this.boxes[i]), this.#data(chart), this.boxes[i]));
     this.plots.forEach(showNewest);
   }
 
   resize() {
-    this.plots.forEach((plot, i) => plot.setSize({ width: inner(this.boxes[i]), height: HEIGHT }));
+    this.plots.forEach((plot, i) => plot.setSize({ width: inner(this.boxes[i]), height: this.height }));
+    this.plots.forEach(showNewest);
   }
 
   #data(chart) {
-    const columns = chart.series(this.depth).map((line) => this.points.map(line.read));
+    const columns = chart.series(this.depth).map((line) => this.points.map((point) => line.read(point)));
+    if (chart.isStacked) columns.slice(1).forEach((column, i) => column.forEach((value, at) => (column[at] = value == null ? null : value + columns[i][at])));
     return [this.points.map((point) => point.time_unix), ...columns];
   }
 
   #options(chart, box) {
+    const lines = chart.series(this.depth);
     const axis = { stroke: style("--quiet"), grid: { stroke: style("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     return {
       width: inner(box),
-      height: HEIGHT,
+      height: this.height,
       cursor: { sync: { key: "headway" }, points: { size: 6 }, drag: { x: false, y: false } },
       scales: {
         x: { time: true, range: (plot, low, high) => [high - span(low, high), high] },
@@ -110,18 +123,19 @@ export class Charts {
         },
         { ...axis, size: 56, space: 34, values: (plot, ticks) => ticks.map(chart.format) },
       ],
+      bands: chart.isStacked ? lines.slice(1).map((_, i) => ({ series: [i + 2, i + 1] })) : [],
       series: [
         { value: (plot, seconds) => (seconds == null ? "" : clock(seconds)), label: "at" },
-        ...chart.series(this.depth).map((line) => {
-          const colour = style(`--draft-${line.colour}`);
+        ...lines.map((line) => {
+          const colour = style(line.colour ? `--draft-${line.colour}` : "--quiet");
           return {
             label: line.label,
             stroke: colour,
             width: 1.75,
-            fill: line.isFilled ? `${colour}26` : undefined,
+            fill: line.isFilled ? `${colour}${chart.isStacked ? "80" : "26"}` : undefined,
             spanGaps: false,
             points: { show: false },
-            value: (plot, value) => chart.format(value),
+            value: (plot, value, series, at) => chart.format(at in this.points ? line.read(this.points[at]) : null),
           };
         }),
       ],

@@ -1,6 +1,7 @@
 // The live page: asks for new points each second and hands them to tiles and charts; the prompt box and the chat are apart.
-import { Charts } from "./charts.js";
+import { CHARTS, Charts } from "./charts.js";
 import { Chat } from "./chat.js";
+import { SpeedUp } from "./speedup.js";
 import { Tiles } from "./tiles.js";
 import { Playground } from "./playground.js";
 import { authorized, hasKey, setKey } from "./key.js";
@@ -11,7 +12,8 @@ const KEPT_SECONDS = 900;
 const THEMES = ["system", "light", "dark"];
 
 const $ = (id) => document.getElementById(id);
-const charts = new Charts($("charts"));
+const charts = new Charts($("charts"), CHARTS);
+const speedup = new SpeedUp({ value: $("speedup-value"), note: $("speedup-note"), chart: $("speedup-chart") });
 const tiles = new Tiles($("tiles"));
 const playground = new Playground();
 const chat = new Chat();
@@ -45,7 +47,9 @@ async function show({ server, fields, points: rows }) {
   chat.setServer(server, parameters);
   views.setServer(server);
   tiles.show(newest, server);
-  charts.show(points, server.depth ?? 0);
+  speedup.show(points, server);
+  // Rounds before an operator's limit were deeper.
+  charts.show(points, points.reduce((depth, point) => Math.max(depth, point.depth_shares.length - 1), server.depth ?? 0));
 }
 
 async function parametersOf(model) {
@@ -71,6 +75,7 @@ function applyTheme(choice) {
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
   $("theme").textContent = `theme: ${choice}`;
   charts.recolour();
+  speedup.recolour();
 }
 
 const theme = () => localStorage.getItem("headway-theme") ?? "system";

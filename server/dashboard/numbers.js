@@ -10,6 +10,10 @@ export function percent(value, digits = 0) {
   return value == null ? DASH : `${number(100 * value, digits)} %`;
 }
 
+export function times(value) {
+  return value == null ? DASH : `${number(value, 2)}×`;
+}
+
 export function duration(seconds) {
   if (seconds == null) return DASH;
   if (seconds === 0) return "0";

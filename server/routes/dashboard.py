@@ -48,6 +48,7 @@ class ServerFacts(msgspec.Struct):
     chat_note: str | None
     device: str | None = None
     dtype: str | None = None
+    drafter: str | None = None
     depth: int | None = None
     max_running: int | None = None
 
@@ -100,7 +101,7 @@ def _file(name: str) -> Response:
 
 
 def _facts(services: Services) -> ServerFacts:
-    """depth: what a request gets at most, which an operator may have limited."""
+    """Returns the facts; depth: what a request gets at most, which an operator may have limited."""
     info = services.engine.info
     facts = ServerFacts(
         __version__,
@@ -111,7 +112,7 @@ def _facts(services: Services) -> ServerFacts:
     )
     if info is not None:
         facts.device, facts.dtype, facts.max_running = info.device, info.dtype, info.max_running
-        facts.depth = max_draft_tokens(services)
+        facts.drafter, facts.depth = info.drafter, max_draft_tokens(services)
     return facts
 
 

@@ -158,14 +158,18 @@ def test_a_run_can_be_stopped(page: Page, server: Server) -> None:
 
 
 def test_tiles_and_charts_show_the_load(page: Page) -> None:
+    page.locator("#repetition-penalty").fill("1")  # rounds with penalties are not compared
     generate(page, depth=3, tokens=60)
     acceptance = page.locator(".chart", has_text="Acceptance by position")
     expect(acceptance.locator(".u-series", has_text="draft 1")).to_contain_text("%")
     expect(page.locator(".tiles dd").nth(6)).to_contain_text("s")
+    expect(page.locator("#speedup-value")).to_have_text(re.compile(r"^\d\.\d\d\u00d7$"))
+    depths = page.locator(".chart", has_text="Depth chosen").locator(".u-series")
+    expect(depths.filter(has_text="3 drafts")).to_contain_text(re.compile(r"[1-9]\d* %"))
     drawn = page.locator(".chart canvas").evaluate_all(
         "all => all.map(canvas => canvas.width * canvas.height)"
     )
-    assert len(drawn) == 8
+    assert len(drawn) == 10
     assert min(drawn) > 0
 
 

@@ -93,7 +93,7 @@ async def test_the_points_are_those_after_the_time_that_is_asked_for(
     assert body["quantiles"] == [0.5, 0.95, 0.99]
     assert body["server"] == {
         "version": "0.1.0", "model": "tiny", "state": "serving", "can_chat": False, "chat_note": None,
-        "device": "cpu", "dtype": "float32", "depth": 3, "max_running": 8,
+        "device": "cpu", "dtype": "float32", "drafter": "mtp", "depth": 3, "max_running": 8,
     }  # fmt: skip
 
 

@@ -56,6 +56,27 @@ def test_a_point_is_what_the_counters_rose_by() -> None:
     assert last.chunk_gap == [1.0, 1.9, 1.98]
 
 
+def test_the_depths_are_shares_of_the_rounds_of_ten_seconds() -> None:
+    source = Source()
+    source.after(0, rounds_by_depth={3: 7})
+    source.after(1, rounds_by_depth={3: 8, 1: 3})
+    assert source.history.points_after(100.5)[0].depth_shares == [0, 0.75, 0, 0.25]
+    source.after(8, rounds_by_depth={3: 8, 1: 3, 0: 4})
+    assert source.history.points_after(108.5)[0].depth_shares == [0.5, 0.375, 0, 0.125]
+    source.after(20)
+    assert source.history.points_after(128.5)[0].depth_shares == []
+
+
+def test_the_speedup_is_that_of_the_last_minute() -> None:
+    source = Source()
+    source.after(0)
+    source.after(1, round_seconds=2.0, undrafted_seconds=3.0)
+    source.after(40)
+    seen = [point.speedup for point in source.history.points_after(0)]
+    source.after(61)
+    assert [*seen, source.history.points_after(200.5)[0].speedup] == [None, 1.5, 1.5, None]
+
+
 def test_acceptance_looks_back_ten_seconds_and_latencies_sixty() -> None:
     source = Source()
     source.after(0)
