@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grafana_foundation_sdk.builders import common, gauge, stat, timeseries
+from grafana_foundation_sdk.builders import common, gauge, heatmap, stat, statetimeline, timeseries
 from grafana_foundation_sdk.builders import dashboard as dashboards
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -13,8 +13,16 @@ from grafana_foundation_sdk.models.common import (
     LegendPlacement,
     StackingMode,
     TooltipDisplayMode,
+    VisibilityMode,
 )
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    ValueMap,
+    ValueMappingResult,
+    VariableRefresh,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 FILE = Path(__file__).with_name("headway.json")
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
@@ -26,6 +34,12 @@ HISTOGRAMS = {
     "End to end": "headway_request_duration_seconds",
     "Time in the queue": "headway_queue_time_seconds",
 }
+IN_BAND = ValueMap(
+    options={
+        "0": ValueMappingResult(text="below half of what was usual", color="red", index=0),
+        "1": ValueMappingResult(text="as usual", color="green", index=1),
+    }
+)
 Queries = dict[str, str]  # {legend: expression}
 
 
@@ -58,6 +72,7 @@ def build() -> str:
 
 def _now() -> list[stat.Panel | gauge.Panel]:
     return [
+        _stat("Estimated speed-up", f"avg({_speedup()})", "x", 2),
         _stat("Generated", f"sum(rate(headway_generation_tokens_total{{{WHERE}}}[1m]))", "tokens/s", 0),
         _stat("Streams", f"sum(headway_num_requests_running{{{WHERE}}})", "short", 0),
         _stat("Waiting", f"sum(headway_num_requests_waiting{{{WHERE}}})", "short", 0),
@@ -70,7 +85,7 @@ def _now() -> list[stat.Panel | gauge.Panel]:
     ]
 
 
-def _speculation() -> list[timeseries.Panel]:
+def _speculation() -> list[timeseries.Panel | heatmap.Panel | statetimeline.Panel]:
     per_position = [f"headway_spec_decode_num_{kind}_tokens_per_pos_total" for kind in ("accepted", "draft")]
     accepted, drafted = (_sum(name, by="position") for name in per_position)
     return [
@@ -78,13 +93,41 @@ def _speculation() -> list[timeseries.Panel]:
         .description("Of the drafts at each place of the window, the share that the model itself picks there."),
         _chart("Acceptance length", {"{{instance}}": _mean("headway_tokens_per_round")}, "tokens")
         .description("Tokens that a row gets in a round, the bonus token included; 1 without speculation."),
+        _chart("Estimated speed-up", {"{{instance}}": _speedup()}, "x")
+        .description("Tokens a second of the last minute over what rounds without drafts would have given."),
+        _depths(),
         _chart("Depth", {"{{instance}}": _mean("headway_spec_decode_depth")}, "drafts")
         .description("Drafts a round, the mean over rounds."),
         _chart("Tokens generated", {"accepted drafts": _sum("headway_spec_decode_num_accepted_tokens_total"),
                "by the model": f"{_sum('headway_generation_tokens_total')} - {_sum('headway_spec_decode_num_accepted_tokens_total')}"},
                "tokens/s", is_stacked=True)
         .description("Where the tokens come from: free from the MTP head, or from the target model."),
+        _in_band(),
     ]  # fmt: skip
+
+
+def _speedup() -> str:
+    """The gauge of each instance that has one: NaN, where no round was timed, is not above 0."""
+    return f"headway_spec_decode_estimated_speedup_ratio{{{WHERE}}} > 0"
+
+
+def _depths() -> heatmap.Panel:
+    query = Dataquery().expr(_sum("headway_spec_decode_depth_bucket", by="le"))
+    query = query.format(PromQueryFormat.HEATMAP).legend_format("{{le}}")
+    colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(64)
+    panel = heatmap.Panel().title("Depth chosen").datasource(SOURCE).span(12).height(8)
+    panel = panel.calculate(False).color(colours).filter_values(heatmap.FilterValueRange().le(1e-9))
+    panel = panel.show_tooltip().cell_values(heatmap.CellValues().unit("rounds/s"))
+    panel = panel.description("Rounds a second with each number of drafts, of all instances.")
+    return panel.with_target(query)
+
+
+def _in_band() -> statetimeline.Panel:
+    query = Dataquery().expr(f"headway_spec_decode_acceptance_in_band{{{WHERE}}}")
+    panel = statetimeline.Panel().title("Acceptance of first drafts").datasource(SOURCE).span(12).height(8)
+    panel = panel.mappings([IN_BAND]).show_value(VisibilityMode.NEVER)
+    panel = panel.description("Whether first drafts are accepted as often as in the hours before.")
+    return panel.with_target(query.legend_format("{{instance}}"))
 
 
 def _latency() -> list[timeseries.Panel]:
@@ -149,7 +192,7 @@ def _stat(title: str, expression: str, unit: str, decimals: int) -> stat.Panel:
         .unit(unit)
         .decimals(decimals)
         .with_target(query)
-        .span(4)
+        .span(3)
         .height(4)
     )
 
@@ -157,7 +200,7 @@ def _stat(title: str, expression: str, unit: str, decimals: int) -> stat.Panel:
 def _gauge(title: str, expression: str) -> gauge.Panel:
     query = Dataquery().expr(expression)
     panel = gauge.Panel().title(title).datasource(SOURCE).unit("percentunit").min(0).max(1)
-    return panel.with_target(query).span(4).height(4)
+    return panel.with_target(query).span(3).height(4)
 
 
 def _chart(
