@@ -17,6 +17,8 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
+    Threshold,
+    ThresholdsMode,
     ValueMap,
     ValueMappingResult,
     VariableRefresh,
@@ -82,7 +84,9 @@ def _now() -> list[stat.Panel | gauge.Panel]:
             f"{_sum('headway_spec_decode_num_accepted_tokens_total')} / {_sum('headway_spec_decode_num_draft_tokens_total')}",
         ),
         _gauge("KV cache in use", f"max(headway_kv_cache_usage_ratio{{{WHERE}}})"),
-    ]
+        _stat("Audits that differ", f'sum(headway_audits_total{{{WHERE}, outcome="different"}})', "short", 0)
+        .thresholds(_red_from(1)),
+    ]  # fmt: skip
 
 
 def _speculation() -> list[timeseries.Panel | heatmap.Panel | statetimeline.Panel]:
@@ -103,6 +107,8 @@ def _speculation() -> list[timeseries.Panel | heatmap.Panel | statetimeline.Pane
                "tokens/s", is_stacked=True)
         .description("Where the tokens come from: free from the MTP head, or from the target model."),
         _in_band(),
+        _chart("Audits", {"{{outcome}}": f"sum by (outcome) (increase(headway_audits_total{{{WHERE}}}[10m]))"}, "short", is_stacked=True)
+        .description("Requests that were computed again without drafts, in ten minutes: each text must be the same."),
     ]  # fmt: skip
 
 
@@ -181,6 +187,11 @@ def _variable(name: str, label: str, query: str) -> dashboards.QueryVariable:
         .all_value(".+")
         .multi(True)
     )
+
+
+def _red_from(value: float) -> dashboards.ThresholdsConfig:
+    steps = [Threshold(value=None, color="green"), Threshold(value=value, color="red")]
+    return dashboards.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def _stat(title: str, expression: str, unit: str, decimals: int) -> stat.Panel:

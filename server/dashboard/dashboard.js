@@ -35,7 +35,7 @@ async function poll() {
   setTimeout(poll, POLL_MILLISECONDS);
 }
 
-async function show({ server, fields, points: rows }) {
+async function show({ server, fields, points: rows, audits }) {
   showState(server.state);
   $("server").textContent = [server.model, server.device, server.dtype, `version ${server.version}`].filter(Boolean).join(" · ");
   document.title = `Headway · ${server.model}`;
@@ -46,7 +46,7 @@ async function show({ server, fields, points: rows }) {
   playground.setServer(server);
   chat.setServer(server, parameters);
   views.setServer(server);
-  tiles.show(newest, server);
+  tiles.show(newest, server, audits);
   speedup.show(points, server);
   // Rounds before an operator's limit were deeper.
   charts.show(points, points.reduce((depth, point) => Math.max(depth, point.depth_shares.length - 1), server.depth ?? 0));

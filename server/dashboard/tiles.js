@@ -3,6 +3,7 @@ import { duration, number, percent } from "./numbers.js";
 
 const P50 = 0;
 const P95 = 1;
+// Title, what is told (a value and, after a bar, a note), whether it is bad.
 const TILES = [
   ["tokens/s", (point) => number(point.tokens_per_second)],
   ["streams", (point, server) => of(point.num_running, server.max_running)],
@@ -12,6 +13,7 @@ const TILES = [
   ["KV cache in use", (point) => percent(point.kv_cache_usage_ratio)],
   ["first token, p50", (point) => pair(point.time_to_first_token)],
   ["per token, p50", (point) => pair(point.time_per_output_token)],
+  ["audit", (point, server, audits) => audit(audits), (audits) => audits.different > 0],
 ];
 
 function of(value, limit, digits = 0) {
@@ -21,6 +23,15 @@ function of(value, limit, digits = 0) {
 
 function pair(quantiles) {
   return `${duration(quantiles[P50])}|p95 ${duration(quantiles[P95])}`;
+}
+
+// Requests that were computed again without drafts. Dropped ones could not be, or had no room in the queue.
+function audit({ same = 0, different = 0, dropped = 0 }) {
+  const all = same + different;
+  const rest = dropped ? [`${number(dropped)} dropped`] : [];
+  if (!all) return dropped ? `none|${rest}` : "off";
+  const [count, verdict] = different ? [different, "differ"] : [same, "the same"];
+  return `${number(count)} of ${number(all)}|${[verdict, ...rest].join(", ")}`;
 }
 
 function element(name, text) {
@@ -36,9 +47,10 @@ export class Tiles {
     });
   }
 
-  show(point, server) {
-    TILES.forEach(([, read], i) => {
-      const [main, rest] = (point ? read(point, server) : number(null)).split("|");
+  show(point, server, audits) {
+    TILES.forEach(([, read, isBad], i) => {
+      const [main, rest] = (point ? read(point, server, audits) : number(null)).split("|");
+      this.values[i].dataset.kind = isBad?.(audits) ? "bad" : "";
       this.values[i].replaceChildren(element("span", main), ...(rest ? [element("small", rest)] : []));
     });
   }

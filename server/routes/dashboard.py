@@ -54,12 +54,13 @@ class ServerFacts(msgspec.Struct):
 
 
 class DashboardData(msgspec.Struct):
-    """fields: the names of a point's entries. quantiles: of its latencies."""
+    """fields: the names of a point's entries. quantiles: of its latencies. audits: requests whose text was computed again, by outcome."""
 
     server: ServerFacts
     fields: tuple[str, ...]
     quantiles: tuple[float, ...]
     points: list[Point]
+    audits: dict[str, int]
 
 
 @router.get("/")
@@ -85,7 +86,8 @@ async def dashboard_data(request: Request) -> Response:
     """The points after the unix time `after`, at most a quarter of an hour."""
     services = services_of(request)
     points = services.metrics.history.points_after(_seconds(request.query_params.get("after", "0")))
-    body = DashboardData(_facts(services), Point.__struct_fields__, QUANTILES, points)
+    audits = services.engine.stats.audits_by_outcome
+    body = DashboardData(_facts(services), Point.__struct_fields__, QUANTILES, points, audits)
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

@@ -11,6 +11,7 @@ import pytest
 from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine
 
+from headway.engine import EngineStats
 from headway.server.app import create_app
 from headway.server.history import Point
 from headway.server.keys import Keys
@@ -95,6 +96,13 @@ async def test_the_points_are_those_after_the_time_that_is_asked_for(
         "version": "0.1.0", "model": "tiny", "state": "serving", "can_chat": False, "chat_note": None,
         "device": "cpu", "dtype": "float32", "drafter": "mtp", "depth": 3, "max_running": 8,
     }  # fmt: skip
+
+
+async def test_audits_are_those_that_the_engine_counted(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.stats = EngineStats(audits_by_outcome={"same": 4, "different": 1})
+    assert (await client.get("/dashboard/data")).json()["audits"] == {"same": 4, "different": 1}
 
 
 async def test_the_depth_is_what_an_operator_leaves(client: httpx.AsyncClient, services: Services) -> None:

@@ -41,11 +41,12 @@ class Told:
         )
     )  # fmt: skip
     points: list[Point] = field(default_factory=lambda: [point(second) for second in range(44)])
+    audits: dict[str, int] = field(default_factory=dict)
 
     async def answer(self, route: Route) -> None:
         after = float(route.request.url.partition("after=")[2])
         points = [point for point in self.points if point.time_unix > after]
-        data = DashboardData(self.server, Point.__struct_fields__, QUANTILES, points)
+        data = DashboardData(self.server, Point.__struct_fields__, QUANTILES, points, self.audits)
         await route.fulfill(body=msgspec.json.encode(data), content_type="application/json")
 
 
@@ -136,6 +137,33 @@ async def test_rounds_before_a_limit_of_the_depth_stay_visible(show: Callable[..
     page = await show(told)
     legend = page.locator(".chart", has_text="Depth chosen").locator(".u-series")
     await expect(legend.filter(has_text="3 drafts")).to_contain_text("50 %")
+
+
+@pytest.mark.parametrize(
+    ("audits", "words", "is_bad"),
+    [
+        ({}, "off", False),
+        ({"same": 0, "different": 0, "dropped": 0}, "off", False),
+        ({"same": 12, "different": 0, "dropped": 0}, "12 of 12 the same", False),
+        ({"same": 1200, "different": 0, "dropped": 3}, "1,200 of 1,200 the same, 3 dropped", False),
+        ({"same": 12, "different": 2, "dropped": 0}, "2 of 14 differ", True),
+        ({"same": 0, "different": 0, "dropped": 3}, "none 3 dropped", False),
+    ],
+    ids=["not-counted", "off", "same", "dropped", "different", "only-dropped"],
+)
+async def test_audits_are_told_and_red_where_a_text_was_different(
+    show: Callable[..., Any], audits: dict[str, int], words: str, is_bad: bool
+) -> None:
+    page = await show(Told(audits=audits))
+    tile = page.locator(".tiles > div", has=page.locator("dt", has_text=re.compile("^audit$"))).locator("dd")
+    await expect(tile).not_to_be_empty()
+    assert " ".join(await tile.locator("*").all_text_contents()) == words
+    colours = await tile.locator("*").evaluate_all("all => all.map((one) => getComputedStyle(one).color)")
+    bad = await page.evaluate(
+        "() => { const one = document.createElement('i'); one.style.color = 'var(--bad)'; document.body.append(one);"
+        " const colour = getComputedStyle(one).color; one.remove(); return colour; }"
+    )
+    assert {colour == bad for colour in colours} == {is_bad}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
