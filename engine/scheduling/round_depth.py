@@ -18,17 +18,18 @@ def mixed_depths(config: EngineConfig) -> set[int]:
 
 
 class RoundDepth:
-    """Mutable: writes the depth of the scheduler's state."""
+    """Mutable: writes the depth of the scheduler's state. is_fixed: the policy is told of the rounds, but not asked."""
 
     def __init__(self, state: SchedulerState, config: EngineConfig) -> None:
         self._state = state
         self._chooses = config.chooses_depth
         self._has_graphs = config.device == "cuda"
+        self.is_fixed = False
 
     def choose(self, num_prompt_tokens: int) -> None:
         """Sets the depth of the next round, if there is one to be chosen. num_prompt_tokens: that may share its pass."""
         state = self._state
-        if state.depth_policy is None or not self._chooses:
+        if state.depth_policy is None or not self._chooses or self.is_fixed:
             return
         decoding = [request for request in state.running if state.can_decode(request)]
         if all(request.is_audit for request in decoding):

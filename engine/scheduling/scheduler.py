@@ -166,6 +166,12 @@ class Scheduler:
         if has_mixed:
             self.state.mixed_depths.add(depth)
 
+    def fix_depth(self, depth: int | None) -> None:
+        """Gives each round from the next step on exactly this depth, also where a policy would choose. None: the policy chooses again,
+        up to the configured depth. Requests may be running."""
+        self._depth.is_fixed = depth is not None
+        self.set_depth(self.state.max_depth if depth is None else depth)
+
     def set_depth_policy(self, policy: DepthPolicy) -> None:
         """Tells the policy of all rounds from now on, and lets it choose their depths if the configuration wants it. No request has
         come yet."""

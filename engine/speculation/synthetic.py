@@ -27,12 +27,14 @@ class SyntheticAcceptance:
 
         0.9, 0.8, 0.7 mean 0.9, then 0.8 / 0.9, then 0.7 / 0.8 of those that get so far: 3.4 tokens a round.
         """
-        before = [1.0, *rates[:-1]]
-        shares = [
-            rate / previous if previous > 0 else 0.0 for rate, previous in zip(rates, before, strict=True)
-        ]
-        thresholds = [round(share * 2**32) for share in shares]
-        return cls(torch.tensor(thresholds, dtype=torch.int64, device=device), vocab_size)
+        return cls(_thresholds(rates).to(device), vocab_size)
+
+    def change_rates(self, rates: Sequence[float]) -> None:
+        """Sets other rates, as many as before, for all rounds that are launched from now on; requests may be running.
+
+        They are written to the same memory, which captured graphs read.
+        """
+        self.thresholds.copy_(_thresholds(rates))
 
     def force(
         self,
@@ -53,3 +55,10 @@ class SyntheticAcceptance:
             self.thresholds,
             self.vocab_size,
         )
+
+
+def _thresholds(rates: Sequence[float]) -> torch.Tensor:
+    """Returns [positions] int64."""
+    before = [1.0, *rates[:-1]]
+    shares = [rate / previous if previous > 0 else 0.0 for rate, previous in zip(rates, before, strict=True)]
+    return torch.tensor([round(share * 2**32) for share in shares], dtype=torch.int64)

@@ -52,6 +52,26 @@ def test_the_policy_chooses_within_the_operators_limit() -> None:
     assert [depths for _, depths in policy.asked][-3:] == [[0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]
 
 
+def test_a_depth_that_is_fixed_for_a_while_is_not_chosen_then() -> None:
+    policy = ScriptedPolicy()
+    device = device_of(policy)
+    request = device.add(20, max_tokens=60)
+    device.step_until_round()
+    num_asked = len(policy.asked)
+    depths = []
+    for depth in (1, 0, 2):
+        device.scheduler.fix_depth(depth)
+        depths += [device.step()[0].depth for _ in range(2)]
+    assert depths == [1, 1, 0, 0, 2, 2]
+    assert len(policy.asked) == num_asked
+    device.scheduler.fix_depth(None)
+    assert device.step()[0].depth == 3
+    assert policy.asked[num_asked][1] == [0, 1, 2, 3]
+    device.drain()
+    assert [depth for _, depth in policy.told][:8] == [3, 1, 1, 0, 0, 2, 2, 3], "it learns from all rounds"
+    assert request.output_token_ids == oracle(request)
+
+
 def test_a_request_has_at_most_its_own_cap() -> None:
     policy = ScriptedPolicy()
     device = device_of(policy)

@@ -148,6 +148,27 @@ def test_an_engine_reports_the_rates_that_it_was_given(tmp_path: Path) -> None:
         assert abs(accepted / drafted - rate) < 4 * math.sqrt(rate * (1 - rate) / num_drafted)
 
 
+def test_rates_that_change_while_requests_run_hold_from_the_next_round_on(tmp_path: Path) -> None:
+    """In the same memory, since graphs were captured with it."""
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), depth=3, synthetic_acceptance=(1.0, 1.0, 1.0), max_running=2
+    )
+    engine = LocalEngine(config)
+    synthetic = engine.engine.runner.launcher.context.synthetic
+    assert synthetic is not None
+    address = synthetic.thresholds.data_ptr()
+    engine.submit(range(5), max_tokens=200)
+    accepted = []
+    for rates in ((1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0)):
+        synthetic.change_rates(rates)
+        first = len(engine.outputs[0].events)
+        for _ in range(8):
+            engine.step()
+        accepted.append({event.num_accepted for event in engine.outputs[0].events[first + 2 :]})
+    assert accepted == [{3}, {1}, {0}]
+    assert synthetic.thresholds.data_ptr() == address
+
+
 def test_depth_0_is_left_alone(tmp_path: Path) -> None:
     config = EngineConfig(model_path=str(random_mimo(tmp_path)), depth=0, max_running=2)
     plain = LocalEngine(config).generate(range(5), max_tokens=20)
