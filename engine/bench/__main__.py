@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import resource
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import torch
 
-from headway import __version__
 from headway.engine.bench.floor import Ceilings, Costs, costs_of, measured_ceilings
+from headway.engine.bench.machine import device_name, versions
 from headway.engine.bench.measure import Driver, Rounds
-from headway.engine.bench.report import DecodeFigures, LoopFigures, PrefillFigures, Report, show
+from headway.engine.bench.report import DecodeFigures, LoopFigures, PrefillFigures, Report, keep_json, show
 from headway.engine.bench.settings import Settings, read_settings
 from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
@@ -40,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())
         report = run(settings, shlex.join(["headway", "bench", "engine", *argv]), import_seconds)
         show(report)
-        _keep(report, settings.json)
+        keep_json(report, settings.json)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)
         return 1
@@ -73,20 +69,10 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
     loops = _closed_loops(settings, driver, left_out)
     peak = {name: max(size, peak_at_ready[name]) for name, size in _peak_memory(engine).items()}
     return Report(
-        command, _versions(), _device_name(engine), engine.info, startup, ceilings, decode, prefill, loops,
+        command, versions(), device_name(engine), engine.info, startup, ceilings, decode, prefill, loops,
         peak,
         left_out,
     )  # fmt: skip
-
-
-def _keep(report: Report, file: Path | None) -> None:
-    """Raises ConfigError."""
-    if file is None:
-        return
-    try:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    except OSError as error:
-        raise ConfigError(f"--json is {file}, which cannot be written: {error}") from None
 
 
 def _prompts(settings: Settings) -> list[list[int]]:
@@ -245,19 +231,6 @@ def _closed_loops(settings: Settings, driver: Driver, left_out: list[str]) -> li
 def _depths(settings: Settings, driver: Driver) -> list[int]:
     """Rising. A model without a draft head has depth 0 only."""
     return sorted({min(depth, driver.engine.info.depth) for depth in settings.depths})
-
-
-def _versions() -> dict[str, str]:
-    found = {"headway": __version__, "torch": str(torch.__version__), "Python": platform.python_version()}
-    with suppress(PackageNotFoundError):
-        found["triton"] = version("triton")
-    return found
-
-
-def _device_name(engine: Engine) -> str:
-    if engine.runner.device.type == "cuda":
-        return torch.cuda.get_device_name(engine.runner.device)
-    return f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
 
 
 def _peak_memory(engine: Engine) -> dict[str, int]:

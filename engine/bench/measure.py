@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from headway.engine.build import Engine
 from headway.engine.loop import EngineLoop
-from headway.engine.protocol.messages import FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
+from headway.engine.protocol.messages import Abort, FromEngine, RoundOutput, Submit, ToEngine, TokenEvent
 from headway.engine.protocol.sampling_params import SamplingParams
 
 NUM_WARM_ROUNDS = 3
@@ -24,6 +25,11 @@ def least_new_tokens(depth: int) -> int:
     return 1 + (NUM_SETTLING_ROUNDS + 2) * (depth + 1) + 1
 
 
+def unread_tokens(depth: int) -> int:
+    """Returns the tokens that a row may get in rounds that are launched before the last one is read."""
+    return 2 * (depth + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """Decode rounds in a row, all rows live in each. context: tokens in a row's cache, on average."""
@@ -32,6 +38,14 @@ class Rounds:
     seconds: float
     tokens: int
     context: float
+
+
+class RoundEnd(NamedTuple):
+    """A round of all rows that was read. seconds: on the clock; tokens: that all rows got; depth: the drafts of each row."""
+
+    seconds: float
+    tokens: int
+    depth: int
 
 
 class Post:
@@ -70,14 +84,14 @@ class Driver:
     def warm_up(self, *, batch: int, depth: int, input_len: int) -> None:
         """A few rounds like those to be measured: kernels are compiled, rounds captured."""
         self.engine.scheduler.set_depth(depth, has_mixed=True)
-        self._start_together(batch, input_len, NUM_WARM_ROUNDS * (depth + 1))
+        self._start_together(self._next_prompts(batch, input_len), NUM_WARM_ROUNDS * (depth + 1))
         self._drain()
         self._num_taken = 0
 
     def decode(self, *, batch: int, depth: int, input_len: int, output_len: int) -> Rounds:
         """Rounds of all rows, until the first has all its tokens, of which there are `least_new_tokens` or more."""
         self.engine.scheduler.set_depth(depth, has_mixed=True)
-        tokens = self._start_together(batch, input_len, output_len)
+        tokens = len(self._start_together(self._next_prompts(batch, input_len), output_len))
         marks: list[tuple[float, int]] = []  # seconds, tokens so far
         for events in self._steps():
             tokens += sum(len(event.token_ids) for event in events)
@@ -93,6 +107,23 @@ class Driver:
             tokens=last_tokens - first_tokens,
             context=input_len + (first_tokens + last_tokens) / 2 / batch,
         )
+
+    def rounds(self, prompts: Sequence[list[int]], *, output_len: int) -> Generator[RoundEnd]:
+        """Yields the rounds of these requests at the depths that the scheduler is set to, until one has got `output_len` tokens or the
+        caller closes the iterator. Then all are aborted, so that every round has all rows and none is cut at a limit."""
+        most = output_len + unread_tokens(self.engine.info.depth)
+        new_tokens = dict.fromkeys(self._start_together(prompts, most), 1)
+        try:
+            for events in self._steps():
+                for event in events:
+                    new_tokens[event.request_id] += len(event.token_ids)
+                num_tokens = sum(len(event.token_ids) for event in events)
+                yield RoundEnd(time.perf_counter(), num_tokens, max(event.num_drafted for event in events))
+                if max(new_tokens.values()) >= output_len:
+                    return
+        finally:
+            self._post.inbox += map(Abort, new_tokens)
+            self._drain()
 
     def can_hold(self, *, batch: int, input_len: int, output_len: int) -> bool:
         """Returns whether this number of requests fits into the engine at once."""
@@ -126,29 +157,31 @@ class Driver:
             num_left -= num_next
         return num_requests * output_len / (time.perf_counter() - started)
 
-    def _start_together(self, batch: int, input_len: int, output_len: int) -> int:
-        """Computes the prompts; rounds come with the next step. Returns how many tokens the rows have got, one each.
+    def _start_together(self, prompts: Sequence[list[int]], output_len: int) -> list[int]:
+        """Computes the prompts; rounds come with the next step. Returns the ids of the requests, each of which has got one token.
 
         Rows that went on meanwhile would have all their tokens before the last of long prompts is there.
         """
+        batch, input_len = len(prompts), max(map(len, prompts))
         assert self.can_hold(batch=batch, input_len=input_len, output_len=output_len), (
             f"{batch} rows of {self.engine.info.max_running}, {input_len} + {output_len} tokens each, do not fit at once"
         )
         self.engine.scheduler.hold_rounds()
-        self._submit(batch, input_len, output_len)
+        ids = self._send(prompts, output_len)
         num_started = 0
         for events in self._steps():
             num_started += len(events)
             if num_started == batch:
                 break
         self.engine.scheduler.release_rounds()
-        return num_started
+        return ids
 
     def _submit(self, batch: int, input_len: int, output_len: int) -> None:
-        self._send([self._next_prompt(input_len) for _ in range(batch)], output_len)
+        self._send(self._next_prompts(batch, input_len), output_len)
 
-    def _send(self, prompts: Sequence[list[int]], output_len: int) -> None:
-        self._post.inbox += [
+    def _send(self, prompts: Sequence[list[int]], output_len: int) -> list[int]:
+        """Returns the ids of the requests."""
+        messages = [
             Submit(
                 request_id=next(self._ids),
                 prompt_token_ids=prompt,
@@ -157,6 +190,11 @@ class Driver:
             )
             for prompt in prompts
         ]
+        self._post.inbox += messages
+        return [message.request_id for message in messages]
+
+    def _next_prompts(self, batch: int, length: int) -> list[list[int]]:
+        return [self._next_prompt(length) for _ in range(batch)]
 
     def _next_prompt(self, length: int) -> list[int]:
         if not self._prompts:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from headway.engine.bench.floor import Ceilings
+from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.messages import EngineInfo
 
 TABLE_WIDTH = 200
@@ -76,10 +79,26 @@ class Report:
     left_out: list[str]
 
 
-def show(report: Report) -> None:
+def keep_json(report: object, file: Path | None) -> None:
+    """Writes the report to the file, if there is one. Raises ConfigError."""
+    if file is None:
+        return
+    try:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    except OSError as error:
+        raise ConfigError(f"--json is {file}, which cannot be written: {error}") from None
+
+
+def new_console() -> Console:
+    """Returns a terminal, or a file of lines that are wide enough for the tables."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = TABLE_WIDTH
+    return console
+
+
+def show(report: Report) -> None:
+    console = new_console()
     info = report.engine
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     console.print(f"{report.command}\n{report.device_name}, {versions}")
@@ -105,7 +124,7 @@ def show(report: Report) -> None:
 
 
 def _decode_table(lines: list[DecodeFigures]) -> Table:
-    table = _table(
+    table = new_table(
         "batch", "depth", "prompt", "ms a round", "floor", "of it state", "share", "tokens/s", "tokens a round", "conversion"
     )  # fmt: skip
     for line in lines:
@@ -125,7 +144,7 @@ def _decode_table(lines: list[DecodeFigures]) -> Table:
 
 
 def _prefill_table(lines: list[PrefillFigures]) -> Table:
-    table = _table("prefill", "depth", "ms", "floor", "share", "tokens/s")
+    table = new_table("prefill", "depth", "ms", "floor", "share", "tokens/s")
     for line in lines:
         table.add_row(
             f"{line.num_prompts} x {line.length:,}",
@@ -139,14 +158,15 @@ def _prefill_table(lines: list[PrefillFigures]) -> Table:
 
 
 def _loop_table(lines: list[LoopFigures]) -> Table:
-    table = _table("closed loop", "depth", "prompt", "new tokens", "tokens/s")
+    table = new_table("closed loop", "depth", "prompt", "new tokens", "tokens/s")
     for line in lines:
         cells = (line.num_streams, line.depth, line.input_len, line.output_len, line.tokens_per_second)
         table.add_row(*(f"{cell:,.0f}" for cell in cells))
     return table
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
+    """Returns a table of numbers."""
     table = Table()
     for column in columns:
         table.add_column(column, justify="right", overflow="fold")

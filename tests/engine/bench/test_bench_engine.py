@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,29 @@ def test_rounds_that_are_read_in_one_step_count_as_many(
     monkeypatch.setattr(driver._loop, "step", lambda: step() and step())
     rounds = driver.decode(batch=2, depth=0, input_len=5, output_len=12)
     assert rounds.tokens == 2 * rounds.num_rounds == 14
+
+
+def test_rounds_of_all_rows_end_before_a_row_does_and_leave_the_engine_idle(tmp_path: Path) -> None:
+    """One row has got its tokens long before the other. The second time the prompts are found in the prefix cache."""
+    config = EngineConfig(
+        model_path=str(random_mimo(tmp_path)), depth=3, synthetic_acceptance=(0.5, 0.5, 0.5), max_running=2
+    )
+    engine = LocalEngine(config).engine
+    driver = Driver(engine)
+    prompts = [list(range(40)), list(range(50, 90))]
+    for depth in (3, 1):
+        engine.scheduler.fix_depth(depth)
+        rounds = list(driver.rounds(prompts, output_len=30))
+        assert {one.depth for one in rounds} == {depth}
+        assert all(2 <= one.tokens <= 2 * (depth + 1) for one in rounds)
+        assert 30 <= 1 + sum(one.tokens for one in rounds) < 60
+        assert not engine.scheduler.has_work
+    with closing(driver.rounds(prompts, output_len=30)) as unfinished:
+        next(unfinished)
+    assert not engine.scheduler.has_work
+    stats = engine.scheduler.snapshot()
+    assert stats.finished_by_reason == {"abort": 6}
+    assert stats.num_cached_prompt_tokens == 2 * 2 * 32
 
 
 def test_a_closed_loop_has_as_many_rows_as_streams_until_the_end(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""`headway bench depth`: the depth that is chosen for each round, against every fixed depth, cell by cell."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+
+from headway.engine.bench.depth.measure import CellMeter
+from headway.engine.bench.depth.profiles import STATIONARY, rates_of
+from headway.engine.bench.depth.report import CellFigures, Report, show, summarize
+from headway.engine.bench.depth.settings import Settings, read_settings
+from headway.engine.bench.machine import device_name, versions
+from headway.engine.bench.report import keep_json
+from headway.engine.build import Engine, assemble
+from headway.engine.protocol.errors import ConfigError, HeadwayError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status, 0 also where bars are missed; faults of the user's or the world's are one line on stderr."""
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
+    try:
+        settings = read_settings(argv, has_gpu=torch.cuda.is_available())
+        report = run(settings, shlex.join(["headway", "bench", "depth", *argv]))
+        show(report)
+        keep_json(report, settings.json)
+        _draw(settings, report)
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run(settings: Settings, command: str) -> Report:
+    """Raises HeadwayError."""
+    engine = _start(settings)
+    meter, began = CellMeter(engine, settings), time.monotonic()
+    cells: list[CellFigures] = []
+    left_out: list[str] = []
+    for input_len in settings.contexts:
+        for streams in settings.streams:
+            if not meter.can_hold(streams, input_len):
+                left_out.append(
+                    f"{streams} x {input_len:,}: with {settings.output_len} new tokens each it does not fit"
+                )
+                continue
+            _tell(f"{streams} x {input_len:,}: prompts")
+            meter.warm_up(streams, input_len)
+            for profile in settings.profiles:
+                cells.append(CellFigures.of(meter.measure(streams, input_len, profile)))
+                _tell(_line(cells[-1]))
+    return Report(
+        command,
+        versions(),
+        device_name(engine),
+        engine.info,
+        {name: rates_of(name, engine.info.depth) for name in STATIONARY},
+        time.monotonic() - began,
+        cells,
+        summarize(cells),
+        left_out,
+    )
+
+
+def _start(settings: Settings) -> Engine:
+    engine = assemble(settings.engine_config(), progress=lambda _: None)
+    engine.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
+    return engine
+
+
+def _draw(settings: Settings, report: Report) -> None:
+    """Raises ConfigError. The module is imported where it is needed: matplotlib is optional."""
+    if settings.png is None or not report.cells:
+        return
+    plot = importlib.import_module("headway.engine.bench.depth.plot").plot
+    title = f"{report.engine.architecture}, {report.device_name}"
+    try:
+        plot(report.cells, settings.png, title, report.engine.depth)
+    except OSError as error:
+        raise ConfigError(f"--png is {settings.png}, which cannot be written: {error}") from None
+
+
+def _line(cell: CellFigures) -> str:
+    speeds = " ".join(f"{speed.tokens_per_second:,.0f}" for speed in (cell.auto, *cell.fixed))
+    return (
+        f"{cell.name}: depth {cell.mean_depth:.2f}, tokens/s {speeds}, auto / best {cell.to_best:.3f}, "
+        f"auto / depth 0 {cell.to_depth_0:.3f}"
+    )
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
