@@ -1,4 +1,8 @@
-"""Chooses the depth of a round: that of the most expected tokens a second, at times another one to learn what it is worth."""
+"""Chooses the depth of a round: that of the most expected tokens a second, at times another one to learn what it is worth.
+
+All rows of a round have one depth. A round is padded to rows x (depth + 1) tokens, in which a masked draft costs what a draft costs: to
+mask the drafts of some rows would save no time and lose tokens. docs/running.md says what rounds of unequal windows could gain.
+"""
 
 from __future__ import annotations
 

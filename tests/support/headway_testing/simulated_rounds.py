@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from headway.engine.scheduling.depth.acceptance import Record
 from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
@@ -62,6 +63,23 @@ def tokens_per_second(milliseconds: Sequence[float], rows: Sequence[Rates], dept
 
 def best_fixed(milliseconds: Sequence[float], rows: Sequence[Rates]) -> float:
     return max(tokens_per_second(milliseconds, rows, depth) for depth in range(MAX_DEPTH + 1))
+
+
+def best_ragged(milliseconds: Sequence[float], halves: tuple[Rates, Rates], num_rows: int) -> float:
+    """The most tokens a second if both halves of the rows had depths of their own and each row paid for its own tokens alone.
+
+    An upper bound: a row pays its share of a round of its depth, or all rows pay for a round of the mean depth, whichever is less.
+    """
+    found = []
+    for depths in product(range(MAX_DEPTH + 1), repeat=2):
+        tokens = (
+            sum(1 + sum(rates[:depth]) for rates, depth in zip(halves, depths, strict=True)) * num_rows / 2
+        )
+        below, is_between = divmod(sum(depths), 2)
+        of_mean_depth = (milliseconds[below] + milliseconds[below + is_between]) / 2
+        of_shares = sum(milliseconds[depth] for depth in depths) / 2
+        found.append(tokens / min(of_mean_depth, of_shares) * 1e3)
+    return max(found)
 
 
 @dataclass
