@@ -43,7 +43,6 @@ def photograph(url: str) -> None:
         page = browser.new_page(viewport={"width": 1440, "height": 900}, locale="en-GB", color_scheme="light")
         page.goto(f"{url}/dashboard")
         page.locator("#depths input").last.check(force=True)
-        page.locator("#repetition-penalty").fill("1")  # rounds with penalties have no estimated speed-up
         page.locator("#run").click()
         expect(page.locator("#run")).to_have_text("Stop")
         expect(page.locator("#run")).to_have_text("Generate", timeout=GENERATION_MILLISECONDS)

@@ -101,8 +101,8 @@ class Plan:
     wiped_block_ids: unused blocks that hold NaN; zeroed before all else, since 0 * NaN is NaN.
     decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
     Its length is the number of active rows R; rows of this step's chunks are never in it.
-    depth: that of the deepest row of the round. load: of a round whose time tells what such rounds take; None: no round, or one
-    that adjusts logits, returns log-probabilities or has guided rows. catches_up: the drafter first sees what rounds without drafts have left
+    depth: that of the deepest row of the round. load: what the depth policy is told of the round; None: no round, no policy,
+    or audits alone. catches_up: the drafter first sees what rounds without drafts have left
     pending of the rows of the round. saves: made after the pass, for models whose layers keep row state.
     guided_rows: rows of the round and of last chunks whose next tokens a grammar restricts; a step that has any runs in two
     halves, and its masks are filled between them.

@@ -81,17 +81,16 @@ class ResultReader:
     def _read_time(self, plan: Plan, result: StepResult, updates: Updates) -> None:
         """Tells the depth policy of the round, and counts what its tokens would have taken without drafts."""
         policy, load, seconds = self._state.depth_policy, plan.load, result.seconds.round
-        if policy is None or not plan.decode_request_ids:
+        if policy is None or load is None:
             return
-        if load is not None:
-            plain_seconds, num_tokens = policy.plain_seconds(load), 0
-            for request_id in plan.decode_request_ids:
-                if request_id is not None and (update := updates.get(request_id)) is not None:
-                    update.round_seconds = seconds
-                    update.undrafted_seconds = update.num_of_round * plain_seconds
-                    num_tokens += update.num_of_round
-            self._state.stats.round_seconds += seconds
-            self._state.stats.undrafted_seconds += num_tokens * plain_seconds / load.num_rows
+        undrafted_seconds, num_tokens = policy.undrafted_seconds(load, plan.depth, seconds), 0
+        for request_id in plan.decode_request_ids:
+            if request_id is not None and (update := updates.get(request_id)) is not None:
+                update.round_seconds = seconds
+                update.undrafted_seconds = update.num_of_round * undrafted_seconds
+                num_tokens += update.num_of_round
+        self._state.stats.round_seconds += seconds
+        self._state.stats.undrafted_seconds += num_tokens * undrafted_seconds / load.num_rows
         policy.end_round(load, plan.depth, seconds)
 
     def _read_row(self, request: Request, plan: Plan, sampled: SampledTokens, updates: Updates) -> None:

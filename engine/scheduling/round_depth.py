@@ -42,13 +42,14 @@ class RoundDepth:
         state.depth = state.depth_policy.choose(load, depths)
 
     def load(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
-        """Returns the load of a plan with this round and these chunks."""
-        is_unusual = any(request.guide is not None or request.is_audit for request in decoding)
-        if self._state.depth_policy is None or not decoding or is_unusual or not self._state.is_plain():
+        """Returns the load of a plan with this round and these chunks; None where nobody asks for it."""
+        if self._state.depth_policy is None or all(request.is_audit for request in decoding):
             return None
+        is_unusual = any(request.guide is not None or request.is_audit for request in decoding)
         num_prompt_tokens = sum(len(chunk.token_ids) for chunk in chunks)
         padded = -(-num_prompt_tokens // MIXED_STEP) * MIXED_STEP
-        return RoundLoad(len(decoding), _num_context_tokens(decoding), padded)
+        is_usual = not is_unusual and self._state.is_plain()
+        return RoundLoad(len(decoding), _num_context_tokens(decoding), padded, is_usual)
 
     def begin(self, request: Request) -> None:
         """The request takes part in rounds from the next step on."""

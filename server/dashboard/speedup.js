@@ -37,6 +37,5 @@ function told(point, server) {
   if (server.drafter === "none") return ["no drafter", "The server runs without speculation: there is nothing to compare."];
   if (point?.speedup != null) return [times(point.speedup), "the tokens a second that rounds without drafts would give; last minute", true];
   if (server.depth === 0) return ["drafts are off", "An operator, or the check of the head, has set the limit of drafts to 0."];
-  if (point?.depth_shares.length) return ["no estimate", "Rounds with penalties, log-probabilities or grammars are not compared."];
   return ["no rounds", "Nothing was generated in the last minute that could be compared."];
 }

@@ -158,7 +158,6 @@ def test_a_run_can_be_stopped(page: Page, server: Server) -> None:
 
 
 def test_tiles_and_charts_show_the_load(page: Page) -> None:
-    page.locator("#repetition-penalty").fill("1")  # rounds with penalties are not compared
     generate(page, depth=3, tokens=60)
     acceptance = page.locator(".chart", has_text="Acceptance by position")
     expect(acceptance.locator(".u-series", has_text="draft 1")).to_contain_text("%")

@@ -31,12 +31,14 @@ _MOST_TIMES = 2.0
 class RoundLoad(NamedTuple):
     """The work of a round besides its drafts.
 
-    num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the same pass.
+    num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the same pass. is_usual:
+    whether its time tells what other rounds take; not with logits processors, log-probabilities, grammars or audits.
     """
 
     num_rows: int
     num_context_tokens: int = 0
     num_prompt_tokens: int = 0
+    is_usual: bool = True
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ class CostTable:
 
     def seconds(self, load: RoundLoad) -> list[float]:
         """Returns the seconds of such a round by depth; more drafts never take less."""
-        index, (_, num_context_tokens, num_prompt_tokens) = self._index(load.num_rows), load
+        index, (_, num_context_tokens, num_prompt_tokens, _) = self._index(load.num_rows), load
         pace, least, found = self._paces[index], 0.0, []
         columns = zip(self._cells[index], self._context.by_depth, self._prompts.by_depth, strict=True)
         for cell, slope, prompt_slope in columns:

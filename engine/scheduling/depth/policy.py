@@ -39,15 +39,16 @@ class DepthPolicy:
         losses = {depth: seconds[depth] * (1 - rates[depth] / rates[best]) for depth in depths}
         return self._explored(best, losses, seconds[best])
 
-    def plain_seconds(self, load: RoundLoad) -> float:
-        """Returns how long such a round is expected to take without drafts."""
-        return self._costs.seconds(load)[0]
+    def undrafted_seconds(self, load: RoundLoad, depth: int, seconds: float) -> float:
+        """Returns how long a round that took this long is expected to take without drafts. An unusual one is expected to be shorter
+        by the same share as usual ones."""
+        usual = self._costs.seconds(load)
+        return usual[0] if load.is_usual else seconds * usual[0] / usual[depth]
 
-    def end_round(self, load: RoundLoad | None, depth: int, seconds: float) -> None:
-        """Takes in a round whose rows' records have noted their drafts. load: None where its time tells nothing of others.
-        seconds: how long the device worked on it."""
+    def end_round(self, load: RoundLoad, depth: int, seconds: float) -> None:
+        """Takes in a round whose rows' records have noted their drafts. seconds: how long the device worked on it."""
         self._acceptance.end_round()
-        if load is not None:
+        if load.is_usual:
             self._costs.learn(load, depth, seconds)
 
     def _explored(self, best: int, losses: dict[int, float], seconds: float) -> int:

@@ -19,19 +19,25 @@ PROMPT = list(range(1, 20))
 
 
 class KnownCosts(CostTable):
-    """Rounds without drafts take half a second, whatever was measured."""
+    """Rounds take what a test says, whatever was measured."""
+
+    known: tuple[float, ...]
 
     def seconds(self, load: RoundLoad) -> list[float]:
-        return [PLAIN_SECONDS] * 4
+        return list(self.known)
 
 
-def engine_of(tmp_path: Path, *, knows_costs: bool = True) -> LocalEngine:
-    """All drafts are right."""
+def engine_of(
+    tmp_path: Path, *, knows_costs: bool = True, seconds: tuple[float, ...] = (PLAIN_SECONDS,) * 4
+) -> LocalEngine:
+    """All drafts are right. seconds: of a round, by depth."""
     path = constructed_mimo(tmp_path / "model", noise=0)
     engine = LocalEngine(EngineConfig(model_path=str(path), depth=3, max_running=4))
     policy = measured_policy(engine.engine)
     if knows_costs:
-        policy = DepthPolicy(KnownCosts((1, 2, 4), 3, {(1, depth): 1.0 for depth in range(4)}), 3)
+        costs = KnownCosts((1, 2, 4), 3, {(1, depth): 1.0 for depth in range(4)})
+        costs.known = seconds
+        policy = DepthPolicy(costs, 3)
     engine.engine.scheduler.set_depth_policy(policy)
     return engine
 
@@ -51,13 +57,20 @@ def test_each_token_is_worth_a_round_without_drafts(tmp_path: Path) -> None:
     assert stats.round_seconds == pytest.approx(work)
 
 
-def test_rounds_of_rare_kinds_are_not_estimated(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path)
-    engine.submit(PROMPT, max_tokens=9, sampling=SamplingParams(temperature=0.0, num_logprobs=1))
+@pytest.mark.parametrize("fields", [{"num_logprobs": 1}, {"repetition_penalty": 1.0001}], ids=str)
+def test_a_round_of_a_rare_kind_gains_the_share_that_usual_ones_do(
+    tmp_path: Path, fields: dict[str, float]
+) -> None:
+    """The table says that drafts double the time of a round; each of two rounds gave four tokens."""
+    engine = engine_of(tmp_path, seconds=(1.0, 1.2, 1.5, 2.0))
+    sampling = SamplingParams(temperature=0.0, **fields)  # type: ignore[arg-type]
+    engine.submit(PROMPT, max_tokens=9, sampling=sampling)
     engine.run()
     stats = engine.engine.scheduler.snapshot()
-    assert (stats.round_seconds, stats.undrafted_seconds) == (0.0, 0.0)
-    assert all(event.undrafted_seconds == 0.0 for event in engine.outputs[0].events)
+    assert stats.round_seconds > 0
+    assert stats.undrafted_seconds == pytest.approx(stats.round_seconds * 4 / 2)
+    events = engine.outputs[0].events
+    assert sum(event.undrafted_seconds for event in events) == pytest.approx(stats.undrafted_seconds)
 
 
 def test_without_a_policy_nothing_is_estimated(tmp_path: Path) -> None:

@@ -89,10 +89,9 @@ async def test_the_estimated_speedup_is_one_large_number_with_its_history(show: 
         ({"drafter": "none", "depth": 0}, 9, "no drafter"),
         ({"drafter": None, "depth": None, "device": None, "state": "loading"}, 0, "not known yet"),
         ({"depth": 0}, 9, "drafts are off"),
-        ({}, 9, "no estimate"),
         ({}, 0, "no rounds"),
     ],
-    ids=["no-drafter", "loading", "limit-0", "not-compared", "no-rounds"],
+    ids=["no-drafter", "loading", "limit-0", "no-rounds"],
 )
 async def test_why_there_is_no_speedup_is_told(
     show: Callable[..., Any], facts: dict[str, Any], num_points: int, words: str

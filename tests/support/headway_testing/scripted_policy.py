@@ -32,8 +32,8 @@ class ScriptedPolicy:
             return self.chance.choice(depths)
         return self.script.pop(0) if self.script else depths[-1]
 
-    def plain_seconds(self, load: RoundLoad) -> float:
+    def undrafted_seconds(self, load: RoundLoad, depth: int, seconds: float) -> float:
         return 0.001
 
-    def end_round(self, load: RoundLoad | None, depth: int, seconds: float) -> None:
-        self.told.append((load, depth))
+    def end_round(self, load: RoundLoad, depth: int, seconds: float) -> None:
+        self.told.append((load if load.is_usual else None, depth))
