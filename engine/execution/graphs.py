@@ -104,6 +104,16 @@ class GraphCache(Generic[Key, Result]):
         self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Result]] = {}
         self._bytes: dict[Key, int] = {}  # of what has run kernel by kernel
         self._is_too_large: set[Key] = set()
+        self._is_frozen = False
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """While it lasts no graph is added: steps that have none are launched kernel by kernel, and count as never seen."""
+        self._is_frozen = True
+        try:
+            yield
+        finally:
+            self._is_frozen = False
 
     def capture(self, wanted: Key) -> None:
         """Runs the step once before it is captured, which compiles its kernels. A graph that exists stays. In a rehearsal the
@@ -134,6 +144,8 @@ class GraphCache(Generic[Key, Result]):
         One that was never seen is run kernel by kernel, and captured the next time, where there is room. Both wait for
         the device, once for each.
         """
+        if self._is_frozen and wanted not in self._graphs:
+            return self._launch(wanted), False
         if wanted in self._graphs or self._can_capture(wanted):
             graph, outcome = self._graphs[wanted]
             graph.replay()

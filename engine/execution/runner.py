@@ -6,6 +6,7 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -103,6 +104,11 @@ class Runner:
         )
         self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
         self._ring.restart()
+
+    def without_captures(self) -> AbstractContextManager[None]:
+        """While it lasts, steps for which no graph exists are launched kernel by kernel and captured neither now nor because of
+        now. Their kernels are those of captured steps of the same sizes, so that none is compiled."""
+        return nullcontext() if self.graphs is None else self.graphs.frozen()
 
     @property
     def row_counts(self) -> tuple[int, ...]:

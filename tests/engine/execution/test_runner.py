@@ -123,6 +123,20 @@ def test_what_ran_before_is_captured_while_enough_is_left_for_others(
     assert graphs.run(2) == (20, True)
 
 
+def test_frozen_graphs_are_replayed_and_none_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs_module, "bytes_taken_by", lambda run: (run(), 100))
+    memory = FakeMemory()
+    graphs = graphs_in(memory)
+    graphs.capture(2)
+    free = memory.free
+    with graphs.frozen():
+        assert graphs.run(2) == (20, True)
+        assert [graphs.run(3) for _ in range(3)] == [(30, False)] * 3
+    assert memory.free == free
+    # What ran meanwhile does not count: the next run is the first.
+    assert [graphs.run(3) for _ in range(2)] == [(30, False), (30, True)]
+
+
 @pytest.mark.parametrize("error", FULL, ids=["allocator", "cuda", "triton", "cublas"])
 def test_a_graph_for_which_memory_is_too_little_is_launched_kernel_by_kernel(error: RuntimeError) -> None:
     graphs = graphs_in(FakeMemory(error=error))
