@@ -18,6 +18,7 @@ from headway.engine.models.model_files import (
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import MAX_DEPTH, DrafterName, EngineConfig
+from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
 from headway.engine.protocol.errors import (
     INTERNAL_ERROR,
     ConfigError,
@@ -82,6 +83,8 @@ __all__ = [
     "AuditOutcome",
     "ConfigError",
     "Configure",
+    "DraftCheck",
+    "DraftCheckState",
     "DrafterName",
     "EngineConfig",
     "EngineDeadError",

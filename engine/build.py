@@ -36,6 +36,7 @@ from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.select import (
+    check_of_missing_head,
     drafter_state,
     max_pending,
     new_drafter,
@@ -86,6 +87,7 @@ def assemble(
     _warn_of_meaningless_text(config)
     max_model_len = checked_model_len(config, device, available_bytes(device))
     model = _load(config, device, max_model_len, progress)
+    draft_check = check_of_missing_head(config, model)
     config = with_drafter(config, has_head=model.has_draft_head or config.depth == 0)
     config = with_formats(config, model)
     if model.draft_head is not None:
@@ -118,7 +120,7 @@ def assemble(
         prefill=prefill,
     )
     info = engine_info(config, model, pool, max_model_len, num_parameters, weights_bytes)
-    return Engine(scheduler, runner, info)
+    return Engine(scheduler, runner, msgspec.structs.replace(info, draft_check=draft_check))
 
 
 def measured_policy(engine: Engine) -> DepthPolicy:

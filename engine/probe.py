@@ -1,15 +1,30 @@
-"""Checks that a model that has been loaded gives logits that are numbers: a few tokens through the whole engine."""
+"""Tries an engine before its first request comes: whether its logits are numbers, and whether its drafts are the model's words."""
 
 from __future__ import annotations
 
+import logging
+import math
+import random
+import time
+
+import msgspec
+
 from headway.engine.build import Engine
 from headway.engine.protocol.config import EngineConfig
-from headway.engine.protocol.errors import ModelError
+from headway.engine.protocol.draft_check import DraftCheck
+from headway.engine.protocol.errors import ConfigError, ModelError
+from headway.engine.protocol.messages import EngineInfo, TokenEvent
 from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.scheduling.plan import Plan
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
+from headway.engine.speculation.self_check import Evidence
 
 NUM_PROBES = 4
+# Texts by which drafts are checked, each half of them greedy and sampled; their greatest length; and the longest that it may take.
+NUM_TEXTS, TEXT_TOKENS, CHECK_SECONDS = 16, 256, 1.5
+
+logger = logging.getLogger(__name__)
 
 
 def check_logits(engine: Engine) -> None:
@@ -18,23 +33,7 @@ def check_logits(engine: Engine) -> None:
     A single token may have a broken embedding that is never used. Before the engine's own scheduler has planned
     anything: afterwards all rows are free again, and the cache's contents are not looked up.
     """
-    info = engine.info
-    config = EngineConfig(
-        model_path="",
-        depth=info.depth,
-        max_running=info.max_running,
-        block_size=info.block_size,
-        prefix_caching=False,
-    )
-    scheduler = Scheduler(
-        config,
-        num_blocks=info.num_blocks,
-        max_model_len=info.max_model_len,
-        vocab_size=info.vocab_size,
-        has_drafter=info.drafter != "none",
-        model_identity="",
-        kv_dtype=info.dtype,
-    )
+    info, scheduler = engine.info, _own_scheduler(engine.info)
     num_probes = min(NUM_PROBES, info.vocab_size)
     for i in range(num_probes):
         token_id = (i * info.vocab_size + info.vocab_size // 2) // num_probes
@@ -53,3 +52,95 @@ def check_logits(engine: Engine) -> None:
             f"the model gives NaN or infinite logits for every prompt that was tried, in {info.dtype}: {hint} a weight "
             "file is broken or not the model's own, check or download it again"
         )
+
+
+def wants_check(info: EngineInfo) -> bool:
+    """Returns whether there is an MTP head whose drafts mean anything."""
+    return info.drafter == "mtp" and not info.has_dummy_weights and info.synthetic_acceptance is None
+
+
+def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> DraftCheck:
+    """Returns whether the MTP head drafts what the model says, from texts that the model writes by itself after one random token.
+
+    It takes at most limit_seconds and the step that begins last. Nothing of it stays, and no graph is captured: see `check_logits`.
+    """
+    began = time.monotonic()
+    info, scheduler = engine.info, _own_scheduler(engine.info)
+    evidence, draw = Evidence(info.depth), random.Random(seed)
+    last: dict[int, int] = {}
+    num_texts = min(NUM_TEXTS, info.max_running)
+    for i in range(num_texts):
+        sampling = SamplingParams(temperature=float(i % 2), seed=seed * NUM_TEXTS + i, num_logprobs=0)
+        last[i] = draw.randrange(info.vocab_size)
+        max_tokens = min(TEXT_TOKENS, info.max_model_len - 1)
+        scheduler.add(Request(i, [last[i]], sampling, max_tokens=max_tokens))
+    step_seconds = 0.0
+    with engine.runner.without_captures():
+        # The last texts are left unfinished, so that rounds keep about the same number of rows.
+        while scheduler.num_running + scheduler.num_waiting > num_texts // 2 and evidence.wants_more:
+            since = time.monotonic()
+            if since - began + step_seconds > limit_seconds or (plan := scheduler.plan()) is None:
+                break
+            for event in scheduler.update(plan, engine.runner.launch(plan).result()):
+                _observe(evidence, event, last)
+            step_seconds = time.monotonic() - since
+    engine.runner.launch(Plan(0, 0, released_rows=tuple(range(info.max_running)))).wait()
+    return evidence.verdict(time.monotonic() - began)
+
+
+def act_on_check(engine: Engine, check: DraftCheck, *, is_required: bool) -> EngineInfo:
+    """Turns speculation off where the head has failed. Returns the facts with the check. Raises ConfigError where speculation is
+    required."""
+    if check.state == "failed" and is_required:
+        raise ConfigError(
+            f"the MTP head failed its check, and --require-speculation is set: {check.reason}; mend the checkpoint, "
+            "use --drafter ngram, or leave out --require-speculation"
+        )
+    if check.state == "failed":
+        logger.warning("the MTP head failed its check, speculation is off: %s", check.reason)
+        engine.scheduler.set_depth(0)
+    elif check.state == "not_checked":
+        logger.info("the MTP head was not checked: %s", check.reason)
+    elif check.state == "passed":
+        logger.info(
+            "the MTP head passed its check in %.2f s: %.0f %% of the first drafts of greedy texts were accepted",
+            check.seconds,
+            100 * (check.acceptance[0] or 0.0),
+        )
+    return msgspec.structs.replace(engine.info, draft_check=check)
+
+
+def _observe(evidence: Evidence, event: TokenEvent, last: dict[int, int]) -> None:
+    """last: the last token of each text, which is brought up to date."""
+    if event.token_ids and event.num_drafted and event.logprobs is not None:
+        place = event.draft_start
+        evidence.observe(
+            event.token_ids[place - 1] if place else last[event.request_id],
+            event.token_ids[place],
+            probability=math.exp(event.logprobs.logprobs[place]),
+            num_drafted=event.num_drafted,
+            num_accepted=event.num_accepted,
+            is_greedy=event.request_id % 2 == 0,
+        )
+    if event.token_ids:
+        last[event.request_id] = event.token_ids[-1]
+
+
+def _own_scheduler(info: EngineInfo) -> Scheduler:
+    """Returns a scheduler beside the engine's own, whose requests leave no prefixes and no counts."""
+    config = EngineConfig(
+        model_path="",
+        depth=info.depth,
+        max_running=info.max_running,
+        block_size=info.block_size,
+        prefix_caching=False,
+    )
+    return Scheduler(
+        config,
+        num_blocks=info.num_blocks,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        has_drafter=info.drafter != "none",
+        model_identity="",
+        kv_dtype=info.dtype,
+    )

@@ -19,7 +19,7 @@ from contextlib import closing
 from headway.engine.build import assemble, measured_policy
 from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.loop import EngineLoop
-from headway.engine.probe import check_logits
+from headway.engine.probe import act_on_check, check_drafts, check_logits, wants_check
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.logs import configure_logging
 from headway.engine.protocol.messages import Configure, Failure, Heartbeat, Mailbox, Ready
@@ -72,6 +72,9 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
     if engine.info.depth:
         engine.scheduler.set_depth_policy(measured_policy(engine))
     check_logits(engine)
+    info = engine.info
+    if wants_check(info):
+        info = act_on_check(engine, check_drafts(engine), is_required=config.require_speculation)
     # What is there now stays: a full collection that walks over all of it would stop every stream for some 50 ms.
     gc.collect()
     gc.freeze()
@@ -79,7 +82,7 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
     auditor = Auditor(engine.scheduler, config.audit_rate)
     loop = EngineLoop(engine.scheduler, engine.runner, mailbox, compiler=compiler, auditor=auditor)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    mailbox.send(Ready(engine.info))
+    mailbox.send(Ready(info))
     while loop.step() and os.getppid() == parent:
         pass
 

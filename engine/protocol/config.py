@@ -32,7 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy chooses how many each round has. mixed_above_tokens: prompts share the forward pass of a round of more tokens; None: of no
     round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP request; None: no limit but
     max_running. max_waiting: HTTP requests that may wait. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
-    drafter: what makes drafts; auto is the MTP head where the model has one, else nothing.
+    drafter: what makes drafts; auto is the MTP head where the model has one, else nothing. require_speculation: refuses to start where
+    nothing drafts, or where the head fails its check.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
     audit_rate: the share of the finished requests that is computed again without drafts, 0 to 1.
     draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
@@ -48,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 3
     chooses_depth: bool = False
     drafter: DrafterName = "auto"
+    require_speculation: bool = False
     draft_lm_head: DraftLmHead = "auto"
     draft_layers: DraftLayers = "auto"
     max_model_len: int | None = None

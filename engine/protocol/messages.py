@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from headway.engine.protocol.config import DrafterName, DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.draft_check import DraftCheck
 from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
@@ -89,6 +90,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     depth: the most drafts of a round; chooses_depth: a policy chooses how many each has. has_dummy_weights, synthetic_acceptance: as the configuration says; with either the text means nothing. is_deterministic: a
     text depends on no other request. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where
     depth is 0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
+    draft_check: how the head's drafts were found; with the state failed rounds have no drafts.
     """
 
     architecture: str
@@ -111,6 +113,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_dummy_weights: bool = False
     synthetic_acceptance: tuple[float, ...] | None = None
     is_deterministic: bool = False
+    draft_check: DraftCheck = DraftCheck()
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):

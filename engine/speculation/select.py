@@ -6,6 +6,7 @@ import logging
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.protocol.config import DrafterName, EngineConfig
+from headway.engine.protocol.draft_check import DraftCheck
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.plan import MAX_PENDING
 from headway.engine.speculation.drafter import Drafter, NoDrafter
@@ -21,17 +22,24 @@ logger = logging.getLogger(__name__)
 def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
     """Returns what makes drafts, which is not auto: "none" at depth 0. has_head: whether the model has an MTP head.
 
-    Raises ConfigError where the head that is asked for does not exist.
+    Raises ConfigError where the head that is asked for does not exist, or where nothing drafts and speculation is required.
     """
     if config.drafter == "mtp" and not has_head:
         raise ConfigError(
             f"--drafter is mtp, but {config.model_path} has no MTP head; use ngram, which drafts for every model, or auto"
         )
-    if config.depth == 0:
-        return "none"
-    if config.drafter == "auto":
-        return "mtp" if has_head else "none"
-    return config.drafter
+    name = config.drafter
+    if name == "auto":
+        name = "mtp" if has_head else "none"
+    if config.require_speculation and (config.depth == 0 or name == "none"):
+        cause = "--depth is 0" if config.depth == 0 else "--drafter is none"
+        if config.depth and config.drafter == "auto":
+            cause = f"{config.model_path} has no MTP head"
+        raise ConfigError(
+            f"--require-speculation is set, but {cause}; use --drafter ngram with a depth of 1 or more, which drafts for every model, or "
+            "leave out --require-speculation"
+        )
+    return "none" if config.depth == 0 else name
 
 
 def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
@@ -42,6 +50,19 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
             "none silences this line)",
             config.depth, config.model_path,
         )  # fmt: skip
+
+
+def check_of_missing_head(config: EngineConfig, model: CausalLM) -> DraftCheck:
+    """Returns that the head is missing which config.json announces and auto would take, or that nothing is to be checked yet."""
+    announced = model.spec.draft_head
+    is_wanted = config.depth > 0 and config.drafter == "auto"
+    if not is_wanted or announced is None or model.has_draft_head:
+        return DraftCheck()
+    reason = (
+        f"config.json announces an MTP head of {announced.num_layers} layers, the weights have none that can be used: they were "
+        "converted without it, or its tensors have names of another family"
+    )
+    return DraftCheck(state="missing", reason=reason)
 
 
 def reads_draft_head(config: EngineConfig) -> bool:

@@ -1,0 +1,249 @@
+"""The check of the drafter at the start: broken heads are found or do no harm, right ones pass, and nothing of it stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from headway_testing.broken_heads import FAULTS, broken
+from headway_testing.checkpoints import constructed_mimo
+from headway_testing.hybrid import constructed_hybrid
+from headway_testing.local import LocalEngine
+from headway_testing.scripted_policy import ScriptedPolicy
+
+from headway.engine.build import Engine, assemble
+from headway.engine.execution.graphs import GraphCache
+from headway.engine.execution.step import StepOutcome
+from headway.engine.execution.step_key import StepGrid, StepKey
+from headway.engine.probe import act_on_check, check_drafts, wants_check
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.draft_check import DraftCheck
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.protocol.messages import SetDepth
+
+DEMO = Path(str(files("headway.engine.demo")))
+KINDS = [kind for kind in FAULTS if kind != "missing"]
+# Of the embedded model these are the faults that leave a head partly right.
+PARTLY_RIGHT = ["doubled_offset", "wrong_layer", "noisy"]
+# A broken head does no harm if it has at least this share of the right one's acceptance at position 1. Greedy texts tell: in sampled ones
+# of a model that is hardly ever sure, the noise that drafts and tokens share lets even a head of zeros agree.
+HARMLESS_SHARE = 0.9
+SOURCES: dict[str, Callable[[Path, int], Path]] = {
+    "embedded": lambda path, seed: DEMO,
+    "constructed": lambda path, seed: constructed_mimo(path, noise=0.08, seed=seed),
+    "recurrent": lambda path, seed: constructed_hybrid(path, noise=0.07, seed=seed),
+}
+
+
+def config_of(path: Path, **fields: object) -> EngineConfig:
+    return EngineConfig(
+        **{
+            "model_path": str(path),
+            "depth": 3,
+            "device": "cpu",
+            "threads": 1,
+            "max_running": 16,
+            "max_model_len": 128,
+        }
+        | fields  # type: ignore[arg-type]
+    )
+
+
+def engine_of(path: Path) -> Engine:
+    return assemble(config_of(path), progress=lambda _: None)
+
+
+def unhurried(engine: Engine, seed: int = 0) -> DraftCheck:
+    """A check whose verdict does not depend on what else the machine does."""
+    return check_drafts(engine, limit_seconds=math.inf, seed=seed)
+
+
+def acceptance(check: DraftCheck) -> float:
+    assert check.acceptance[0] is not None, "nothing was drafted"
+    return check.acceptance[0]
+
+
+def assert_found_or_harmless(check: DraftCheck, right: DraftCheck, what: object) -> None:
+    is_harmless = acceptance(check) >= HARMLESS_SHARE * acceptance(right)
+    assert check.state == "failed" or is_harmless, (what, check, right)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("constructed", ["swapped", "doubled_offset", "noisy", "scaled"]),
+        ("recurrent", ["swapped", "without_offset", "wrong_layer"]),
+    ],
+    ids=["constructed", "recurrent"],
+)
+def test_each_broken_head_is_found_or_does_no_harm(name: str, kinds: list[str], tmp_path: Path) -> None:
+    source = SOURCES[name](tmp_path / "right", 7)
+    right = unhurried(engine_of(source))
+    assert (right.state, right.reason) == ("passed", "")
+    for kind in kinds:
+        check = unhurried(engine_of(broken(source, tmp_path / kind, kind)))
+        assert_found_or_harmless(check, right, kind)
+        if kind in ("swapped", "without_offset", "scaled"):
+            assert check.state == "failed", (kind, check)
+
+
+def test_the_right_head_of_the_embedded_model_passes() -> None:
+    check = unhurried(engine_of(DEMO))
+    assert (check.state, check.reason) == ("passed", "")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "wrong_layer" else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
+)
+def test_every_kind_of_broken_head_is_found_in_the_embedded_model(kind: str, tmp_path: Path) -> None:
+    check = unhurried(engine_of(broken(DEMO, tmp_path / "model", kind, seed=1)), seed=1)
+    assert check.state == "failed", check
+    cause = "another layer's" if kind in PARTLY_RIGHT else "the halves of its projection are swapped"
+    assert cause in check.reason
+
+
+@pytest.mark.long
+def test_the_right_head_of_the_embedded_model_passes_with_50_seeds() -> None:
+    engine = engine_of(DEMO)
+    states = [unhurried(engine, seed).state for seed in range(50)]
+    assert set(states) == {"passed"}, states
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("noise", "least"), [(0.0, 48), (0.05, 48), (0.08, 48), (0.1, 48), (0.15, 20)])
+def test_the_right_head_of_constructed_models_never_fails_with_50_seeds(
+    noise: float, least: int, tmp_path: Path
+) -> None:
+    """least: of those that pass. A text that soon loops may leave too little to tell; with a noise of 0.15 the head is right so seldom
+    (0.12 where chance is 0.08) that the check may leave it open."""
+    states = []
+    for seed in range(50):
+        path = constructed_mimo(tmp_path / str(seed), noise=noise, seed=seed)
+        states.append(unhurried(engine_of(path), seed).state)
+    assert "failed" not in states, states
+    assert states.count("passed") >= least, states
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_head_is_found_or_does_no_harm_with_5_seeds(name: str, kind: str, tmp_path: Path) -> None:
+    for seed in range(5):
+        source = SOURCES[name](tmp_path / f"right{seed}", seed)
+        right = unhurried(engine_of(source), seed)
+        check = unhurried(engine_of(broken(source, tmp_path / str(seed), kind, seed=seed)), seed)
+        assert_found_or_harmless(check, right, (kind, seed))
+
+
+class NoMemory:
+    """A place for graphs that may not be used."""
+
+    is_rehearsing = False
+
+    def has_room(self, num_bytes: int) -> bool:
+        raise AssertionError("a graph is to be captured")
+
+
+@pytest.mark.parametrize("max_running", [3, 16])
+def test_the_check_captures_no_graph_and_runs_steps_of_sizes_that_the_warm_up_compiles(
+    max_running: int, tmp_path: Path
+) -> None:
+    path = constructed_mimo(tmp_path / "model", noise=0.05)
+    config = config_of(path, max_running=max_running, max_model_len=48)
+    engine = assemble(config, progress=lambda _: None)
+    runner, seen = engine.runner, set()
+
+    def launch(key: StepKey) -> StepOutcome:
+        seen.add(key)
+        return runner.launcher.launch(key)
+
+    # As on a GPU.
+    policy = runner.warm_up.policy
+    runner.grid = StepGrid.of(max_running, 64, policy.mixed)
+    runner.graphs = GraphCache(launch, NoMemory())  # type: ignore[arg-type]
+    unhurried(engine)
+    captured = runner.grid.captured(range(4), {0, 3}, policy, catches_up=True)
+    assert any(key.keeps_logits for key in seen)
+    assert {key._replace(keeps_logits=False) for key in seen} <= set(captured)
+
+
+@pytest.mark.parametrize("name", ["constructed", "recurrent"])
+def test_the_check_leaves_no_trace(name: str, tmp_path: Path) -> None:
+    source = SOURCES[name](tmp_path, 7)
+    config = config_of(source, max_running=4, max_model_len=64)
+    local, fresh = LocalEngine(config), LocalEngine(config)
+    before = local.engine.scheduler.snapshot()
+    check_drafts(local.engine, limit_seconds=math.inf)
+    assert local.engine.scheduler.snapshot() == before
+    assert not local.engine.runner.table.num_logprobs
+    prompts = [[3, 5, 7], [11, 13], [2] * 20]
+    texts = []
+    for engine in (local, fresh):
+        for prompt in prompts:
+            engine.submit(prompt, max_tokens=30)
+        texts.append([(o.token_ids, o.num_drafted, o.num_accepted) for o in engine.run().values()])
+    assert texts[0] == texts[1]
+
+
+def test_a_check_without_time_says_so_and_frees_its_rows(tmp_path: Path) -> None:
+    local = LocalEngine(config_of(constructed_mimo(tmp_path)))
+    check = check_drafts(local.engine, limit_seconds=0.0)
+    assert (check.state, check.acceptance) == ("not_checked", [None, None, None])
+    numbers = local.engine.runner.slots
+    assert bool((numbers.kv_lengths >= numbers.limits).all()), "a row is still live"
+    assert len(local.generate([1, 2, 3], max_tokens=8)) == 8
+
+
+FAILED = DraftCheck(state="failed", reason="it drafts nothing but the first token. Likely, it is zero")
+
+
+@pytest.mark.parametrize("chooses_depth", [False, True], ids=["fixed-depth", "depth-auto"])
+def test_a_failed_head_drafts_no_more_until_an_operator_sets_a_depth(
+    chooses_depth: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = constructed_mimo(tmp_path / "model")
+    right = LocalEngine(config_of(path, chooses_depth=chooses_depth))
+    failed = LocalEngine(config_of(path, chooses_depth=chooses_depth))
+    if chooses_depth:
+        failed.engine.scheduler.set_depth_policy(ScriptedPolicy())  # type: ignore[arg-type]  # the deepest that it may
+    info = act_on_check(failed.engine, FAILED, is_required=False)
+    assert info.draft_check.state == "failed"
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    assert "speculation is off: it drafts nothing but the first token" in caplog.text
+    text = right.generate([1, 2, 3], max_tokens=20)
+    assert failed.generate([1, 2, 3], max_tokens=20) == text
+    assert failed.outputs[0].num_drafted == 0
+    failed.post.inbox.append(SetDepth(2))
+    assert failed.generate([1, 2, 3], max_tokens=20) == text
+    assert failed.outputs[1].num_drafted > 0
+
+
+def test_a_failed_head_is_fatal_where_speculation_is_required(tmp_path: Path) -> None:
+    engine = engine_of(constructed_mimo(tmp_path / "model"))
+    with pytest.raises(
+        ConfigError, match=r"--require-speculation is set: it drafts nothing.*--drafter ngram"
+    ):
+        act_on_check(engine, FAILED, is_required=True)
+
+
+def test_a_missing_head_is_told_and_is_fatal_where_speculation_is_required(tmp_path: Path) -> None:
+    path = broken(constructed_mimo(tmp_path / "right"), tmp_path / "model", "missing")
+    check = engine_of(path).info.draft_check
+    assert check.state == "missing"
+    assert "config.json announces an MTP head" in check.reason
+    with pytest.raises(ConfigError, match=r"--require-speculation is set, but .* has no MTP head"):
+        assemble(config_of(path, require_speculation=True), progress=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"drafter": "ngram"}, {"depth": 0}, {"synthetic_acceptance": (0.5, 0.5, 0.5)}, {"load_format": "dummy"}],
+    ids=["ngram", "depth-0", "synthetic", "dummy"],
+)
+def test_what_is_no_head_or_means_nothing_is_not_checked(fields: dict[str, object], tmp_path: Path) -> None:
+    engine = assemble(config_of(constructed_mimo(tmp_path), **fields), progress=lambda _: None)
+    assert not wants_check(engine.info)
+    assert engine.info.draft_check.state == "none"
