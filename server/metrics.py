@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from headway import __version__
-from headway.engine import MAX_DEPTH, STAGES, AuditOutcome, EngineStats, FinishReason
+from headway.engine import MAX_DEPTH, STAGES, AuditOutcome, DraftCheckState, EngineStats, FinishReason
 from headway.server.config import MetricsNames
 from headway.server.engine_client import State
 from headway.server.errors import CODES
@@ -60,6 +60,7 @@ class Metrics:
         read_restarts: Callable[[], int],
         *,
         read_state: Callable[[], State] = lambda: "serving",
+        read_draft_check: Callable[[], DraftCheckState] = lambda: "none",
         model_name: str = "",
         names: MetricsNames = "headway",
         tool_format: str = "plain",
@@ -86,6 +87,7 @@ class Metrics:
             self._errors.labels(code)
         self.history = History(read_stats, self.requests.latencies)
         self._registry.register(EngineCollector(read_stats, read_restarts, read_state, self.history))
+        self._registry.register(_DraftCheck(read_draft_check))
         self._registry.register(_Constant(model_name))
         process, vllm = CollectorRegistry(), CollectorRegistry()
         ProcessCollector(registry=process)
@@ -170,6 +172,21 @@ class EngineCollector(Collector):
         )
 
 
+class _DraftCheck(Collector):
+    """The result of the engine's check of its MTP head."""
+
+    def __init__(self, read: Callable[[], DraftCheckState]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield _one_of(
+            "headway_spec_decode_check_state",
+            "1 for what the engine found of the MTP head when it started, 0 for the others; failed turns speculation off.",
+            get_args(DraftCheckState),
+            self._read(),
+        )
+
+
 class _Constant(Collector):
     """A metric that is constant while the server runs."""
 
@@ -181,11 +198,14 @@ class _Constant(Collector):
 
 
 def _states(state: State) -> Metric:
-    family = GaugeMetricFamily(
-        "headway_engine_state", "1 for the state that the engine is in, 0 for the others.", labels=["state"]
-    )
-    for name in get_args(State):
-        family.add_metric([name], float(name == state))
+    described = "1 for the state that the engine is in, 0 for the others."
+    return _one_of("headway_engine_state", described, get_args(State), state)
+
+
+def _one_of(name: str, documentation: str, states: Iterable[str], current: str) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=["state"])
+    for state in states:
+        family.add_metric([state], float(state == current))
     return family
 
 

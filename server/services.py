@@ -103,8 +103,10 @@ def check_model(model: str | None, services: Services) -> None:
 
 def max_draft_tokens(services: Services) -> int:
     """Returns the most drafts of a round, whatever the request asks for."""
-    depth, limit = engine_info(services).depth, services.depth_limit.max_draft_tokens
-    return depth if limit is None else min(depth, limit)
+    info, limit = engine_info(services), services.depth_limit.max_draft_tokens
+    if limit is None:
+        return 0 if info.draft_check.turns_speculation_off else info.depth
+    return min(info.depth, limit)
 
 
 def request_id_of(request: Request) -> str:

@@ -79,7 +79,9 @@ def banner(
 ) -> str:
     """unix_socket: the path where the server listens, if it does not at the address of its URL. tool_format: of the model's
     calls of tools; None for a model that cannot chat. chat_note: what people should know of its chats."""
-    if info.depth:
+    if info.draft_check.turns_speculation_off:
+        depth = "0: speculation is off, the MTP head failed its check (GET /v1/speculation tells why)"
+    elif info.depth:
         number = (
             f"0 to {info.depth}, chosen for each round,"
             if info.chooses_depth

@@ -178,6 +178,8 @@ SPECULATION = [
     Option("drafter", one_of("auto", "mtp", "ngram", "none"), "auto", "what makes drafts, which cannot change the text: mtp (the "
            "model's MTP head), ngram (what followed the last tokens where they stood before in the prompt or the output; for every "
            "model), none, or auto (mtp where the model has a head, else none)", "NAME"),
+    Option("require-speculation", parse_switch, False, "refuse to start where nothing drafts, or where the MTP head fails the check of the "
+           "start; without it such a model is served with speculation off"),
     Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "
            "which cannot change the text: full, fp8 (half the bytes to read; on Ada, Hopper and later), int4 (there; a "
            "quarter, and in full those of tokens that could be picked; beyond 16 rows, 8 where hidden is below 2,048, fp8), or "

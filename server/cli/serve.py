@@ -68,6 +68,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             lambda: engine.stats,
             lambda: engine.status().num_restarts,
             read_state=lambda: engine.status().state,
+            read_draft_check=lambda: "none" if engine.info is None else engine.info.draft_check.state,
             model_name=name,
             names=config.metrics_names,
             tool_format=output_format.name,

@@ -17,7 +17,7 @@ from headway.engine import EngineDeadError, EngineInfo, Phase, SamplingParams
 from headway.server.choice import ChoiceRequest
 from headway.server.engine_client import State
 from headway.server.generation import Generation
-from headway.server.services import engine_info, services_of
+from headway.server.services import Services, engine_info, max_draft_tokens, services_of
 
 router = APIRouter()
 PROBE_SECONDS = 10.0
@@ -58,12 +58,14 @@ class Load(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """tool_format: the form in which the model calls tools and reasons; plain where it is of no known one."""
+    """tool_format: the form in which the model calls tools and reasons; plain where it is of no known one. warnings: what an operator
+    should mend, though requests are served."""
 
     is_ready: bool
     reason: str
     engine: EngineInfo | None
     tool_format: str
+    warnings: list[str] = []
 
 
 class Version(msgspec.Struct):
@@ -132,7 +134,19 @@ async def ready(request: Request) -> Response:
     is_ready = status.state == "serving" and status.is_alive
     reason = "no sign of life" if status.state == "serving" and not is_ready else status.state
     info = engine.info if is_ready else None
-    return _json(Readiness(is_ready, reason, info, services.output_format.name), is_good=is_ready)
+    warnings = _warnings(services) if is_ready else []
+    body = Readiness(is_ready, reason, info, services.output_format.name, warnings)
+    return _json(body, is_good=is_ready)
+
+
+def _warnings(services: Services) -> list[str]:
+    """The engine has been started."""
+    check = engine_info(services).draft_check
+    if check.state not in ("failed", "missing"):
+        return []
+    found = "the MTP head failed its check" if check.state == "failed" else "the MTP head is missing"
+    effect = "it drafts because a limit was set" if max_draft_tokens(services) else "speculation is off"
+    return [f"{found}, {effect}: {check.reason}"]
 
 
 @router.get("/version")

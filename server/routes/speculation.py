@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.engine import DrafterName, EngineStats
+from headway.engine import DraftCheck, DrafterName, EngineStats
 from headway.server.body import read_body
 from headway.server.keys import credentials
 from headway.server.protocol.checks import check_range
@@ -22,7 +22,8 @@ class SpeculationState(msgspec.Struct):
     the server was started; chooses_depth: it chooses how many each round has, else each has as many as it may.
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
-    acceptance_length: tokens a row got in a round, on average; None before the first round.
+    acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the engine found the MTP head
+    when it started.
     """
 
     has_mtp: bool
@@ -34,10 +35,12 @@ class SpeculationState(msgspec.Struct):
     accepted_per_position: list[int]
     acceptance_per_position: list[float | None]
     acceptance_length: float | None
+    check: DraftCheck
 
 
 class SpeculationLimit(msgspec.Struct, forbid_unknown_fields=True):
-    """max_draft_tokens: of every round from now on, 0 to the server's depth; null lifts the limit."""
+    """max_draft_tokens: of every round from now on, 0 to the server's depth, also where the MTP head failed its check; null lifts the
+    limit."""
 
     max_draft_tokens: int | None
 
@@ -73,6 +76,7 @@ def _state(services: Services) -> SpeculationState:
         accepted_per_position=accepted,
         acceptance_per_position=[a / d if d else None for d, a in zip(drafted, accepted, strict=True)],
         acceptance_length=_acceptance_length(stats),
+        check=info.draft_check,
     )
 
 

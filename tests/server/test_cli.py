@@ -21,7 +21,7 @@ import pytest
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_engine import INFO, FakeEngine
 
-from headway.engine import ConfigError, EngineConfig, EngineDeadError, ModelError
+from headway.engine import ConfigError, DraftCheck, EngineConfig, EngineDeadError, ModelError
 from headway.server import cli
 from headway.server.app import create_app
 from headway.server.cli import options, serve
@@ -68,7 +68,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
         --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
-        --deterministic --fast-math --force-include-usage --metrics-names both --chat-template /t"""
+        --deterministic --fast-math --require-speculation --force-include-usage --metrics-names both --chat-template /t"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name=["m", "n"], drain_seconds=1.5, log_level="debug", unix_socket="/s",
@@ -80,7 +80,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, chooses_depth=True, max_running=5,
         max_waiting=6, block_size=32, kv_cache_memory_bytes=3 * 2**19, prefill_chunk=64, prefix_caching=False,
         load_format="dummy", synthetic_acceptance=(0.9, 0.8, 0.7, 0.0), log_level="debug", log_format="json",
-        deterministic=True, fast_math=True,
+        deterministic=True, fast_math=True, require_speculation=True,
     )  # fmt: skip
     assert served == [(server, ModelSource("ORG/NAME", "v1", "/d"), engine)]
 
@@ -364,9 +364,10 @@ def test_a_completion_that_nobody_reads_ends_quietly() -> None:
         ({"chooses_depth": True}, "0 to 3, chosen for each round, by the model's MTP head"),
         ({"drafter": "ngram", "has_draft_head": False}, "3 drafts a round, by n-gram lookup"),
         ({"depth": 0}, "speculation is off"),
+        ({"draft_check": DraftCheck(state="failed")}, "0: speculation is off, the MTP head failed its check"),
         ({"depth": 0, "has_draft_head": False}, "no MTP head"),
     ],
-    ids=["on", "auto", "ngram", "off", "no-head"],
+    ids=["on", "auto", "ngram", "off", "failed", "no-head"],
 )  # fmt: skip
 def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, object], line: str) -> None:
     text = banner("tiny", msgspec.structs.replace(INFO, **change), "http://127.0.0.1:8000")

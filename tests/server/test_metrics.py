@@ -20,7 +20,7 @@ import pytest
 from headway_testing.fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.engine import EngineStats
+from headway.engine import DraftCheckState, EngineStats
 from headway.server.config import MetricsNames
 from headway.server.engine_client import State
 from headway.server.errors import CODES
@@ -115,6 +115,13 @@ def test_a_fall_of_first_drafts_shows_once_it_is_in_the_mean_of_twelve_windows(
         metrics.history.add_point(seconds)
         shown.append(samples(metrics)["headway_spec_decode_acceptance_in_band",])
     assert shown == [1.0] * 37 + [0.0] * 4
+
+
+@pytest.mark.parametrize("state", get_args(DraftCheckState))
+def test_the_result_of_the_heads_check_is_one_of_the_states(state: DraftCheckState) -> None:
+    found = samples(Metrics(EngineStats, lambda: 0, read_draft_check=lambda: state))
+    shown = {name[1]: value for name, value in found.items() if name[0] == "headway_spec_decode_check_state"}
+    assert shown == {name: float(name == state) for name in get_args(DraftCheckState)}
 
 
 VLLM_STATS = EngineStats(

@@ -54,6 +54,7 @@ async def test_health_is_life_and_ready_is_service(
     assert answer.status_code == ready
     assert (answer.json()["is_ready"], answer.json()["reason"]) == (ready == 200, state)
     assert (answer.json()["engine"] is not None) == (ready == 200)
+    assert answer.json()["warnings"] == []
 
 
 async def test_models_lists_the_one_that_is_served(client: httpx.AsyncClient) -> None:

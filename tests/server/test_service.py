@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from headway_testing.fake_engine import FakeEngine
 
-from headway.engine import EngineStats
+from headway.engine import DraftCheck, EngineStats
 from headway.server.app import create_app
 from headway.server.config import ServiceLimits
 from headway.server.in_flight import InFlight
@@ -331,7 +332,30 @@ class TestSpeculation:
             "has_mtp": True, "drafter": "mtp", "depth": 3, "chooses_depth": False, "max_draft_tokens": 3, "drafted_per_position": [30, 20, 0],
             "accepted_per_position": [24, 5, 0], "acceptance_per_position": [0.8, 0.25, None],
             "acceptance_length": 59 / 30,
+            "check": {"state": "none", "acceptance": [], "chance": None, "num_sure": 0, "num_sure_accepted": 0, "reason": "", "seconds": 0.0},
         }  # fmt: skip
+
+    async def test_a_head_that_failed_its_check_drafts_nothing_unless_an_operator_says_so(
+        self, connect: Connect, engine: FakeEngine
+    ) -> None:
+        check = DraftCheck(state="failed", acceptance=[0.01, 0.0, 0.0], chance=0.1, reason="1% were accepted")
+        assert engine.info is not None
+        engine.info = msgspec.structs.replace(engine.info, draft_check=check)
+        async with connect(keys=Keys((), "admin")) as client:
+            told = (await client.get("/v1/speculation")).json()
+            assert (told["max_draft_tokens"], told["depth"]) == (0, 3)
+            assert told["check"]["reason"] == "1% were accepted"
+            ready = await client.get("/ready")
+            assert (ready.status_code, ready.json()["is_ready"]) == (200, True)
+            off = ["the MTP head failed its check, speculation is off: 1% were accepted"]
+            on = ["the MTP head failed its check, it drafts because a limit was set: 1% were accepted"]
+            assert ready.json()["warnings"] == off
+            for limit, depth, warnings in ((2, 2, on), (None, 0, off)):
+                body = {"max_draft_tokens": limit}
+                answer = await client.put("/v1/speculation", json=body, headers=bearer("admin"))
+                assert answer.json()["max_draft_tokens"] == depth
+                assert (await client.get("/ready")).json()["warnings"] == warnings
+        assert engine.depths == [2, 0]
 
     async def test_the_limit_holds_for_every_round_until_it_is_lifted(
         self, connect: Connect, engine: FakeEngine
