@@ -207,6 +207,7 @@ class EngineLoop:
     def _add(self, message: Submit, guide: Future[Guide] | None) -> None:
         try:
             request = _request(message, None if guide is None else guide.result())
+            self._auditor.recall()
             self._scheduler.add(request)
             self._auditor.watch(request, message.label or str(message.request_id))
         except RequestError as error:

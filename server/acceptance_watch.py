@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-# A window ends with the first reading at which it has both.
+# A window ends with the first reading at which it has this many drafts and has lasted for so long.
 WINDOW_DRAFTS, WINDOW_SECONDS = 256, 10.0
+# A window that lasts longer, as where drafts were turned off, tells nothing of now.
+MOST_SECONDS = 600.0
 # Compared are the mean of the last windows and that of all before them. The latter is known after FIRST_WINDOWS; from LONG_WINDOWS on
-# each new one has the weight 1 / LONG_WINDOWS, so that a change that lasts becomes usual after half a day of traffic.
+# each new one has the weight 1 / LONG_WINDOWS, so that a change that lasts becomes usual after half a day of traffic, unless less than
+# LEAST_USUAL is accepted.
 RECENT_WINDOWS, FIRST_WINDOWS, LONG_WINDOWS = 12, 12, 2048
-# Shares of what was usual. Two limits, so that a share near one of them is not told again and again.
+# Shares of what was usual. The limits differ, so that a share near one of them is logged once.
 LEAVING_SHARE, RETURNING_SHARE = 0.5, 0.7
-# Below, nothing is watched. At 0.05, 12 windows of 256 drafts have half of it by chance once in 10^10: six standard deviations.
+# A head that is usually right less often is not watched. At 0.05, 12 windows of 256 drafts have half of it by chance once in 10^10: six standard deviations.
 LEAST_USUAL = 0.05
 
 logger = logging.getLogger("headway.server")
@@ -40,13 +43,20 @@ class AcceptanceWatch:
         if drafted >= WINDOW_DRAFTS and seconds - begin >= WINDOW_SECONDS:
             self._begin = seconds, num_drafted, num_accepted
             self._end_window((num_accepted - past_accepted) / drafted)
+        elif not self.is_in_band and seconds - begin > MOST_SECONDS:
+            self._begin = seconds, num_drafted, num_accepted
+            self._recent.clear()
+            self.is_in_band = True
+            logger.info("first drafts have become too few to say how often they are accepted")
 
     def _end_window(self, share: float) -> None:
         self._recent.append(share)
         if len(self._recent) > RECENT_WINDOWS:
-            self._num_windows = min(self._num_windows + 1, LONG_WINDOWS)
-            self._usual += (self._recent.popleft() - self._usual) / self._num_windows
-        if self._num_windows >= FIRST_WINDOWS:
+            past = self._recent.popleft()
+            if self.is_in_band or past >= LEAST_USUAL:
+                self._num_windows = min(self._num_windows + 1, LONG_WINDOWS)
+                self._usual += (past - self._usual) / self._num_windows
+        if self._num_windows >= FIRST_WINDOWS and len(self._recent) == RECENT_WINDOWS:
             self._compare(sum(self._recent) / RECENT_WINDOWS)
 
     def _compare(self, share: float) -> None:

@@ -311,8 +311,8 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     )
     yield _labelled(
         "headway_audits",
-        "Finished requests that were to be computed again without drafts (--audit-rate): with the same tokens, with different "
-        "ones, and those that were dropped because too many waited or something kept them from being repeated.",
+        "Finished requests that were computed again without drafts (--audit-rate), with the same tokens or with different ones, "
+        "and those that were dropped because the server was not idle for so long.",
         "outcome",
         dict.fromkeys(get_args(AuditOutcome), 0) | stats.audits_by_outcome,
     )

@@ -60,7 +60,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     on their tokens. kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
     num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens: how many
     steps had at most STEP_TOKEN_BOUNDS[i] of them and more than the bound before; the last entry is of those above.
-    audits_by_outcome: requests that were computed again (see `Auditor`); dropped: that were to be, and could not.
+    audits_by_outcome: requests that were computed again (see `Auditor`), and those that were dropped before.
     """
 
     # gauges

@@ -45,17 +45,6 @@ class Admission:
                     return
                 state.preempt(max(extra, key=state.waiting.turn))
 
-    def recall_audits(self) -> None:
-        """Preempts audits until the first request that waits can have a row and blocks. Runs before admission, too."""
-        state = self._state
-        first = state.waiting.first(allows_extra=True)
-        if first is None or first.is_audit:
-            return
-        num_blocks = -(-(first.num_tokens + state.depth + 1) // state.block_size)
-        audits = [request for request in state.running if request.is_audit]
-        while audits and (state.rows.is_full or not self._supply.has_blocks(num_blocks)):
-            state.preempt(audits.pop())
-
     def admit(self, budget: int) -> list[Admitted]:
         """Admits requests from the front of the queue while the step's token budget is not used up by earlier requests."""
         admitted: list[Admitted] = []

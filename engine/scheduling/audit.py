@@ -1,7 +1,7 @@
 """Computes a share of the finished requests again, without drafts and without cached prefixes, and compares the tokens.
 
-Audits take what requests leave: one starts only while no request waits, several at once where none runs, and they give rows and
-blocks back to requests that wait. Their tokens and their time count in no statistics of requests. Knows ids, no text.
+Audits use idle capacity only: they run while the scheduler has no request, and are taken back when one comes. What they have
+computed by then is kept as tokens. They count in no statistics of requests. Knows ids, no text.
 """
 
 from __future__ import annotations
@@ -10,33 +10,75 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
 import msgspec
 
-from headway.engine.protocol.errors import RequestError
+from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.messages import TokenEvent
-from headway.engine.protocol.sampling_params import FinishReason
+from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.protocol.stats import AuditOutcome
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
 
-# Requests that wait to be audited; more are dropped.
+# Requests that wait to be audited; beyond, those that have waited longest are dropped.
 MAX_QUEUED = 64
-# Audits that run at once while no request does.
-MAX_RUNNING = 8
-# After every request's, whose priorities have 64 bits.
-PRIORITY = 1 << 64
+# Audits that run at once, and the share of the KV blocks that several may take, so that most cached prefixes stay.
+MAX_RUNNING, BLOCK_SHARE = 8, 1 / 8
 
 logger = logging.getLogger(__name__)
 
 
-class _Watched(NamedTuple):
-    """A request that is to be audited once it has ended. label: its name in logs."""
+@dataclass(slots=True, eq=False)
+class _Audit:
+    """A request that is computed again. Mutable: written by the auditor.
 
-    request: Request
+    label: the request's name in logs. expected: the tokens that it got; got: those that were computed again so far, which are the same.
+    guide: of the audit itself. num_cached, num_preemptions: of the request.
+    """
+
     label: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+    expected: list[int]
+    guide: Guide | None
+    num_cached: int
+    num_preemptions: int
+    got: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Request, label: str) -> _Audit:
+        """request: has ended."""
+        return cls(
+            label,
+            request.prompt_token_ids,
+            msgspec.structs.replace(request.sampling, num_logprobs=None, num_prompt_logprobs=None),
+            request.stop_token_ids,
+            request.output_token_ids,
+            None if request.guide is None else request.guide.at_beginning(),
+            request.num_prompt_cached,
+            request.num_preemptions,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.expected)
+
+    def request(self, request_id: int) -> Request:
+        """Returns a request for the tokens that are missing, which goes on where the last one stopped."""
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            sampling=self.sampling,
+            max_tokens=len(self.expected),
+            stop_token_ids=self.stop_token_ids,
+            max_draft_tokens=0,
+            guide=self.guide,
+            is_audit=True,
+            output_token_ids=list(self.got),
+        )
 
 
 class Auditor:
@@ -49,118 +91,101 @@ class Auditor:
         self._scheduler = scheduler
         self._rate = rate
         self._draw = draw
-        self._watched: dict[int, _Watched] = {}
-        self._queue: deque[_Watched] = deque()
-        self._running: dict[int, _Watched] = {}  # by the id of the audit's own request
-        self._num_compared: dict[int, int] = {}  # likewise
+        self._watched: dict[int, tuple[Request, str]] = {}
+        self._queue: deque[_Audit] = deque()
+        self._running: dict[int, _Audit] = {}  # by the id of the request that computes it
         self._ids = count(-1, -1)
+
+    @property
+    def num_open(self) -> int:
+        """Returns how many audits wait or run."""
+        return len(self._queue) + len(self._running)
 
     def watch(self, request: Request, label: str) -> None:
         """Decides whether a request that the scheduler has taken in will be audited. label: its name in logs."""
         if self._draw() < self._rate:
-            self._watched[request.request_id] = _Watched(request, label)
+            self._watched[request.request_id] = request, label
 
     def end(self, request_id: int) -> None:
         """Notes that the request has ended: the tokens that it has got by now are those that were sent."""
-        watched = self._watched.pop(request_id, None)
-        if watched is None or watched.request.finish_reason is FinishReason.ERROR:
+        request, label = self._watched.pop(request_id, (None, ""))
+        if request is None or request.finish_reason is FinishReason.ERROR or not request.output_token_ids:
             return
-        if not watched.request.output_token_ids:
-            return
-        if len(self._queue) < MAX_QUEUED:
-            self._queue.append(watched)
-        else:
+        self._queue.append(_Audit.of(request, label))
+        if len(self._queue) > MAX_QUEUED:
+            self._queue.popleft()
             self._count("dropped")
 
     def start(self) -> None:
-        """Gives the scheduler as many audits as it has room for."""
-        while self._queue and len(self._running) < self._num_wanted():
-            watched = self._queue.popleft()
-            audit = _audit_of(watched.request, next(self._ids))
+        """Gives the scheduler audits if it has no request, else takes them back."""
+        if self._scheduler.num_requests:
+            self.recall()
+            return
+        while self._queue and self._has_room(self._queue[0]):
+            audit, audit_id = self._queue.popleft(), next(self._ids)
             try:
-                self._scheduler.add(audit)
-            except RequestError as error:
-                self._drop(watched, str(error))
+                self._scheduler.add(audit.request(audit_id))
+            except Exception:
+                logger.exception("audit: request %s could not be computed again", audit.label)
+                self._count("dropped")
             else:
-                self._running[audit.request_id] = watched
-                self._num_compared[audit.request_id] = 0
+                self._running[audit_id] = audit
+
+    def recall(self) -> None:
+        """Takes the audits that run from the scheduler. What a step in flight adds to them is computed once more."""
+        while self._running:
+            audit_id, audit = self._running.popitem()
+            self._scheduler.abort(audit_id)
+            self._queue.appendleft(audit)
 
     def read(self, events: Iterable[TokenEvent]) -> list[TokenEvent]:
         """Returns the events of requests; compares those of audits, and notes which requests have ended."""
         kept = []
         for event in events:
             if event.request_id in self._running:
-                self._compare(event)
+                self._compare(event, self._running[event.request_id])
             elif event.request_id >= 0:
                 kept.append(event)
                 if event.finish_reason is not None:
                     self.end(event.request_id)
         return kept
 
-    def _num_wanted(self) -> int:
-        """Returns how many audits may run by now."""
-        scheduler = self._scheduler
-        if scheduler.num_waiting:
-            return 0
-        if scheduler.num_running == 0:
-            return min(MAX_RUNNING, scheduler.num_rows)
-        return 1 if 2 * scheduler.num_running <= scheduler.num_rows else 0
+    def _has_room(self, audit: _Audit) -> bool:
+        if not self._running:
+            return True
+        num_tokens = audit.num_tokens + sum(other.num_tokens for other in self._running.values())
+        is_small = num_tokens <= BLOCK_SHARE * self._scheduler.num_kv_tokens
+        return is_small and len(self._running) < min(MAX_RUNNING, self._scheduler.num_rows)
 
-    def _compare(self, event: TokenEvent) -> None:
-        watched = self._running[event.request_id]
-        if event.finish_reason is FinishReason.ERROR:
-            self._drop(watched, event.error or "an error ended it")
-            self._forget(event.request_id)
+    def _compare(self, event: TokenEvent, audit: _Audit) -> None:
+        start = len(audit.got)
+        expected = audit.expected[start : start + len(event.token_ids)]
+        if event.token_ids != expected:
+            pairs = zip(event.token_ids, expected, strict=False)
+            place = start + next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
+            self._report(event.request_id, f"token {place + 1} is another one")
             return
-        expected, start = watched.request.output_token_ids, self._num_compared[event.request_id]
-        end = start + len(event.token_ids)
-        if event.token_ids != expected[start:end]:
-            pairs = zip(event.token_ids, expected[start:end], strict=False)
-            same = next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
-            self._report(watched, start + same)
-            self._scheduler.abort(event.request_id)
-            self._forget(event.request_id)
+        audit.got += event.token_ids
+        if event.finish_reason is FinishReason.ERROR:
+            self._report(event.request_id, f"after token {len(audit.got)} it failed ({event.error})")
         elif event.finish_reason is not None:
+            del self._running[event.request_id]
             self._count("same")
-            self._forget(event.request_id)
-        else:
-            self._num_compared[event.request_id] = end
 
-    def _report(self, watched: _Watched, place: int) -> None:
+    def _report(self, audit_id: int, what: str) -> None:
+        audit = self._running.pop(audit_id)
+        self._scheduler.abort(audit_id)
         self._count("different")
         logger.error(
-            "audit: token %d of %d of request %s is not the one that the model gives without drafts and cached prefixes; until this "
-            "is found, --depth 0 or --no-prefix-caching may avoid it (%d prompt tokens, %d of them cached, preempted %d times)",
-            place + 1,
-            len(watched.request.output_token_ids),
-            watched.label,
-            len(watched.request.prompt_token_ids),
-            watched.request.num_prompt_cached,
-            watched.request.num_preemptions,
+            "audit: request %s, computed again without drafts and cached prefixes, differs: %s, of %d; until this is found, --depth 0 or "
+            "--no-prefix-caching may avoid it (%d prompt tokens, %d of them cached, preempted %d times)",
+            audit.label,
+            what,
+            len(audit.expected),
+            len(audit.prompt_token_ids),
+            audit.num_cached,
+            audit.num_preemptions,
         )
-
-    def _drop(self, watched: _Watched, why: str) -> None:
-        self._count("dropped")
-        logger.warning("audit: request %s could not be computed again: %s", watched.label, why)
-
-    def _forget(self, audit_id: int) -> None:
-        del self._running[audit_id], self._num_compared[audit_id]
 
     def _count(self, outcome: AuditOutcome) -> None:
         self._scheduler.state.stats.count_audit(outcome)
-
-
-def _audit_of(request: Request, audit_id: int) -> Request:
-    """Returns a request for the tokens that a finished one got."""
-    sampling = msgspec.structs.replace(request.sampling, num_logprobs=None, num_prompt_logprobs=None)
-    return Request(
-        request_id=audit_id,
-        prompt_token_ids=request.prompt_token_ids,
-        sampling=sampling,
-        max_tokens=len(request.output_token_ids),
-        stop_token_ids=request.stop_token_ids,
-        max_draft_tokens=0,
-        priority=PRIORITY,
-        guide=None if request.guide is None else request.guide.at_beginning(),
-        is_audit=True,
-    )

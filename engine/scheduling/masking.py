@@ -40,7 +40,8 @@ class Masking:
             owners[request.guide] = request
         for guide, error in self._filler.fill(windows, buffer):
             self._state.contain(_raise, owners[guide], error)
-        self._state.stats.num_masked_rows += len(windows)
+        if not self._state.num_audits:
+            self._state.stats.num_masked_rows += len(windows)
         return entries
 
     def _known(self, drafts: Sequence[int]) -> list[int]:

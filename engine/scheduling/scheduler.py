@@ -136,21 +136,32 @@ class Scheduler:
         return self._config.num_rows
 
     @property
+    def num_kv_tokens(self) -> int:
+        """Returns how many tokens the KV cache holds."""
+        return self.state.stats.num_kv_blocks * self._config.block_size
+
+    @property
+    def num_requests(self) -> int:
+        """Returns how many requests run or wait, audits not counted."""
+        return len(self.state.requests) - self.state.num_audits
+
+    @property
     def num_running(self) -> int:
         """Returns how many requests hold a row, audits not counted."""
-        return len(self.state.running) - self._num_running_audits()
+        return len(self.state.running) - len(self._running_audits())
 
     @property
     def num_waiting(self) -> int:
         """Returns how many requests wait for a row, audits not counted."""
-        return len(self.state.waiting) - (self.state.num_audits - self._num_running_audits())
+        return self.num_requests - self.num_running
 
     def snapshot(self) -> EngineStats:
         """Returns a copy of the counters as they stand."""
         stats, blocks = self.state.stats, self.state.blocks
         stats.num_requests_running = self.num_running
         stats.num_requests_waiting = self.num_waiting
-        stats.num_kv_blocks_used = blocks.num_used
+        of_audits = sum(len(request.block_ids) for request in self._running_audits())
+        stats.num_kv_blocks_used = blocks.num_used - of_audits
         stats.num_kv_blocks_cached = blocks.num_cached
         return copy.deepcopy(stats)
 
@@ -218,7 +229,8 @@ class Scheduler:
         """
         state = self.state
         self._limits.check(request)
-        state.waiting.check_room(request)
+        if not request.is_audit:
+            state.waiting.check_room(request)
         assert request.max_tokens >= 1, f"max_tokens is {request.max_tokens}"
         max_model_len = self._limits.max_model_len
         fits = request.limit < max_model_len or request.max_tokens == 1
@@ -262,8 +274,6 @@ class Scheduler:
         grown = self.supply.grow_rows()
         admitted = []
         if state.waiting:
-            if state.num_audits:
-                self._admission.recall_audits()
             self._admission.make_room(self._budget())
             admitted = self._admission.admit(self._budget())
         if not any(r.status is Status.PREFILLING or state.can_decode(r) for r in state.running):
@@ -299,9 +309,10 @@ class Scheduler:
             load=self._depth.load(decoding, chunks),
         )
 
-    def _num_running_audits(self) -> int:
-        state = self.state
-        return sum(request.is_audit for request in state.running) if state.num_audits else 0
+    def _running_audits(self) -> list[Request]:
+        return (
+            [request for request in self.state.running if request.is_audit] if self.state.num_audits else []
+        )
 
     def _choose_depth(self) -> None:
         """Chooses the depth of the step's round, unless prompts have their turn."""
@@ -316,7 +327,9 @@ class Scheduler:
 
     def _budget(self) -> int:
         """Returns the most prompt tokens of this step."""
-        return self._prefill.budget(self._load([r for r in self.state.running if self.state.can_decode(r)]))
+        budget = self._prefill.budget(self._load([r for r in self.state.running if self.state.can_decode(r)]))
+        # A request that comes meanwhile waits for the step.
+        return min(budget, self._prefill.separate) if self.state.num_audits else budget
 
     def _load(self, decoding: list[Request]) -> Load:
         """Returns what the policy needs to know of a round of these rows and of the prompt that is computed first."""
@@ -324,9 +337,9 @@ class Scheduler:
         first = min(
             (r for r in state.running if r.status is Status.PREFILLING), key=state.waiting.turn, default=None
         )
-        has_depth = max(map(state.depth_cap, decoding), default=-1) in state.mixed_depths
-        num_tokens = len(decoding) * (state.depth + 1)
-        return Load(num_tokens, has_depth and state.is_plain(), 0 if first is None else first.num_computed)
+        depth = max(map(state.depth_cap, decoding), default=-1)
+        is_common = depth in state.mixed_depths and state.is_plain()
+        return Load(len(decoding) * (depth + 1), is_common, 0 if first is None else first.num_computed)
 
     def _next_pass(self) -> tuple[list[PrefillChunk], list[Request]]:
         """Returns the chunks and the decoding rows of the step's forward pass.

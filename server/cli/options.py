@@ -189,8 +189,8 @@ SPECULATION = [
            "(fp8 there for models wider than 2,048; else full)", "NAME"),
     Option("synthetic-acceptance", parse_rates, None, "for measurements: take the drafts at each position this often, "
            "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES"),
-    Option("audit-rate", numbers_in(0, 1), 0.0, "compute this share of the finished requests again, without drafts and cached prefixes, where "
-           "rows are free; /metrics counts those that differ, and the log names them", "SHARE"),
+    Option("audit-rate", numbers_in(0, 1), 0.0, "compute this share of the finished requests again, without drafts and cached prefixes, while "
+           "the server is idle; /metrics counts those that differ, and the log names them", "SHARE"),
 ]  # fmt: skip
 SCHEDULING = [
     Option("max-running", parse_int, None, "requests that generate at once (default: 256 on a GPU with room for them, 64 on a CPU)"),

@@ -10,6 +10,7 @@ import pytest
 from headway.server.acceptance_watch import (
     FIRST_WINDOWS,
     LONG_WINDOWS,
+    MOST_SECONDS,
     RECENT_WINDOWS,
     WINDOW_DRAFTS,
     WINDOW_SECONDS,
@@ -103,6 +104,27 @@ def test_a_lasting_change_becomes_usual_within_a_day() -> None:
     assert left < RECENT_WINDOWS
     assert not any(after[left:2000])
     assert all(after[6000:])
+
+
+def test_a_head_that_is_never_right_does_not_become_usual() -> None:
+    traffic = Traffic()
+    traffic.windows(0.8, 1000)
+    after = traffic.windows(0.0, 20_000)
+    assert not any(after[RECENT_WINDOWS:])
+    assert traffic.windows(0.8, RECENT_WINDOWS)[-1], "the share that was usual is still known"
+
+
+def test_where_drafts_are_turned_off_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="headway.server")
+    traffic = Traffic()
+    traffic.windows(0.8, 1000)
+    traffic.windows(0.1, 20)
+    told = [traffic.add(0, 0, 1.0) for _ in range(1000)]
+    assert told == [False] * told.index(True) + [True] * (1000 - told.index(True))
+    assert told.index(True) in range(int(MOST_SECONDS) - 1, int(MOST_SECONDS) + 2)
+    assert len(caplog.records) == 2
+    after = traffic.windows(0.1, RECENT_WINDOWS)
+    assert after == [True] * (RECENT_WINDOWS - 1) + [False], "drafts are made again, and are as bad"
 
 
 def test_few_drafts_make_one_window_however_long_they_take() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import shlex
@@ -28,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())
         report = run(settings, shlex.join(["headway", "bench", "depth", *argv]))
         show(report)
-        keep_json(report, settings.json)
         _draw(settings, report)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)
@@ -39,11 +39,25 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(settings: Settings, command: str) -> Report:
-    """Raises HeadwayError."""
+    """Returns the report, which is written to the JSON file after each cell. Raises HeadwayError."""
     engine = _start(settings)
     meter, began = CellMeter(engine, settings), time.monotonic()
     cells: list[CellFigures] = []
     left_out: list[str] = []
+
+    def report() -> Report:
+        return Report(
+            command,
+            versions(),
+            device_name(engine),
+            engine.info,
+            {name: rates_of(name, engine.info.depth) for name in STATIONARY},
+            time.monotonic() - began,
+            cells,
+            summarize(cells),
+            left_out,
+        )
+
     for input_len in settings.contexts:
         for streams in settings.streams:
             if not meter.can_hold(streams, input_len):
@@ -56,22 +70,17 @@ def run(settings: Settings, command: str) -> Report:
             for profile in settings.profiles:
                 cells.append(CellFigures.of(meter.measure(streams, input_len, profile)))
                 _tell(_line(cells[-1]))
-    return Report(
-        command,
-        versions(),
-        device_name(engine),
-        engine.info,
-        {name: rates_of(name, engine.info.depth) for name in STATIONARY},
-        time.monotonic() - began,
-        cells,
-        summarize(cells),
-        left_out,
-    )
+                keep_json(report(), settings.json)
+    keep_json(report(), settings.json)
+    return report()
 
 
 def _start(settings: Settings) -> Engine:
     engine = assemble(settings.engine_config(), progress=lambda _: None)
     engine.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
+    # As in the engine's process: a full collection would stop a cell for some 50 ms.
+    gc.collect()
+    gc.freeze()
     return engine
 
 

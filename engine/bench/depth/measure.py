@@ -45,7 +45,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """tokens_per_second: the median of all_tokens_per_second; expected_tokens_per_second: the same without luck, if the drafts of each
+    """tokens_per_second: the median of all_tokens_per_second; expected_tokens_per_second: the same if the drafts of each
     round had been accepted exactly as often as set. milliseconds: of a round, on average."""
 
     tokens_per_second: float
@@ -127,9 +127,10 @@ class CellMeter:
         choices: list[int | None] = [None, *self._depths]
         runs: dict[int | None, list[list[Timed]]] = {choice: [] for choice in choices}
         self._run(prompts, None, [Spell(all_rates[-1], settings.warm_up_seconds)])
-        for _ in range(settings.num_periods if is_switching else settings.num_runs):
-            for choice in choices:
-                # A fixed depth knows nothing of what was before, so that short spells of it tell as much as long ones.
+        for number in range(settings.num_periods if is_switching else settings.num_runs):
+            first = number % len(choices)
+            for choice in choices[first:] + choices[:first]:
+                # A fixed depth does not learn, so that short spells of it tell as much as long ones.
                 seconds = own_seconds if choice is None else settings.seconds
                 runs[choice].append(
                     self._run(prompts, choice, [Spell(rates, seconds) for rates in all_rates])
@@ -154,14 +155,17 @@ class CellMeter:
 
     def _spell(self, prompts: Sequence[list[int]], spell: Spell) -> Timed:
         timed = Timed(spell.rates, 0.0, 0, Counter())
+        # The first requests of a spell have lived with the rates of the one before.
+        num_before = max(NUM_SETTLING_ROUNDS, self._settings.output_len // (2 * len(self._depths)))
         while not _is_enough(timed, spell):
-            self._add_rounds(prompts, spell, timed)
+            self._add_rounds(prompts, spell, timed, num_before)
+            num_before = NUM_SETTLING_ROUNDS
         return timed
 
-    def _add_rounds(self, prompts: Sequence[list[int]], spell: Spell, timed: Timed) -> None:
-        """Adds rounds until there are enough, or some row has all its tokens."""
+    def _add_rounds(self, prompts: Sequence[list[int]], spell: Spell, timed: Timed, num_before: int) -> None:
+        """Adds rounds until there are enough, or some row has all its tokens. num_before: rounds before the rates change."""
         with closing(self._driver.rounds(prompts, output_len=self._settings.output_len)) as rounds:
-            settled = [next(rounds) for _ in range(NUM_SETTLING_ROUNDS)]
+            settled = [next(rounds) for _ in range(num_before)]
             self._synthetic.change_rates(spell.rates)
             before = settled[-1].seconds
             for one in rounds:

@@ -16,7 +16,7 @@ PROFILES = (*STATIONARY, SWITCHING)
 
 
 class Spell(NamedTuple):
-    """Rounds of one profile. rates: by position, all rounds counted."""
+    """Rounds of one profile. rates: unconditional, by position."""
 
     rates: tuple[float, ...]
     seconds: float

@@ -19,7 +19,7 @@ BAR_OF_BEST, BAR_OF_DEPTH_0 = 0.95, 0.98
 @dataclass(frozen=True, slots=True)
 class CellFigures:
     """to_best, to_depth_0: tokens a second at the chosen depth over those of the best fixed depth, and of depth 0;
-    expected_to_best, expected_to_depth_0: the same without luck (see Speed). shares: of the rounds, by chosen depth."""
+    expected_to_best, expected_to_depth_0: the same of expected speeds (see Speed). shares: of the rounds, by chosen depth."""
 
     streams: int
     input_len: int
@@ -58,7 +58,7 @@ class CellFigures:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Over all cells. worst, mean: of to_best and so on, the mean a geometric one. mean_to_fixed: the speed at the chosen depth over
+    """Over all cells. worst, mean: of to_best and to_depth_0, the mean a geometric one. mean_to_fixed: the speed at the chosen depth over
     that of each fixed depth. missed: the bars that cells miss, in words."""
 
     num_cells: int
@@ -165,7 +165,7 @@ def _cell_table(cells: Sequence[CellFigures]) -> Table:
 
 def _show_summary(summary: Summary) -> None:
     table = new_table(
-        f"{summary.num_cells} cells", "worst", "geometric mean", "worst without luck", "mean without luck"
+        f"{summary.num_cells} cells", "worst", "geometric mean", "worst expected", "mean expected"
     )
     table.add_row(
         "auto / best",
