@@ -129,6 +129,19 @@ def test_prompts_share_passes_with_rounds_of_the_depths_that_have_graphs_for_tha
     assert [load for load, _ in policy.told[-3:-1]] == [RoundLoad(1, 24, 128), RoundLoad(1, 28, 128)]
 
 
+def test_a_round_that_its_requests_keep_shallow_counts_its_own_tokens() -> None:
+    """Two rows without drafts are two tokens, for which no mixed pass was captured, though rounds may have eight."""
+    policy = ScriptedPolicy()
+    device = device_of(policy, prefill=PrefillPolicy(128, 128, 128, mixed_above_tokens=4))
+    for _ in range(2):
+        device.add(20, max_tokens=60, max_draft_tokens=0)
+    device.step_until_round()
+    device.add(100, max_tokens=4)
+    plans = [device.step()[0] for _ in range(4)]
+    assert any(plan.prefill for plan in plans)
+    assert not any(plan.is_mixed for plan in plans)
+
+
 def test_requests_count_while_they_take_part_in_rounds() -> None:
     policy = ScriptedPolicy()
     device = device_of(policy)
