@@ -49,6 +49,8 @@ class Population:
         self.accepted = [0.0] * (depth + 1)
         self.counts = [[0] * (k + 1) for k in range(depth + 1)]
         self._num_known = [float(_LEAST_DRAFTS)] * depth
+        self._num_joined = 0
+        self._total_advantage = 0.0
         self._compute_accepted()
 
     def end_round(self) -> None:
@@ -69,16 +71,26 @@ class Population:
             line[:] = [0] * len(line)
         self._compute_accepted()
 
+    @property
+    def mean_advantage(self) -> float:
+        """Returns the mean of the rows; 0 of none. It need not be 0: each row is followed by itself, while the class changes."""
+        return self._total_advantage / self._num_joined if self._num_joined else 0.0
+
     def change_rows(self, cap: int, advantage: float, change: int) -> None:
-        """A row comes (1) or goes (-1). The mean of all rows changes by how far that row lies from it."""
-        before = after = 1.0
+        """A row comes (1) or goes (-1): the class changes as the mean of its rows does."""
+        before = 1 + self.mean_advantage
+        is_alone = self._num_joined + min(change, 0) == 0
+        self._num_joined += change
+        self._total_advantage = self._total_advantage + change * advantage if self._num_joined else 0.0
         for i in range(cap):
-            before *= self.rates[i]
             self.num_rows[i] += change
-            if self.num_rows[i] and advantage:
-                self.rates[i] = _bounded(before * (1 + change * advantage / self.num_rows[i]) / after)
-            after *= self.rates[i]
+        if not is_alone and self.rates:
+            self.rates[0] = _bounded(self.rates[0] * (1 + self.mean_advantage) / before)
         self._compute_accepted()
+
+    def change_advantage(self, change: float) -> None:
+        """A row that takes part lies further from the class by that."""
+        self._total_advantage += change
 
     def _compute_accepted(self) -> None:
         survival = 1.0
@@ -93,18 +105,22 @@ class Record:
     advantage: by what share more of its drafts are accepted than of its class's.
     """
 
-    __slots__ = ("_cap", "_population", "_takes_part", "advantage")
+    __slots__ = ("_cap", "_is_new", "_population", "_takes_part", "advantage")
 
     def __init__(self, population: Population, cap: int) -> None:
         self._population = population
         self._cap = cap
         self._takes_part = False
+        self._is_new = True
         self.advantage = 0.0
 
     def join(self) -> None:
         """The request takes part in rounds from now on."""
         assert not self._takes_part, "the request takes part already"
         self._takes_part = True
+        if self._is_new:
+            self._is_new = False
+            self.advantage = self._population.mean_advantage
         self._population.change_rows(self._cap, self.advantage, 1)
 
     def leave(self) -> None:
@@ -118,9 +134,11 @@ class Record:
         if num_drafted:
             population = self._population
             population.counts[num_drafted][num_accepted] += 1
-            self.advantage += _OWN_SHARE * (
-                num_accepted / population.accepted[num_drafted] - 1 - self.advantage
-            )
+            own = num_accepted / population.accepted[num_drafted] - 1
+            change = _OWN_SHARE * (own - self.advantage)
+            self.advantage += change
+            if self._takes_part:
+                population.change_advantage(change)
 
 
 class Acceptance:

@@ -63,6 +63,15 @@ def test_a_stationary_load_gets_what_the_best_fixed_depth_gives(cell: Cell, prof
     assert found >= 0.99 * tokens_per_second(milliseconds(cell), rows, 0)
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("num_rows", [2, 3, 5])
+def test_few_rows_that_come_and_go_leave_what_is_known_of_their_class(num_rows: int, profile: str) -> None:
+    """For half a minute: some hundred requests of one class, of which only a few run at once."""
+    rows, costs = [PROFILES[profile]] * num_rows, H200[128, 1]
+    found = SimulatedRounds(new_policy(H200), costs, 128, rows, seed=num_rows).run(30.0)
+    assert found >= 0.985 * best_fixed(costs, rows)
+
+
 @pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_a_change_of_acceptance_is_found_within_two_seconds(cell: Cell, switch: str) -> None:
