@@ -181,7 +181,7 @@ def p_values(
                 yield f"place {place} after {before}", p_value(counts[before], transitions[before])
 
 
-SETTINGS = [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (1.0, 0.7)]
+SETTINGS = [(0.5, 1.0), (1.0, 1.0), pytest.param(1.5, 1.0, marks=pytest.mark.long), (1.0, 0.7)]
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), SETTINGS, ids=str)

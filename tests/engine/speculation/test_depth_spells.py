@@ -22,15 +22,21 @@ Drafts = dict[tuple[int, int], list[int]]  # by the row's seed and L
 
 
 LONG = pytest.mark.long
-MODELS = [
-    pytest.param(("accepted", 1), id="accepted-1"),
-    pytest.param(("random", 1), id="random-1", marks=LONG),
-    pytest.param(("accepted", 3), id="accepted-3", marks=LONG),
-    pytest.param(("random", 3), id="random-3"),
-]
+MODELS = {"accepted-1": ("accepted", 1), "random-1": ("random", 1)}
+MODELS |= {"accepted-3": ("accepted", 3), "random-3": ("random", 3)}
+# (depth, steps) in turn, and the tokens of each request.
+SPELLS = {
+    "short": ([(3, 6), (0, 23), (3, 3), (0, 9), (2, 7), (0, 2), (1, 5)], 180),
+    "middle": ([(0, 90), (3, 5), (0, 70)], 300),
+    "few-drafts": ([(1, 50), (3, 4), (1, 21), (0, 20), (1, 9), (3, 2), (2, 30)], 180),
+    "random": (RANDOM_SPELLS, 180),
+    "500": ([(3, 9), (0, 500)], 640),
+    "500-of-depth-1": ([(3, 9), (1, 500)], 900),
+}
+PLAIN = {("accepted-1", "middle"), ("random-3", "random")}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models whose drafts are often right, and models whose MTP layers' keys depend on all that they read."""
     path = tmp_path_factory.mktemp("spells") / "model"
@@ -127,16 +133,13 @@ def assert_equal_blocks(
 
 
 @pytest.mark.parametrize(
-    ("spells", "max_tokens"),
+    ("model", "spells", "max_tokens"),
     [
-        pytest.param([(3, 6), (0, 23), (3, 3), (0, 9), (2, 7), (0, 2), (1, 5)], 180, marks=LONG),
-        ([(0, 90), (3, 5), (0, 70)], 300),
-        pytest.param([(1, 50), (3, 4), (1, 21), (0, 20), (1, 9), (3, 2), (2, 30)], 180, marks=LONG),
-        (RANDOM_SPELLS, 180),
-        pytest.param([(3, 9), (0, 500)], 640, marks=LONG),
-        pytest.param([(3, 9), (1, 500)], 900, marks=LONG),
+        pytest.param(kind, *SPELLS[name], id=f"{label}-{name}", marks=() if (label, name) in PLAIN else LONG)
+        for label, kind in MODELS.items()
+        for name in SPELLS
     ],
-    ids=["short", "middle", "few-drafts", "random", "500", "500-of-depth-1"],
+    indirect=["model"],
 )
 def test_a_spell_without_drafts_leaves_no_trace(
     model: Path, drafts: Drafts, spells: list[tuple[int, int]], max_tokens: int
@@ -158,6 +161,14 @@ def test_a_spell_without_drafts_leaves_no_trace(
     )
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(kind, id=label, marks=() if label == "random-3" else LONG)
+        for label, kind in MODELS.items()
+    ],
+    indirect=True,
+)
 def test_a_prefix_found_during_a_spell_gives_the_same_text(model: Path, drafts: Drafts) -> None:
     chance = random.Random(1)
     first = [[chance.randrange(VOCAB) for _ in range(40)] for _ in range(3)]

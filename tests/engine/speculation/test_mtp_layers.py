@@ -73,8 +73,19 @@ def text_of(engine: LocalEngine, prompts: list[list[int]], max_tokens: int) -> l
     return [[*prompt, *engine.outputs[i].token_ids] for prompt, i in zip(prompts, ids, strict=True)]
 
 
-@pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
-@pytest.mark.parametrize("num_layers", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    ("num_layers", "is_padded"),
+    [
+        pytest.param(1, False, id="1-plain"),
+        pytest.param(3, True, id="3-padded"),
+        *(
+            pytest.param(num_layers, is_padded, id=f"{num_layers}-{name}", marks=pytest.mark.long)
+            for num_layers, is_padded, name in (
+                (1, True, "padded"), (2, False, "plain"), (2, True, "padded"), (3, False, "plain"),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_every_draft_is_the_oracles(
     num_layers: int, is_padded: bool, proposals: Proposals, tmp_path: Path
 ) -> None:

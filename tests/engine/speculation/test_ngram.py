@@ -78,7 +78,16 @@ def prompts_of(num_prompts: int, longest: int) -> list[list[int]]:
     return [tokens[i][: 1 + (7 * i) % longest] for i in range(num_prompts)]
 
 
-@pytest.mark.parametrize("architecture", CLASSES)
+# Of the dense families one is enough for the plain run: their engines differ in nothing that the drafter sees.
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(
+            name, marks=() if name in ("MiMoForCausalLM", "Qwen3_5ForCausalLM") else pytest.mark.long
+        )
+        for name in CLASSES
+    ],
+)
 def test_every_family_drafts_without_a_head(
     architecture: str, tmp_path: Path, texts_of: Callable[..., dict[int, list[int]]]
 ) -> None:
@@ -97,7 +106,7 @@ def test_every_family_drafts_without_a_head(
     assert plain.engine.info.depth == 0
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("depth", [1, *(pytest.param(depth, marks=pytest.mark.long) for depth in (2, 4)), 8])
 def test_chunks_hits_and_shallow_rounds(
     depth: int, tmp_path: Path, texts_of: Callable[..., dict[int, list[int]]]
 ) -> None:

@@ -178,8 +178,11 @@ def test_what_cannot_be_copied_so_is_left_to_others(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(
     ("outputs", "inputs"),
-    [(6144, 4096), (4096, 8192), (4096, 11264), (4096, 11776), (2048, 16384), (22016, 4096)],
-)
+    [
+        (6144, 4096), (4096, 8192), (4096, 11264), (2048, 16384),
+        *(pytest.param(*shape, marks=pytest.mark.long) for shape in ((4096, 11776), (22016, 4096))),
+    ],
+)  # fmt: skip
 def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     """A tile's first input, and its part's, are the same with copies of either size, beside any tiles."""
     orders, sizes = [], set()
