@@ -11,6 +11,15 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     spare_repetitions()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as long, in the interpreter, what takes long there alone, before any test is chosen by its marks."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        for item in items:
+            if item.get_closest_marker("interpreted_long") is not None:
+                item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)

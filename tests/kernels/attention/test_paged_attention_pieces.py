@@ -44,6 +44,15 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     hand_out(monkeypatch, request.param)
 
 
+def in_units(*interpreted: str) -> pytest.MarkDecorator:
+    """Work handed out by each unit; in the interpreter's plain run by these alone."""
+    units = [
+        pytest.param(unit, marks=() if unit in interpreted else pytest.mark.interpreted_long)
+        for unit in UNITS
+    ]
+    return pytest.mark.parametrize("small_pieces", units, indirect=True)
+
+
 def arguments(
     starts: list[int], window: int, heads: tuple[int, int], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
@@ -82,6 +91,7 @@ def test_pieces_add_up(
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE)
 
 
+@in_units("two-quads", "tile")
 @pytest.mark.usefixtures("small_pieces")
 def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool) -> None:
     """Rows that end before anything, beside one whose keys lie in five groups: all places are written."""
@@ -96,7 +106,7 @@ def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool)
     assert torch.equal(out[:1], alone)
 
 
-@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("window", [1, pytest.param(4, marks=pytest.mark.interpreted_long)])
 def test_the_result_does_not_depend_on_how_work_is_handed_out(
     window: int, device: torch.device, monkeypatch: pytest.MonkeyPatch, is_interpreted: bool
 ) -> None:
@@ -252,6 +262,7 @@ def test_partial_results_have_room(hands_out: torch.device) -> None:
     assert ways == {1, 4, 8, 16}
 
 
+@in_units("group", "quad")
 @pytest.mark.usefixtures("small_pieces")
 def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device) -> None:
     """A row whose blocks are taken away, and one that stands before the first position."""

@@ -409,9 +409,12 @@ def test_one_logit_that_is_no_number_does_no_harm(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "filters",
-    [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}, {"top_k": 2000, "top_p": 0.9}],
+    [
+        {"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5},
+        pytest.param({"top_k": 2000, "top_p": 0.9}, marks=pytest.mark.interpreted_long),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_lines_with_nan_or_inf_are_marked_and_others_get_the_same_token(
     filters: dict[str, float], dtype: torch.dtype, device: torch.device
 ) -> None:
