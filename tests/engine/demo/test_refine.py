@@ -12,7 +12,7 @@ import torch
 from headway_testing.demo_model import TINY
 from tokenizers import Tokenizer
 
-from demo_model import model, refine
+from demo_model import model, refine, writing
 from demo_model.corpus import Corpus
 from demo_model.drafter import DrafterRecipe, train_drafter
 from demo_model.evaluate import complete
@@ -74,12 +74,16 @@ def test_unlikelihood_is_of_what_is_to_be_unlearnt(tiny: model.DemoModel) -> Non
     assert tiny.lm_head.weight.grad is not None
 
 
-def test_refining_averages_seeded_runs(tiny: model.DemoModel, corpus: Corpus) -> None:
+def test_refining_averages_seeded_runs(
+    tiny: model.DemoModel, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "PROMPT_TOKENS", 48)
+    monkeypatch.setattr(writing, "NEW_TOKENS", 40)
     one = refine.RefinementRecipe(
         lectures=(refine.Lecture(1.0, True, 0),),
         schedule=Schedule(steps=2, warmup_steps=1, muon_lr=0.01, adam_lr=1e-3),
         batch_size=4,
-        tokens=LENGTH - 4,
+        tokens=48 + 40 - 4,
         own_rows=1,
         texts_a_row=1,
         steps_a_writing=2,
