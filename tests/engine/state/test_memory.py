@@ -209,10 +209,10 @@ assert ctypes.CDLL(None).mallopt(RETURN_BEYOND, 128 * KIB)  # where glibc starts
 assert sys.argv[1] == "returned" or keep_freed_memory()
 def step():
     blocks = [torch.ones(3 << 20) for _ in range(4)]
-for _ in range(10):
+for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+for _ in range(3):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
