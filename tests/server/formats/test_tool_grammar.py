@@ -21,6 +21,8 @@ CASES = [
     for one in CALLING
     for special in ((True,) if one.is_harmony else (True, False))
 ]
+# After so many walks a test may end where it has met all that it must meet.
+LEAST = pytest.mark.parametrize("least", [6, pytest.param(100, marks=pytest.mark.long)], ids=["some", "all"])
 NAMES = {"type": "string", "maxLength": 8}
 TOOLS = {
     "get_weather": {
@@ -153,10 +155,14 @@ def check_calls(pieces: list[Piece], offered: list[dict[str, Any]]) -> list[Tool
     return calls
 
 
-def names_called(one: OutputFormat, texts: Iterable[str], offered: list[dict[str, Any]]) -> set[str]:
-    """Each text must be one valid call, and nothing else."""
-    called = set()
-    for text in texts:
+def names_called(
+    one: OutputFormat, texts: Iterable[str], offered: list[dict[str, Any]], *, least: int
+) -> set[str]:
+    """Each text must be one valid call, and nothing else. Ends after `least` texts once all tools were called."""
+    called: set[str] = set()
+    for number, text in enumerate(texts):
+        if number >= least and len(called) == len(offered):
+            break
         pieces = parse(one, text, offered)
         assert not any(isinstance(piece, Content) for piece in pieces), (text, pieces)
         (call,) = check_calls(pieces, offered)
@@ -164,37 +170,47 @@ def names_called(one: OutputFormat, texts: Iterable[str], offered: list[dict[str
     return called
 
 
+@LEAST
 @pytest.mark.parametrize(("one", "with_special"), CASES)
-def test_a_required_call_is_exactly_one_valid_call(one: OutputFormat, with_special: bool) -> None:
+def test_a_required_call_is_exactly_one_valid_call(one: OutputFormat, with_special: bool, least: int) -> None:
     offered = tools(*TOOLS)
     vocabulary = vocabulary_of(one, with_special=with_special)
     grammar = one.tool_grammar(offered, required=True, parallel=False, special_ids=vocabulary.special_ids)
     texts = vocabulary.walks(grammar, seed=1, count=40, prefer=12)
-    assert names_called(one, texts, offered) == set(TOOLS)
+    assert names_called(one, texts, offered, least=least) == set(TOOLS)
 
 
+@LEAST
 @pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
-def test_parallel_calls_are_one_or_more_valid_calls(one: OutputFormat) -> None:
+def test_parallel_calls_are_one_or_more_valid_calls(one: OutputFormat, least: int) -> None:
     offered = tools("get_weather", "now")
     vocabulary = vocabulary_of(one, with_special=True)
     grammar = one.tool_grammar(offered, required=True, parallel=True, special_ids=vocabulary.special_ids)
-    counts = []
+    counts: list[int] = []
+    takes_several = one.name not in ("harmony", "llama_json")
     for text in vocabulary.walks(grammar, seed=2, count=25, prefer=3):
+        if len(counts) >= least and min(counts) == 1 and (max(counts) > 1) == takes_several:
+            break
         pieces = parse(one, text, offered)
         assert not any(isinstance(piece, Content) for piece in pieces), (text, pieces)
         counts.append(len(check_calls(pieces, offered)))
     assert min(counts) == 1
     # Harmony's answers end with the first call, and templates of Llama 3 take one call a message.
-    assert (max(counts) > 1) == (one.name not in ("harmony", "llama_json"))
+    assert (max(counts) > 1) == takes_several
 
 
+@LEAST
 @pytest.mark.parametrize(("one", "with_special"), CASES)
-def test_calls_that_are_not_required_are_valid_or_text_comes(one: OutputFormat, with_special: bool) -> None:
+def test_calls_that_are_not_required_are_valid_or_text_comes(
+    one: OutputFormat, with_special: bool, least: int
+) -> None:
     offered = tools("get_weather", "now")
     vocabulary = vocabulary_of(one, with_special=with_special)
     grammar = one.tool_grammar(offered, required=False, parallel=False, special_ids=vocabulary.special_ids)
-    kinds = set()
-    for text in vocabulary.walks(grammar, seed=3, count=60, prefer=12):
+    kinds: set[type] = set()
+    for number, text in enumerate(vocabulary.walks(grammar, seed=3, count=60, prefer=12)):
+        if number >= 2 * least and kinds == {Content, ToolCall}:
+            break
         pieces = parse(one, text, offered)
         calls = check_calls(pieces, offered)
         assert len(calls) <= 1
@@ -221,14 +237,15 @@ ODD_TOOLS = {
 }
 
 
+@LEAST
 @pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
-def test_names_numbers_and_references_of_any_kind_make_valid_calls(one: OutputFormat) -> None:
+def test_names_numbers_and_references_of_any_kind_make_valid_calls(one: OutputFormat, least: int) -> None:
     functions = [{"name": name, "parameters": schema} for name, schema in ODD_TOOLS.items()]
     offered = [{"type": "function", "function": function} for function in functions]
     vocabulary = vocabulary_of(one, with_special=True)
     grammar = one.tool_grammar(offered, required=True, parallel=False, special_ids=vocabulary.special_ids)
     texts = vocabulary.walks(grammar, seed=8, count=30, prefer=12)
-    assert names_called(one, texts, offered) == set(ODD_TOOLS)
+    assert names_called(one, texts, offered, least=least) == set(ODD_TOOLS)
 
 
 @pytest.mark.parametrize("one", CALLING, ids=lambda one: one.name)
@@ -285,16 +302,17 @@ STRINGS: tuple[dict[str, Any], ...] = (
 )
 
 
+@LEAST
 @pytest.mark.parametrize("name", ["qwen_xml", "mimo", "glm", "glm_lines", "deepseek_v32"])
 @pytest.mark.parametrize("schema", STRINGS, ids=json.dumps)
-def test_strings_between_tags_keep_their_schema(name: str, schema: dict[str, Any]) -> None:
+def test_strings_between_tags_keep_their_schema(name: str, schema: dict[str, Any], least: int) -> None:
     one = find_format(None, name=name)
     short = {"type": "string", "maxLength": 4}
     parameters = {"type": "object", "properties": {"s": schema}, "required": ["s"], "$defs": {"short": short}}
     offered = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     vocabulary = vocabulary_of(one, with_special=True)
     grammar = one.tool_grammar(offered, required=True, parallel=False, special_ids=vocabulary.special_ids)
-    for text in vocabulary.walks(grammar, seed=4, count=15, prefer=12):
+    for text in vocabulary.walks(grammar, seed=4, count=min(least, 15), prefer=12):
         pieces = parse(one, text, offered)
         (call,) = check_calls(pieces, offered)
         jsonschema.validate(json.loads(call.arguments), parameters, format_checker=jsonschema.FormatChecker())
