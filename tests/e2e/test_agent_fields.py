@@ -13,7 +13,7 @@ import httpx
 import pytest
 from headway_testing.api_examples import examples
 from headway_testing.chat_models import HERMES_TEMPLATE, scripted_model
-from headway_testing.daemon import running_scripted_server
+from headway_testing.daemon import Server, running_scripted_server
 
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
 TOOL = {
@@ -33,15 +33,10 @@ USER = {"role": "user", "content": "What time is it?"}
 ELSEWHERE = [USER, {"role": "assistant", "content": None, "tool_calls": [CALLED]}]
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("scripted")
-    model = scripted_model(folder / "demo-tools")
-    file = folder / "template.jinja"
-    file.write_text(HERMES_TEMPLATE.replace("<|im_start|>system\\n", "<|im_start|>system\\n[from the file]"))
-    for server in running_scripted_server(str(model), "--chat-template", str(file)):
-        with httpx.Client(base_url=server.url, timeout=60) as opened:
-            yield opened
+@pytest.fixture
+def client(scripted: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=scripted.url, timeout=60) as opened:
+        yield opened
 
 
 def post(client: httpx.Client, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:

@@ -16,16 +16,21 @@ def auto(start: Callable[..., Iterator[Server]]) -> Iterator[Server]:
     yield from start("--depth", "auto", "--max-depth", "4", "--admin-key", "admin")
 
 
+@pytest.mark.parametrize(
+    "depth_of_server", [3, pytest.param(0, marks=pytest.mark.long)], ids=["asked-of-a-server", "server"]
+)
 def test_it_says_so_and_its_text_is_that_of_a_server_without_drafts(
-    auto: Server, start: Callable[..., Iterator[Server]]
+    auto: Server, request: pytest.FixtureRequest, start: Callable[..., Iterator[Server]], depth_of_server: int
 ) -> None:
+    """The other server makes no drafts because the request asks for none, or because it has no depth."""
     state = httpx.get(f"{auto.url}/v1/speculation").json()
     assert (state["chooses_depth"], state["depth"], state["drafter"]) == (True, 4, "mtp")
     chosen = httpx.post(
         f"{auto.url}/v1/completions", json=BODY | {"speculation": {"report": True}}, timeout=60
     ).json()
-    for plain in start("--depth", "0"):
-        wanted = httpx.post(f"{plain.url}/v1/completions", json=BODY, timeout=60).json()
+    body = BODY | {"speculation": {"max_draft_tokens": 0}}
+    for plain in start("--depth", "0") if depth_of_server == 0 else [request.getfixturevalue("server")]:
+        wanted = httpx.post(f"{plain.url}/v1/completions", json=body, timeout=60).json()
     assert chosen["choices"][0]["text"] == wanted["choices"][0]["text"]
     assert auto.metric("headway_spec_decode_depth_count") > 0
 

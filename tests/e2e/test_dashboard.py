@@ -173,7 +173,7 @@ def test_tiles_and_charts_show_the_load(page: Page) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 768, 1920])
+@pytest.mark.parametrize("width", [320, pytest.param(768, marks=pytest.mark.long), 1920])
 def test_the_page_fits_in_both_themes(page: Page, theme: str, width: int, tmp_path: Path) -> None:
     page.emulate_media(color_scheme=theme)
     page.set_viewport_size({"width": width, "height": 900})

@@ -11,10 +11,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from headway_testing.chat_models import demo_with_template
 
 PROMPT = "def read_config(path):\n"
-TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
 DEPTHS = pytest.mark.parametrize("depth", [0, 3], ids=["no-drafts", "3-drafts"])
 
 
@@ -196,7 +194,7 @@ def test_masks_that_leave_no_token_are_refused_and_the_engine_lives(client: http
 def test_another_salt_finds_no_cached_prefix(client: httpx.Client, server: Any) -> None:
     prompt = PROMPT * 12
     hits, told = [], []
-    for salt in ("a", "a", "b"):
+    for salt in ("one", "one", "two"):
         before = server.metric("headway_prefix_cache_hit_tokens_total")
         answer = complete(client, prompt=prompt, cache_salt=salt, max_tokens=2)
         told.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -228,17 +226,11 @@ def is_python(text: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def chatting(tmp_path_factory: pytest.TempPathFactory, start: Any) -> Iterator[Any]:
-    """The embedded model's weights with a chat template in their folder."""
-    yield from start(str(demo_with_template(tmp_path_factory.mktemp("chat") / "demo-chat", TEMPLATE)))
-
-
-def test_the_official_client_chats(chatting: Any) -> None:
-    official = openai.OpenAI(base_url=f"{chatting.url}/v1", api_key="none", max_retries=0)
+def test_the_official_client_chats(templated: Any) -> None:
+    official = openai.OpenAI(base_url=f"{templated.url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "system", "content": "x = 1"}, {"role": "user", "content": "import os"}]
     answer = official.chat.completions.create(
-        model="demo-chat",
+        model="demo-tools",
         messages=messages,
         max_completion_tokens=20,
         temperature=0,
@@ -247,8 +239,9 @@ def test_the_official_client_chats(chatting: Any) -> None:
     )
     text = answer.choices[0].message.content
     assert text
-    prompt = "# system: x = 1\n# user: import os\n"
-    plain = official.completions.create(model="demo-chat", prompt=prompt, max_tokens=20, temperature=0)
+    turns = "<|im_start|>system\nx = 1<|im_end|>\n<|im_start|>user\nimport os<|im_end|>\n"
+    prompt = f"{turns}<|im_start|>assistant\n"
+    plain = official.completions.create(model="demo-tools", prompt=prompt, max_tokens=20, temperature=0)
     assert text == plain.choices[0].text
     assert answer.choices[0].logprobs is not None
     told = answer.choices[0].logprobs.content
@@ -256,6 +249,6 @@ def test_the_official_client_chats(chatting: Any) -> None:
     assert "".join(token.token for token in told) == text
     assert all(token.logprob == token.top_logprobs[0].logprob for token in told)
     stream = official.chat.completions.create(
-        model="demo-chat", messages=messages, max_tokens=20, temperature=0, stream=True
+        model="demo-tools", messages=messages, max_tokens=20, temperature=0, stream=True
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text

@@ -15,8 +15,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from headway_testing.chat_models import HERMES_TEMPLATE, demo_with_template, scripted_model
-from headway_testing.daemon import Server, running_scripted_server
+from headway_testing.daemon import Server
 from headway_testing.schemas import random_schema
 from headway_testing.scripted_process import TURN
 
@@ -37,16 +36,10 @@ ADD: Any = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, start: Any) -> Iterator[Server]:
-    yield from start(str(demo_with_template(tmp_path_factory.mktemp("tools") / MODEL, HERMES_TEMPLATE)))
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    for running in running_scripted_server(str(scripted_model(tmp_path_factory.mktemp("scripted") / MODEL))):
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
-            yield client
+@pytest.fixture
+def agent(scripted: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def streamed(server: Server, body: dict[str, Any]) -> str:
@@ -65,9 +58,9 @@ def whole(server: Server, body: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-@pytest.mark.parametrize("num_schemas", [8, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_schemas", [5, pytest.param(100, marks=pytest.mark.long)])
 def test_a_text_of_a_schema_is_valid_and_the_same_streamed_and_beside_others(
-    server: Server, num_schemas: int
+    templated: Server, num_schemas: int
 ) -> None:
     bodies = []
     for number in range(num_schemas):
@@ -79,9 +72,9 @@ def test_a_text_of_a_schema_is_valid_and_the_same_streamed_and_beside_others(
         bodies += [{"prompt": prompt, "max_tokens": 300, **sampling, **form_of} for form_of in (
             {"response_format": form}, {"max_tokens": 30},
         )]  # fmt: skip
-    alone = [whole(server, body) for body in bodies]
+    alone = [whole(templated, body) for body in bodies]
     with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda body: streamed(server, body), bodies)) == [c["text"] for c in alone]
+        assert list(threads.map(lambda body: streamed(templated, body), bodies)) == [c["text"] for c in alone]
     stopped = 0
     for body, choice in zip(bodies, alone, strict=True):
         if "response_format" in body and choice["finish_reason"] == "stop":
@@ -90,8 +83,8 @@ def test_a_text_of_a_schema_is_valid_and_the_same_streamed_and_beside_others(
     assert stopped >= 0.95 * num_schemas
 
 
-def test_a_tool_that_must_be_called_is_called_with_valid_arguments(server: Server) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+def test_a_tool_that_must_be_called_is_called_with_valid_arguments(templated: Server) -> None:
+    with openai.OpenAI(base_url=f"{templated.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "import os"}], tools=[ADD], max_tokens=200, seed=1,
             tool_choice={"type": "function", "function": {"name": "add"}}, parallel_tool_calls=False,
@@ -103,21 +96,19 @@ def test_a_tool_that_must_be_called_is_called_with_valid_arguments(server: Serve
     jsonschema.validate(json.loads(call.function.arguments), ADD["function"]["parameters"])
 
 
-def test_an_agent_reasons_calls_and_answers_whole_and_streamed(scripted: openai.OpenAI) -> None:
+def test_an_agent_reasons_calls_and_answers_whole_and_streamed(agent: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": SCRIPT}]
-    first = scripted.chat.completions.create(model=MODEL, messages=messages, tools=[ADD], max_tokens=200)
+    first = agent.chat.completions.create(model=MODEL, messages=messages, tools=[ADD], max_tokens=200)
     message: Any = first.choices[0].message
     (call,) = message.tool_calls
     assert first.choices[0].finish_reason == "tool_calls"
     assert json.loads(call.function.arguments) == {"a": 6, "b": 7}
     assert (message.reasoning_content.strip(), message.content.strip()) == ("Six and seven.", "Let me see.")
-    with scripted.chat.completions.stream(
-        model=MODEL, messages=messages, tools=[ADD], max_tokens=200
-    ) as events:
+    with agent.chat.completions.stream(model=MODEL, messages=messages, tools=[ADD], max_tokens=200) as events:
         final: Any = events.get_final_completion().choices[0].message
     assert final.tool_calls[0].function.arguments == call.function.arguments
     assert final.content == message.content
     messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "13"}]
-    last = scripted.chat.completions.create(model=MODEL, messages=messages, tools=[ADD], max_tokens=200)
+    last = agent.chat.completions.create(model=MODEL, messages=messages, tools=[ADD], max_tokens=200)
     assert last.choices[0].message.content == "It is 13."
     assert last.choices[0].finish_reason == "stop"

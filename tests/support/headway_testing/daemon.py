@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -97,3 +97,23 @@ def running_scripted_server(*arguments: str) -> Iterator[Server]:
     )
     yield running
     assert stop_server(running) == 0
+
+
+@dataclass
+class SharedServers:
+    """Servers by name, each started when it is first asked for. Mutable."""
+
+    _running: dict[str, tuple[Iterator[Server], Server]] = field(default_factory=dict)
+
+    def running(self, name: str, life: Callable[[], Iterator[Server]]) -> Server:
+        """Starts another one where the last has left."""
+        if name not in self._running or self._running[name][1].process.poll() is not None:
+            started = life()
+            self._running[name] = started, next(started)
+        return self._running[name][1]
+
+    def stop(self) -> None:
+        """Each must end by itself with code 0."""
+        while self._running:
+            _, (life, _server) = self._running.popitem()
+            assert list(life) == []
