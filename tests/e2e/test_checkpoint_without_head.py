@@ -17,7 +17,9 @@ from headway.engine.bench.shape import made_up_tokenizer
 VOCAB_SIZE = 300
 
 
-@pytest.mark.parametrize("sees_images", [False, True], ids=["text", "text-and-images"])
+@pytest.mark.parametrize(
+    "sees_images", [False, pytest.param(True, marks=pytest.mark.long)], ids=["text", "text-and-images"]
+)
 def test_banner_readiness_and_inspection_say_that_nothing_drafts(
     sees_images: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
