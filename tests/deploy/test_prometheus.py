@@ -22,7 +22,7 @@ from headway_testing.tools import installed
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"
-LOAD_SECONDS = 10.0
+LOAD_SECONDS = 6.0
 PAUSE_SECONDS = 0.3  # of a client after each request; three send all kinds each second
 
 
@@ -94,7 +94,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With the configuration that is deployed, but a second between scrapes, after ten seconds of load."""
+    """With the configuration that is deployed, but a second between scrapes, after six seconds of load."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((RULES / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}

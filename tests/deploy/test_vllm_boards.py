@@ -16,7 +16,7 @@ from headway_testing.daemon import Server, running_server
 from headway_testing.prometheus import Prometheus, running_prometheus
 
 MODEL = "boards/tiny"
-LOAD_SECONDS = 10.0
+LOAD_SECONDS = 6.0
 BY_MODEL = f'{{model_name="{MODEL}"}}'
 BY_ALL = f'{{job=~"vllm", model_name=~"{MODEL}", instance=~".+", engine=~"0"}}'
 
