@@ -88,15 +88,15 @@ def submit_some(engine: LocalEngine, count: int, *, vocabulary: int, seed: int =
 
 def test_what_is_right_is_found_to_be_the_same() -> None:
     engine = LocalEngine(config_of())
-    ids = submit_some(engine, 24, vocabulary=DEMO_VOCABULARY)
+    ids = submit_some(engine, 15, vocabulary=DEMO_VOCABULARY)
     assert run_audits(engine) == {"same": len(ids)}
     assert set(engine.outputs) == set(ids), "events of audits were sent"
 
 
 def test_recurrent_layers_are_audited_as_well(hybrid: str) -> None:
     engine = LocalEngine(config_of(hybrid))
-    submit_some(engine, 20, vocabulary=TINY_VOCABULARY)
-    assert run_audits(engine) == {"same": 20}
+    submit_some(engine, 12, vocabulary=TINY_VOCABULARY)
+    assert run_audits(engine) == {"same": 12}
 
 
 @pytest.mark.timeout(1200)

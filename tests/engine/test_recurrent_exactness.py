@@ -132,7 +132,7 @@ def test_a_warm_prefix_changes_nothing_around_blocks_and_checkpoints(around: int
 
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=LONG), 3])
 def test_a_preempted_request_goes_on_as_if_nothing_had_happened(depth: int, path: str) -> None:
-    cases = cases_of([text_of(length, seed=length) for length in (30, 64, 70, 100)], 90)
+    cases = cases_of([text_of(length, seed=length) for length in (30, 64, 70, 100)], 60)
     calm = generate(cases, config_of(path, depth=depth, prefix_caching=False))
     small = LocalEngine(config_of(path, depth=depth)).engine.runner.pool.block_bytes() * 20
     engine = LocalEngine(config_of(path, depth=depth, kv_cache_memory_bytes=small))

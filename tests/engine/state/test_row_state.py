@@ -63,7 +63,7 @@ class Kind:
 KINDS = {
     "running sum": Kind(
         lambda folder: constructed_mimo(folder, noise=0.08, max_position_embeddings=160),
-        160, (16, 24, 40), (0, 20, 33, 48, 60), 18, 12, 30, 50, 30, 48, 64, is_made_up=True,
+        160, (16, 24, 40), (0, 20, 33, 48, 60), 18, 6, 30, 50, 30, 48, 64, is_made_up=True,
     ),
     "delta net": Kind(
         lambda folder: constructed_hybrid(folder, noise=0.1, max_position_embeddings=300),
