@@ -39,6 +39,13 @@ MODES: dict[str, Callable[[int], SamplingParams]] = {
 SAMPLED_FIRST = ["sampled", pytest.param("greedy", marks=pytest.mark.long)]
 
 
+def each_once(one: str, other: str) -> list[object]:
+    """Each of two kinds with one mode; with the other mode in the long tests."""
+    pairs = [(one, "sampled"), (other, "greedy"), (one, "greedy"), (other, "sampled")]
+    marks = [(), (), pytest.mark.long, pytest.mark.long]
+    return [pytest.param(*pair, marks=mark) for pair, mark in zip(pairs, marks, strict=True)]
+
+
 @pytest.fixture(scope="module")
 def prompts() -> list[tuple[int, ...]]:
     """Held-out Python source, as token ids."""
@@ -65,8 +72,7 @@ def plain_of_sixteen(prompts: list[tuple[int, ...]]) -> Callable[[str, str], lis
     return write
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("drafter", ["mtp", "ngram"])
+@pytest.mark.parametrize(("drafter", "mode"), each_once("mtp", "ngram"))
 def test_a_depth_changes_no_text(
     prompts: list[tuple[int, ...]],
     plain_of_sixteen: Callable[[str, str], list[list[int]]],
@@ -80,8 +86,7 @@ def test_a_depth_changes_no_text(
         assert_same_text(MODEL, cases, plain, drafted, dtype="float32")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("chooser", ["random", "measured"])
+@pytest.mark.parametrize(("chooser", "mode"), each_once("random", "measured"))
 def test_a_depth_that_changes_with_the_rounds_changes_no_text(
     prompts: list[tuple[int, ...]],
     plain_of_sixteen: Callable[[str, str], list[list[int]]],
@@ -116,7 +121,7 @@ def test_no_depth_changes_a_long_text(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SAMPLED_FIRST)
 def test_sixteen_at_once_write_what_each_writes_alone(
     prompts: list[tuple[int, ...]], mode: str, dtype: str
 ) -> None:
@@ -206,7 +211,7 @@ def test_planning_a_step_before_the_last_is_read_changes_nothing(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SAMPLED_FIRST)
 @pytest.mark.parametrize(
     ("drafter_name", "acceptance"),
     [("random", (0.0, 0.05)), ("always wrong", (0.0, 0.0)), ("always right", (1.0, 1.0))],
