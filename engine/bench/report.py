@@ -89,11 +89,11 @@ def keep_json(report: object, file: Path | None) -> None:
         raise ConfigError(f"--json is {file}, which cannot be written: {error}") from None
 
 
-def new_console() -> Console:
-    """Returns a terminal, or a file of lines that are wide enough for the tables."""
+def new_console(width: int = TABLE_WIDTH) -> Console:
+    """Returns a terminal, or a file of lines that are wide enough for the tables. width: in characters."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = TABLE_WIDTH
+        console.width = width
     return console
 
 

@@ -71,8 +71,9 @@ def run(settings: Settings, command: str) -> Report:
                 cells.append(CellFigures.of(meter.measure(streams, input_len, profile)))
                 _tell(_line(cells[-1]))
                 keep_json(report(), settings.json)
-    keep_json(report(), settings.json)
-    return report()
+    whole = report()
+    keep_json(whole, settings.json)
+    return whole
 
 
 def _start(settings: Settings) -> Engine:

@@ -18,7 +18,7 @@ import torch
 from headway.engine.bench.exact.check import Check
 from headway.engine.bench.exact.combinations import Trial, all_combinations, draw, make_groups, make_trials
 from headway.engine.bench.exact.recorded import RecordedDrafter
-from headway.engine.bench.exact.report import MAX_KEPT_DIFFERENCES, Report, keep, levels_of, show
+from headway.engine.bench.exact.report import MAX_KEPT_DIFFERENCES, Report, levels_of, show
 from headway.engine.bench.exact.session import Session
 from headway.engine.bench.exact.settings import Settings, read_settings
 from headway.engine.bench.exact.soak import Soak, SoakOutcome
@@ -30,6 +30,7 @@ from headway.engine.bench.exact.texts import (
     make_texts,
     random_prompts,
 )
+from headway.engine.bench.report import keep_json
 from headway.engine.bench.settings import EMBEDDED
 from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())
         report = run(settings, shlex.join(["headway", "bench", "exact", *argv]))
         show(report)
-        keep(report, settings.json)
+        keep_json(report, settings.json)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)
         return 1

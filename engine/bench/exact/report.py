@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +13,7 @@ from headway.engine.bench.exact.check import Coverage
 from headway.engine.bench.exact.combinations import Combination, Trial
 from headway.engine.bench.exact.compare import Difference
 from headway.engine.bench.exact.soak import SoakOutcome
-from headway.engine.protocol.errors import ConfigError
+from headway.engine.bench.report import new_console
 from headway.engine.protocol.messages import EngineInfo
 
 MAX_KEPT_DIFFERENCES = 200
@@ -84,9 +82,7 @@ def levels_of(
 
 
 def show(report: Report) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = TABLE_WIDTH
+    console = new_console(TABLE_WIDTH)
     info = report.engine
     console.print(f"{report.command}\n{report.device_name}; {info.architecture}, {info.dtype}", markup=False)
     console.print(", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()))
@@ -96,16 +92,6 @@ def show(report: Report) -> None:
         _show_soak(console, report.soak)
     verdict = "exact: no request differs" if report.is_exact else "NOT EXACT: some requests differ"
     console.print(verdict)
-
-
-def keep(report: Report, file: Path | None) -> None:
-    """Raises ConfigError."""
-    if file is None:
-        return
-    try:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    except OSError as error:
-        raise ConfigError(f"--json is {file}, which cannot be written: {error}") from None
 
 
 def _show_trials(console: Console, report: Report) -> None:
