@@ -77,7 +77,7 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
     step_seconds = 0.0
     with engine.runner.without_captures():
         # The last texts are left unfinished, so that rounds keep about the same number of rows.
-        while scheduler.num_running + scheduler.num_waiting > num_texts // 2 and evidence.wants_more:
+        while scheduler.num_requests > num_texts // 2 and evidence.wants_more:
             since = time.monotonic()
             if since - began + step_seconds > limit_seconds or (plan := scheduler.plan()) is None:
                 break

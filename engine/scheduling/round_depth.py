@@ -32,7 +32,7 @@ class RoundDepth:
         if state.depth_policy is None or not self._chooses or self.is_fixed:
             return
         decoding = [request for request in state.running if state.can_decode(request)]
-        if all(request.is_audit for request in decoding):
+        if not decoding or state.num_audits:
             return
         depths: Sequence[int] = range(state.depth_limit + 1)
         if num_prompt_tokens or (self._has_graphs and not state.is_plain()):
@@ -43,12 +43,11 @@ class RoundDepth:
 
     def load(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
         """Returns the load of a plan with this round and these chunks; None where nobody asks for it."""
-        if self._state.depth_policy is None or all(request.is_audit for request in decoding):
+        if self._state.depth_policy is None or not decoding or self._state.num_audits:
             return None
-        is_unusual = any(request.guide is not None or request.is_audit for request in decoding)
         num_prompt_tokens = sum(len(chunk.token_ids) for chunk in chunks)
         padded = -(-num_prompt_tokens // MIXED_STEP) * MIXED_STEP
-        is_usual = not is_unusual and self._state.is_plain()
+        is_usual = self._state.is_plain() and all(request.guide is None for request in decoding)
         return RoundLoad(len(decoding), _num_context_tokens(decoding), padded, is_usual)
 
     def begin(self, request: Request) -> None:

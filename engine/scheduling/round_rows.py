@@ -16,7 +16,7 @@ def join_round(state: SchedulerState, decoding: list[Request]) -> tuple[int, tup
     for request in decoding:
         request.num_rounds_in_flight += 1
         request.num_tokens_in_flight += depth + 1
-    if not all(request.is_audit for request in decoding):
+    if not state.num_audits:
         state.stats.count_round(depth)
     return depth, tuple(by_row[row].request_id if row in by_row else None for row in range(max(by_row) + 1))
 

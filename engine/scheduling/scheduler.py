@@ -236,6 +236,10 @@ class Scheduler:
         fits = request.limit < max_model_len or request.max_tokens == 1
         assert fits, f"limit {request.limit} of {max_model_len} tokens"
         assert request.request_id not in state.requests, f"request id {request.request_id} is taken"
+        others = self.num_requests if request.is_audit else state.num_audits
+        assert not others, (
+            f"request {request.request_id} would be computed beside {others} of the other kind, audits or not"
+        )
         request.arrival_seconds = state.clock()
         request.arrival = self._num_taken_in
         self._num_taken_in += 1

@@ -31,7 +31,7 @@ class SchedulerState:
     depth: the most drafts of the next round; depth_limit: the most that it may have, which an operator sets; max_depth: the most
     that this may be set to; mixed_depths: those of the rounds for which mixed passes were captured. depth_policy: chooses the
     depth; None: it is the limit. has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
-    broken_block_ids wait until the scheduler hands them out. num_audits: how many of the requests are audits; audit_stats:
+    broken_block_ids wait until the scheduler hands them out. num_audits: how many of the requests are audits: none or all; audit_stats:
     their counters, which nobody reads.
     """
 

@@ -25,7 +25,7 @@ function pair(quantiles) {
   return `${duration(quantiles[P50])}|p95 ${duration(quantiles[P95])}`;
 }
 
-// Requests that were computed again without drafts. Dropped ones could not be, or had no room in the queue.
+// Requests that were computed again without drafts. Dropped ones waited too long for an idle server.
 function audit({ same = 0, different = 0, dropped = 0 }) {
   const all = same + different;
   const rest = dropped ? [`${number(dropped)} dropped`] : [];

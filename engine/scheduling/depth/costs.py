@@ -32,7 +32,7 @@ class RoundLoad(NamedTuple):
     """The work of a round besides its drafts.
 
     num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the same pass. is_usual:
-    whether its time tells what other rounds take; not with logits processors, log-probabilities, grammars or audits.
+    whether its time tells what other rounds take; not with logits processors, log-probabilities or grammars.
     """
 
     num_rows: int
