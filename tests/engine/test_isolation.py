@@ -30,7 +30,7 @@ from headway.engine.speculation.ngram import NgramDrafter, ngram_state
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import block_bytes
 
-ROUNDS, LONG_ROUNDS, GPU_ROUNDS = 800, 2000, 10_000
+ROUNDS, LONG_ROUNDS, GPU_ROUNDS = 1250, 2000, 10_000
 GUARD_BLOCKS = 3
 GUARD = 12345.0
 BLOCK = 16
