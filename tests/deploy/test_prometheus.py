@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +20,8 @@ from headway_testing.tools import installed
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"
-LOAD_SECONDS = 6.0
-PAUSE_SECONDS = 0.3  # of a client after each request; three send all kinds each second
+KINDS = ("stream", "whole", "abort", "chat", "refused", "no drafts", "stream")
+NUM_ROUNDS = 4  # of all kinds, with a scrape after each: rates need two scrapes that differ
 
 
 def promtool(*arguments: str | Path, standard_input: str | None = None) -> str:
@@ -73,18 +71,13 @@ def send(url: str, kind: str) -> None:
         httpx.post(f"{url}/v1/completions", json=body, timeout=60)
 
 
-def load(url: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    kinds = itertools.cycle(["stream", "whole", "abort", "chat", "refused", "no drafts", "stream"])
-
-    def work() -> None:
-        while time.monotonic() < deadline:
-            send(url, next(kinds))
-            time.sleep(PAUSE_SECONDS)
-
-    with ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(work) for _ in range(3)]:
-            done.result()
+def load(server: Server, running: Prometheus) -> None:
+    """All kinds of requests, three at once, between any two scrapes."""
+    for _ in range(NUM_ROUNDS):
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda kind: send(server.url, kind), KINDS))
+        server.wait_until_idle(60)
+        running.wait_for_scrape()
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +87,14 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With the configuration that is deployed, but a second between scrapes, after six seconds of load."""
+    """With the configuration that is deployed, but a second between scrapes, after some load."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((RULES / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
     for running in running_prometheus(folder, config):
-        load(server.url, LOAD_SECONDS)
-        time.sleep(2)
+        load(server, running)
         yield running
 
 

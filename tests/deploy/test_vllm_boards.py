@@ -7,7 +7,6 @@ query_statistics.json, vllm_speculative_decoding.json, vllm_kv_cache.json), with
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -16,7 +15,7 @@ from headway_testing.daemon import Server, running_server
 from headway_testing.prometheus import Prometheus, running_prometheus
 
 MODEL = "boards/tiny"
-LOAD_SECONDS = 6.0
+NUM_REQUESTS = 4  # with a scrape after each
 BY_MODEL = f'{{model_name="{MODEL}"}}'
 BY_ALL = f'{{job=~"vllm", model_name=~"{MODEL}", instance=~".+", engine=~"0"}}'
 
@@ -91,13 +90,11 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "scrape_configs": [{"job_name": "vllm", "static_configs": [{"targets": [target]}]}],
     }
     for running in running_prometheus(tmp_path_factory.mktemp("prometheus"), config):
-        deadline = time.monotonic() + LOAD_SECONDS
-        while time.monotonic() < deadline:
+        for _ in range(NUM_REQUESTS):
             body = {"prompt": "def parse(text):\n" * 3, "max_tokens": 24, "n": 2}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
-            time.sleep(0.2)
-        server.wait_until_idle()
-        time.sleep(2)
+            server.wait_until_idle(60)
+            running.wait_for_scrape()
         yield running
 
 

@@ -36,7 +36,8 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample's value, from the text that Prometheus would scrape."""
-        text = httpx.get(f"{self.url}/metrics").text
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines(keepends=True)
+        text = "".join(line for line in lines if line.startswith(name))
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
         found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
         assert len(found) == 1, f"{name} {labels}: {found}"

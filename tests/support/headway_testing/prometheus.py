@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,38 @@ Sample = tuple[dict[str, str], float]
 
 
 class Prometheus:
-    """A running one, asked over its API."""
+    """A running one, asked over its API.
 
-    def __init__(self, url: str) -> None:
+    num_targets: how many it scrapes.
+    """
+
+    def __init__(self, url: str, num_targets: int) -> None:
         self.url = url
+        self._num_targets = num_targets
+
+    def wait_for_scrape(self, seconds: float = 60.0) -> None:
+        """Until every target was scraped, and after that every rule evaluated, from now on.
+
+        Prometheus begins to scrape some seconds after it says that it is ready.
+        """
+        begun = time.time()
+        self._wait(seconds, "scraped", lambda: len(self._scraped_since(begun)) == self._num_targets)
+        scraped = max(self._scraped_since(begun))
+        self._wait(seconds, "evaluated", lambda: all(when > scraped for when in self._evaluated()))
+
+    def _scraped_since(self, begun: float) -> list[float]:
+        return [value for _, value in self.query("timestamp(up == 1)") if value > begun]
+
+    def _evaluated(self) -> list[float]:
+        """When each group of rules was, in seconds since the epoch."""
+        groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
+        return [datetime.fromisoformat(group["lastEvaluation"]).timestamp() for group in groups]
+
+    def _wait(self, seconds: float, wanted: str, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, f"Prometheus has not {wanted} everything after {seconds} s"
+            time.sleep(0.1)
 
     def query(self, expression: str) -> list[Sample]:
         answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
@@ -35,7 +64,7 @@ class Prometheus:
 
 
 def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """Once it is ready. folder: an empty one, for its configuration and its data."""
+    """Once it has scraped every target. folder: an empty one, for its configuration and its data."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -46,7 +75,8 @@ def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prom
             f"--web.listen-address={address}", "--log.level=warn",
         ]
     )  # fmt: skip
-    running = Prometheus(f"http://{address}")
+    static = [entry for job in config["scrape_configs"] for entry in job["static_configs"]]
+    running = Prometheus(f"http://{address}", sum(len(entry["targets"]) for entry in static))
     try:
         deadline = time.monotonic() + 30
         while True:
@@ -56,6 +86,7 @@ def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prom
                 if httpx.get(f"{running.url}/-/ready").status_code == 200:
                     break
             time.sleep(0.1)
+        running.wait_for_scrape()
         yield running
     finally:
         process.terminate()
