@@ -140,9 +140,10 @@ class EngineClient:
             self._state = "serving"
             self._send(Resume())
 
-    def set_depth(self, depth: int) -> None:
-        """Limits the drafts of every round from the next step on, 0 to the configured depth; this survives a restart."""
-        self._depth = depth
+    def set_depth(self, depth: int, *, survives_restart: bool = True) -> None:
+        """Limits the drafts of every round from the next step on, 0 to the configured depth. survives_restart: False where no limit is
+        set: the next life of the engine begins with the depth that its check of the MTP head leaves."""
+        self._depth = depth if survives_restart else None
         if self._state in ("serving", "paused", "draining"):
             self._send(SetDepth(depth))
 

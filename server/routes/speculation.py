@@ -58,7 +58,8 @@ async def limit_speculation(request: Request) -> Response:
     body = decode(await read_body(request), SpeculationLimit)
     check_range("max_draft_tokens", body.max_draft_tokens, 0, engine_info(services).depth)
     services.depth_limit.max_draft_tokens = body.max_draft_tokens
-    services.engine.set_depth(max_draft_tokens(services))
+    has_limit = body.max_draft_tokens is not None
+    services.engine.set_depth(max_draft_tokens(services), survives_restart=has_limit)
     return _json(_state(services))
 
 

@@ -375,6 +375,20 @@ async def test_a_depth_that_was_set_holds_in_the_next_life(client: EngineClient)
     await until(lambda: client.stats.draft_tokens_per_position == [2, 2])
 
 
+async def test_after_the_limit_was_lifted_the_next_life_begins_with_the_depth_that_it_finds_right(
+    client: EngineClient,
+) -> None:
+    """Its check of the MTP head may come to another result."""
+    client.set_depth(2)
+    client.set_depth(1, survives_restart=False)
+    await until(lambda: client.stats.draft_tokens_per_position == [1])
+    os.kill(pid_of(client), signal.SIGKILL)
+    await until(lambda: client.status().num_restarts == 1)
+    await until(lambda: client.status().state == "serving")
+    await within(5, collect(submit(client, [request(client)])))
+    assert client.stats.draft_tokens_per_position == [1], "the next life was told a depth"
+
+
 async def test_a_pause_while_it_loads_holds_from_the_start() -> None:
     async with started() as client:
         client.pause()

@@ -355,6 +355,7 @@ class TestSpeculation:
                 answer = await client.put("/v1/speculation", json=body, headers=bearer("admin"))
                 assert answer.json()["max_draft_tokens"] == depth
                 assert (await client.get("/ready")).json()["warnings"] == warnings
+                assert engine.lasting_depth == limit
         assert engine.depths == [2, 0]
 
     async def test_the_limit_holds_for_every_round_until_it_is_lifted(

@@ -56,6 +56,7 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.aborted: list[int] = []
         self.depths: list[int] = []  # as they were set
+        self.lasting_depth: int | None = None
         self.running: dict[int, asyncio.Task[None]] = {}
         self._receivers: dict[int, Receiver] = {}
         self._ids = itertools.count()
@@ -70,8 +71,9 @@ class FakeEngine:
     def resume(self) -> None:
         self.state = "serving"
 
-    def set_depth(self, depth: int) -> None:
+    def set_depth(self, depth: int, *, survives_restart: bool = True) -> None:
         self.depths.append(depth)
+        self.lasting_depth = depth if survives_restart else None
 
     def new_request_id(self) -> int:
         return next(self._ids)
