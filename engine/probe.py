@@ -21,7 +21,8 @@ from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.self_check import Evidence
 
 NUM_PROBES = 4
-# Texts by which drafts are checked, each half of them greedy and sampled; their greatest length; and the longest that it may take.
+# Texts by which drafts are checked, each half of them greedy and sampled, as many at once as there are rows; their greatest length; and
+# the longest that it may take.
 NUM_TEXTS, TEXT_TOKENS, CHECK_SECONDS = 16, 256, 1.5
 
 logger = logging.getLogger(__name__)
@@ -68,16 +69,16 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
     info, scheduler = engine.info, _own_scheduler(engine.info)
     evidence, draw = Evidence(info.depth), random.Random(seed)
     last: dict[int, int] = {}
-    num_texts = min(NUM_TEXTS, info.max_running)
-    for i in range(num_texts):
+    for i in range(NUM_TEXTS):
         sampling = SamplingParams(temperature=float(i % 2), seed=seed * NUM_TEXTS + i, num_logprobs=0)
         last[i] = draw.randrange(info.vocab_size)
         max_tokens = min(TEXT_TOKENS, info.max_model_len - 1)
         scheduler.add(Request(i, [last[i]], sampling, max_tokens=max_tokens))
     step_seconds = 0.0
+    # The last texts are left unfinished, so that rounds keep about the same number of rows.
+    num_left = min(NUM_TEXTS, info.max_running) // 2
     with engine.runner.without_captures():
-        # The last texts are left unfinished, so that rounds keep about the same number of rows.
-        while scheduler.num_requests > num_texts // 2 and evidence.wants_more:
+        while scheduler.num_requests > num_left and evidence.wants_more:
             since = time.monotonic()
             if since - began + step_seconds > limit_seconds or (plan := scheduler.plan()) is None:
                 break

@@ -147,7 +147,7 @@ class Evidence:
     def _reason(self, is_right: bool | None) -> str:
         sure = f"of {self._num_sure} tokens that the model was all but sure of it drafted {self._num_sure_accepted}"
         if is_right is None:
-            return f"{self._num_drafts} first drafts in the time of the check did not suffice to tell; {sure}"
+            return f"{self._num_drafts} first drafts did not suffice to tell; {sure}"
         parts = []
         if self._num_greedy:
             share = self._num_greedy_accepted / self._num_greedy

@@ -98,6 +98,22 @@ def test_the_right_head_of_the_embedded_model_passes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        ("swapped", "failed"),
+        pytest.param("wrong_layer", "failed", marks=pytest.mark.long),
+        pytest.param(None, "passed", marks=pytest.mark.long),
+    ],
+)
+def test_an_engine_of_one_row_writes_as_many_texts_one_after_another(
+    kind: str | None, state: str, tmp_path: Path
+) -> None:
+    path = DEMO if kind is None else broken(DEMO, tmp_path / kind, kind, seed=1)
+    check = unhurried(assemble(config_of(path, max_running=1), progress=lambda _: None))
+    assert check.state == state, check
+
+
+@pytest.mark.parametrize(
     "kind", [kind if kind == "wrong_layer" else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 )
 def test_every_kind_of_broken_head_is_found_in_the_embedded_model(kind: str, tmp_path: Path) -> None:
