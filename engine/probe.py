@@ -42,6 +42,7 @@ def check_logits(engine: Engine) -> None:
     while scheduler.has_work and (plan := scheduler.plan()) is not None:
         handle = engine.runner.launch(plan)
         scheduler.update(plan, handle.result())
+    _clear(engine, scheduler)
     faults = scheduler.drain_faults()
     if len(faults) == num_probes:
         hint = (
@@ -85,7 +86,7 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
             for event in scheduler.update(plan, engine.runner.launch(plan).result()):
                 _observe(evidence, event, last)
             step_seconds = time.monotonic() - since
-    engine.runner.launch(Plan(0, 0, released_rows=tuple(range(info.max_running)))).wait()
+    _clear(engine, scheduler)
     return evidence.verdict(time.monotonic() - began)
 
 
@@ -125,6 +126,16 @@ def _observe(evidence: Evidence, event: TokenEvent, last: dict[int, int]) -> Non
         )
     if event.token_ids:
         last[event.request_id] = event.token_ids[-1]
+
+
+def _clear(engine: Engine, scheduler: Scheduler) -> None:
+    """Frees the rows, and wipes blocks that may hold NaN: those of texts that came to it, and those of texts that go no further, of which
+    drafts may have."""
+    state = scheduler.state
+    held = [block_id for request in state.running for block_id in request.block_ids]
+    wiped = tuple({*state.broken_block_ids, *held})
+    rows = tuple(range(engine.info.max_running))
+    engine.runner.launch(Plan(0, 0, released_rows=rows, wiped_block_ids=wiped)).wait()
 
 
 def _own_scheduler(info: EngineInfo) -> Scheduler:

@@ -7,6 +7,9 @@ meets it.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -17,7 +20,8 @@ from headway_testing.local import GREEDY, LocalEngine
 from safetensors.torch import load_file, save_file
 
 from headway.engine import INTERNAL_ERROR
-from headway.engine.probe import check_logits
+from headway.engine.build import Engine
+from headway.engine.probe import check_drafts, check_logits
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
@@ -46,7 +50,7 @@ def begin_at(steps: int) -> int:
     return next(token_id for token_id in range(128) if token_id != BROKEN and distance(token_id) == steps)
 
 
-def engine_of(folder: Path, device: str, depth: int) -> LocalEngine:
+def engine_of(folder: Path, device: str, depth: int, broken: int = BROKEN) -> LocalEngine:
     config = EngineConfig(
         model_path=str(constructed_mimo(folder)), device=device, dtype="float32", depth=depth, max_running=8,
         kv_cache_memory_bytes=2**21,
@@ -56,7 +60,7 @@ def engine_of(folder: Path, device: str, depth: int) -> LocalEngine:
         gc.collect()  # graphs of earlier tests must not be freed while others are captured
         engine.engine.runner.capture(range(depth + 1), progress=lambda _: None)
     with torch.no_grad():
-        engine.engine.runner.model.embedding[BROKEN] = torch.inf
+        engine.engine.runner.model.embedding[broken] = torch.inf
     return engine
 
 
@@ -115,6 +119,21 @@ def test_a_model_that_is_broken_as_a_whole_is_found_at_its_start(tmp_path: Path,
         ModelError, match="NaN or infinite logits for every prompt that was tried, in float32"
     ):
         check_logits(engine.engine)
+
+
+@pytest.mark.parametrize(
+    ("check", "broken"),
+    [(check_logits, 16), (partial(check_drafts, limit_seconds=inf), BROKEN)],
+    ids=["check_logits", "check_drafts"],
+)
+def test_checks_of_the_start_leave_no_infinite_numbers_to_requests(
+    tmp_path: Path, check: Callable[[Engine], object], broken: int
+) -> None:
+    """One has the broken token as its first prompt, texts of the other come by it."""
+    engine = engine_of(tmp_path, "cpu", 3, broken=broken)
+    check(engine.engine)
+    pool = engine.engine.runner.pool
+    assert all(tensor.isfinite().all() for _, state in pool.kinds() for tensor in state.values())
 
 
 def test_weights_beyond_float16_are_found_at_the_start(tmp_path: Path) -> None:
