@@ -76,7 +76,7 @@ def load(server: Server, running: Prometheus) -> None:
     for _ in range(NUM_ROUNDS):
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda kind: send(server.url, kind), KINDS))
-        server.wait_until_idle(60)
+        server.wait_until_idle()
         running.wait_for_scrape()
 
 

@@ -93,7 +93,7 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for _ in range(NUM_REQUESTS):
             body = {"prompt": "def parse(text):\n" * 3, "max_tokens": 24, "n": 2}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
-            server.wait_until_idle(60)
+            server.wait_until_idle()
             running.wait_for_scrape()
         yield running
 

@@ -143,7 +143,7 @@ async def test_a_client_that_hangs_up_ends_its_message(
     engine.stall_after = 6
     async with httpx.AsyncClient(base_url=address) as client:
         post = asyncio.create_task(client.post(URL, json=asked(stream=stream)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not engine.running:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.05)
@@ -159,7 +159,7 @@ async def test_events_come_as_they_are_made(address: str, engine: FakeEngine) ->
     async with (
         httpx.AsyncClient(base_url=address) as client,
         client.stream("POST", URL, json=asked(stream=True)) as response,
-        asyncio.timeout(5),
+        asyncio.timeout(30),
         aclosing(response.aiter_lines()) as lines,
     ):
         async for line in lines:

@@ -23,7 +23,7 @@ async def official(address: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def until(is_true: Callable[[], bool], seconds: float = 2.0) -> None:
+async def until(is_true: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, f"not true after {seconds} s"

@@ -45,7 +45,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def until(is_true: Callable[[], bool], seconds: float = 2.0) -> None:
+async def until(is_true: Callable[[], bool], seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not is_true():
             await asyncio.sleep(0.005)

@@ -43,7 +43,7 @@ class Server:
         assert len(found) == 1, f"{name} {labels}: {found}"
         return found[0]
 
-    def wait_until_idle(self, seconds: float = 10.0) -> None:
+    def wait_until_idle(self, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             used = self.metric("headway_kv_cache_blocks", state="used")

@@ -32,6 +32,8 @@ async def serving(
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
-    yield url_of(listener, config)
-    server.should_exit = True
-    await running
+    try:
+        yield url_of(listener, config)
+    finally:
+        server.should_exit = True
+        await running
