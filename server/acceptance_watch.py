@@ -78,7 +78,7 @@ class AcceptanceWatch:
             return
         message = (
             "only %.1f %% of the first drafts are accepted, %.1f %% were before. Texts are right, but slower than they could be. "
-            "Likely causes: traffic of another kind (temperature, language, grammars), a changed chat template, or an MTP head "
-            "that does not belong to the model"
+            "Likely causes: traffic of another kind (temperature, language, grammars), a changed chat template, or with an MTP head "
+            "one that does not belong to the model"
         )
         logger.warning(message, percent, usual_percent, extra={"fields": fields})
