@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.waiting import until
 
 from headway.engine import ConfigError, DraftCheck, EngineConfig, EngineDeadError, ModelError
 from headway.server import cli
@@ -445,14 +446,12 @@ async def test_sigterm_lets_requests_finish_up_to_the_drain_time(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         running = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started)
         address = listener.getsockname()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{address[1]}") as client:
             body = {"prompt": "abc", "max_tokens": num_tokens, "stream": True}
             post = asyncio.create_task(client.post("/v1/completions", json=body))
-            while not engine.running:
-                await asyncio.sleep(0.01)
+            await until(lambda: bool(engine.running))
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait_for(running, 5)
             assert last in (await post).text.strip().splitlines()[-1]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +21,7 @@ import pytest
 import zmq
 from headway_testing import fake_process
 from headway_testing.event_stream import EventStream, submit
+from headway_testing.waiting import until
 
 from headway.engine import (
     EngineConfig,
@@ -89,13 +90,6 @@ def pid_of(client: EngineClient) -> int:
     assert client._process is not None
     assert client._process._process is not None
     return client._process._process.pid
-
-
-async def until(is_true: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"not true after {seconds} s"
-        await asyncio.sleep(0.01)
 
 
 async def within(seconds: float, awaitable: Awaitable[object]) -> object:

@@ -17,6 +17,7 @@ import pytest
 import trustme
 from headway_testing.fake_engine import FakeEngine
 from headway_testing.real_server import CalmEngine, serving
+from headway_testing.waiting import until
 
 from headway.server import cli
 from headway.server.app import create_app
@@ -213,9 +214,7 @@ async def test_a_client_that_leaves_at_any_moment_makes_no_traceback(
         for cut in (10, 60, len(request) // 2, len(request) - 1, len(request)):
             for delay in (0.0, 0.001, 0.004):
                 await asyncio.to_thread(_leave, url, request[:cut], delay, resets)
-    async with asyncio.timeout(30):
-        while engine.running:
-            await asyncio.sleep(0.01)
+    await until(lambda: not engine.running)
     await asyncio.sleep(0.05)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 import trustme
 from headway_testing import real_server
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.waiting import until
 
 from headway.engine import ConfigError
 from headway.server import cli
@@ -318,9 +318,3 @@ def post(url: str, body: dict[str, object]) -> socket.socket:
     client = socket.create_connection((address.hostname, address.port))
     client.sendall(request_of(body))
     return client
-
-
-async def until(is_true: Callable[[], bool], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not is_true():
-            await asyncio.sleep(0.01)

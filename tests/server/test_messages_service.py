@@ -13,6 +13,7 @@ import pytest
 from headway_testing.fake_chat import JoinedContents
 from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.messages import COUNT, HELLO, URL, asked, connect, events_of
+from headway_testing.waiting import until
 
 from headway.engine import FinishReason, TokenEvent
 from headway.server.config import ServiceLimits
@@ -143,14 +144,11 @@ async def test_a_client_that_hangs_up_ends_its_message(
     engine.stall_after = 6
     async with httpx.AsyncClient(base_url=address) as client:
         post = asyncio.create_task(client.post(URL, json=asked(stream=stream)))
-        async with asyncio.timeout(30):
-            while not engine.running:
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.05)
-            post.cancel()
-            await asyncio.gather(post, return_exceptions=True)
-            while engine.running:
-                await asyncio.sleep(0.005)
+        await until(lambda: bool(engine.running))
+        await asyncio.sleep(0.05)
+        post.cancel()
+        await asyncio.gather(post, return_exceptions=True)
+        await until(lambda: not engine.running)
     assert engine.aborted == [0]
 
 

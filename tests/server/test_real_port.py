@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import httpx
 import openai
 import pytest
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.waiting import until
 
 from headway.engine import FinishReason, TokenEvent
 from headway.server.tokenizer import Tokenizer
@@ -21,13 +21,6 @@ from headway.server.tokenizer import Tokenizer
 async def official(address: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-async def until(is_true: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"not true after {seconds} s"
-        await asyncio.sleep(0.005)
 
 
 async def test_the_openai_client_completes(official: openai.AsyncOpenAI, tokenizer: Tokenizer) -> None:

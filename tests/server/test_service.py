@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.waiting import until
 
 from headway.engine import DraftCheck, EngineStats
 from headway.server.app import create_app
@@ -43,12 +44,6 @@ def connect(services: Services) -> Connect:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
-
-
-async def until(is_true: Callable[[], bool], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not is_true():
-            await asyncio.sleep(0.005)
 
 
 class TestRequestIds:

@@ -12,6 +12,7 @@ import pytest
 from headway_testing.chat_page import COMPLETIONS, ChatPage
 from headway_testing.fake_engine import FakeEngine
 from headway_testing.served import served
+from headway_testing.waiting import until
 from playwright.async_api import Page, expect
 
 from headway.server.keys import Keys
@@ -155,8 +156,7 @@ async def test_an_answer_that_was_stopped_at_once_is_no_part_of_the_history(
     answer(TEXT)
     engine.stall_after = 0
     await chat.send("Hello")
-    while not engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: bool(engine.running))
     await chat.input.press("Escape")
     await chat.ended()
     engine.stall_after = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ import httpx
 import yaml
 
 from headway_testing.tools import installed
+from headway_testing.waiting import wait_until
 
 Sample = tuple[dict[str, str], float]
 
@@ -35,23 +36,27 @@ class Prometheus:
         Prometheus begins to scrape some seconds after it says that it is ready.
         """
         begun = time.time()
-        self._wait(seconds, "scraped", lambda: len(self._scraped_since(begun)) == self._num_targets)
-        scraped = max(self._scraped_since(begun))
-        self._wait(seconds, "evaluated", lambda: all(when > scraped for when in self._evaluated()))
+        wait_until(
+            lambda: self._num_scraped_since(begun) == self._num_targets,
+            seconds,
+            "not every target was scraped",
+        )
+        scraped = time.time()
+        wait_until(
+            lambda: all(when > scraped for when in self._evaluated()), seconds, "not every rule was evaluated"
+        )
 
-    def _scraped_since(self, begun: float) -> list[float]:
-        return [value for _, value in self.query("timestamp(up == 1)") if value > begun]
+    def _num_scraped_since(self, begun: float) -> int:
+        return sum(value > begun for _, value in self.query("timestamp(up == 1)"))
 
     def _evaluated(self) -> list[float]:
         """When each group of rules was, in seconds since the epoch."""
-        groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
-        return [datetime.fromisoformat(group["lastEvaluation"]).timestamp() for group in groups]
+        return [datetime.fromisoformat(group["lastEvaluation"]).timestamp() for group in self._groups()]
 
-    def _wait(self, seconds: float, wanted: str, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline, f"Prometheus has not {wanted} everything after {seconds} s"
-            time.sleep(0.1)
+    def _groups(self) -> list[dict[str, Any]]:
+        """The groups of rules, as the API has them."""
+        groups: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
+        return groups
 
     def query(self, expression: str) -> list[Sample]:
         answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
@@ -59,8 +64,7 @@ class Prometheus:
         return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
 
     def rules(self) -> list[dict[str, Any]]:
-        groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
-        return [rule for group in groups for rule in group["rules"]]
+        return [rule for group in self._groups() for rule in group["rules"]]
 
 
 def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
@@ -77,15 +81,15 @@ def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prom
     )  # fmt: skip
     static = [entry for job in config["scrape_configs"] for entry in job["static_configs"]]
     running = Prometheus(f"http://{address}", sum(len(entry["targets"]) for entry in static))
+
+    def is_ready() -> bool:
+        assert process.poll() is None, f"Prometheus left with {process.returncode}"
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{running.url}/-/ready").status_code == 200
+        return False
+
     try:
-        deadline = time.monotonic() + 30
-        while True:
-            assert time.monotonic() < deadline, "Prometheus did not become ready"
-            assert process.poll() is None, f"Prometheus left with {process.returncode}"
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{running.url}/-/ready").status_code == 200:
-                    break
-            time.sleep(0.1)
+        wait_until(is_ready, 30, "Prometheus did not become ready")
         running.wait_for_scrape()
         yield running
     finally:

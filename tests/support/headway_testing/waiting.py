@@ -1,0 +1,23 @@
+"""Waiting for what comes by itself, with a limit that only a fault reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+
+async def until(is_true: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Raises AssertionError where it does not become true in time. The event loop runs meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"not true after {seconds} s"
+        await asyncio.sleep(0.005)
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float, missed: str) -> None:
+    """The same for a test without an event loop. Raises AssertionError with `missed` where it does not become true in time."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"{missed} after {seconds} s"
+        time.sleep(0.1)
