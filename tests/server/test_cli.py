@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import httpx
@@ -341,7 +342,7 @@ def test_a_completion_takes_memory_for_one_request_alone(monkeypatch: pytest.Mon
         started.append(config)
         raise ConfigError("started")
 
-    monkeypatch.setattr(sys.modules["headway.server.cli.complete"], "EngineClient", start)
+    monkeypatch.setattr(import_module("headway.server.cli.complete"), "EngineClient", start)
     assert cli.main(["complete", "x"]) == 1
     (config,) = started
     assert config.num_rows == 1

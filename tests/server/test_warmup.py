@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from importlib import import_module
 
 import pytest
 from headway_testing.fake_engine import FakeEngine
@@ -45,7 +45,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def put_in_place(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     """What the engine is started with."""
     configs: list[EngineConfig] = []
-    module = sys.modules["headway.server.cli.warmup"]
+    module = import_module("headway.server.cli.warmup")
     monkeypatch.setattr(module, "EngineClient", lambda config: configs.append(config) or engine)
     return configs
 
