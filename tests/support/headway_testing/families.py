@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -86,9 +87,10 @@ CUTS = ([75], [32, 32, 11], [1, 15, 16, 43], [70, 1, 1, 1, 1, 1], [60, 4, 4, 4, 
 
 
 def tiny_model(architecture: str, *, seed: int = 0, **changes: object) -> PreTrainedModel:
-    """transformers' model with random weights in float32."""
+    """transformers' model with random weights in float32. Its config writes to the dicts that it is given."""
     config_class, model_class = CLASSES[architecture]
-    config = config_class(**{**TINY, **OWN.get(architecture, {}), "attn_implementation": "sdpa", **changes})
+    keys = {**TINY, **OWN.get(architecture, {}), "attn_implementation": "sdpa", **changes}
+    config = config_class(**deepcopy(keys))
     model = model_class(config).eval()
     randomise(model, torch.Generator().manual_seed(seed))
     return model
