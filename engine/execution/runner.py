@@ -5,6 +5,7 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -77,7 +78,7 @@ class Runner:
         if self.device.type == "cuda":
             memory = GraphMemory()
             self.graphs = GraphCache(self.launcher.launch, memory)
-            self.grid = StepGrid.of(len(slots.limits), most, policy.mixed)
+            self.grid = StepGrid.of(len(slots.limits), most, policy.mixed, full_depth=max_depth)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
         self.graph_memory = memory
         self._halves = Halves(self.launcher, memory)
@@ -123,6 +124,14 @@ class Runner:
         self._ring.restart()
         return found
 
+    def measure_catch_ups(self) -> dict[int, float]:
+        """Returns the seconds in which the drafter catches up, by rows, before the first request comes; empty if it never does."""
+        if not self.launcher.context.drafter.leaves_pending:
+            return {}
+        limit = None if self.device.type == "cuda" else CPU_SECONDS
+        found = measured_rounds(self._time_catch_up, self.row_counts, (0,), limit_seconds=limit)
+        return {rows: seconds for (rows, _), seconds in found.items()}
+
     def _time_round(self, num_rows: int, depth: int) -> float:
         slot = self._ring.take(NUM_STAMPS)
         self._run(StepKey(num_rows, depth))
@@ -130,6 +139,13 @@ class Runner:
             torch.accelerator.synchronize()
         times = slot.read()
         return (times[END_STAMP] - times[0]) / 1e9
+
+    def _time_catch_up(self, num_rows: int, _: int) -> float:
+        began = time.perf_counter()
+        self._catch_up(num_rows)
+        if self.device.type == "cuda":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - began
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> StepHandle:
@@ -188,8 +204,7 @@ class Runner:
         results = DeviceResults(self.device, plan.depth, self.table.update(plan))
         num_rows = len(plan.decode_request_ids)
         if plan.catches_up:
-            late = StepKey(num_rows, catches_up=True)
-            self._run(late if self.grid is None else self.grid.catch_up(num_rows))
+            self._catch_up(num_rows)
         if not num_rows:
             return results, None
         wanted = self._round_key(num_rows, plan.depth)
@@ -197,6 +212,10 @@ class Runner:
         if plan.is_mixed and self.grid is not None:
             mixed = self.grid.mixed(wanted, plan.prefill)
         return results, mixed or wanted
+
+    def _catch_up(self, num_rows: int) -> None:
+        late = StepKey(num_rows, catches_up=True)
+        self._run(late if self.grid is None else self.grid.catch_up(num_rows))
 
     def _round_key(self, num_rows: int, depth: int) -> StepKey:
         wanted = StepKey(

@@ -17,6 +17,8 @@ from headway.kernels import PaddedForm, padded_form, splits_keys
 # From 64 rows on the time of a round grows with its rows, so that a larger graph costs what it computes in vain.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
+# Mixed passes of less than the full depth are padded to these rows at least: there are few, and prompts are most of such a pass.
+_LEAST_SHALLOW_ROWS = 64
 # More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model, H200).
 MAX_REPLAYED_TOKENS = 1024
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_REPLAYED_TOKENS)
@@ -43,20 +45,24 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepGrid:
-    """The padded sizes, each ascending. mixed_counts: of the prompt tokens that share a pass with a round. Prompts of more
-    than the largest count, of more than MAX_CHUNKS chunks or with many cached keys have no key."""
+    """The padded sizes, each ascending. mixed_counts: of the prompt tokens that share a pass with a round. full_depth: rounds of
+    fewer drafts have fewer sizes for passes with prompts. Prompts of more than the largest count, of more than MAX_CHUNKS chunks or
+    with many cached keys have no key."""
 
     row_counts: tuple[int, ...]
     prompt_counts: tuple[int, ...] = ()
     mixed_counts: tuple[int, ...] = ()
+    full_depth: int = 0
 
     @classmethod
-    def of(cls, max_rows: int, max_prompt_tokens: int = 0, max_mixed_tokens: int = 0) -> StepGrid:
+    def of(
+        cls, max_rows: int, max_prompt_tokens: int = 0, max_mixed_tokens: int = 0, *, full_depth: int = 0
+    ) -> StepGrid:
         """Returns the sizes up to these limits. 0 prompt tokens: prompts are not padded at all."""
         if max_prompt_tokens == 0:
-            return cls(row_counts(max_rows))
+            return cls(row_counts(max_rows), full_depth=full_depth)
         mixed = mixed_token_counts(min(max_mixed_tokens, max_prompt_tokens))
-        return cls(row_counts(max_rows), token_counts(max_prompt_tokens), mixed)
+        return cls(row_counts(max_rows), token_counts(max_prompt_tokens), mixed, full_depth)
 
     def round(self, wanted: StepKey) -> StepKey:
         """Returns the key of the smallest round that holds the rows of the wanted one."""
@@ -67,7 +73,8 @@ class StepGrid:
         num_tokens = _padded_count(chunks, self.mixed_counts)
         if num_tokens is None or splits_keys(_most_cached(chunks)):
             return None
-        return self.round(wanted)._replace(num_prompt_tokens=num_tokens)
+        num_rows = next(n for n in self._mixed_row_counts(wanted.depth) if n >= wanted.num_rows)
+        return wanted._replace(num_rows=num_rows, num_prompt_tokens=num_tokens)
 
     def prompts(self, chunks: Sequence[PrefillChunk]) -> StepKey | None:
         """Returns the key of a pass of these chunks alone; None where they are launched kernel by kernel."""
@@ -81,11 +88,17 @@ class StepGrid:
     def catch_up(self, num_rows: int) -> StepKey:
         """Returns the key under which the drafter catches up with this number of rows: rare and short, so that every second size
         is enough."""
-        return StepKey(next(n for n in self._catch_up_counts if n >= num_rows), catches_up=True)
+        return StepKey(next(n for n in self._fewer_row_counts if n >= num_rows), catches_up=True)
 
     @property
-    def _catch_up_counts(self) -> tuple[int, ...]:
+    def _fewer_row_counts(self) -> tuple[int, ...]:
         return self.row_counts[::-2][::-1]
+
+    def _mixed_row_counts(self, depth: int) -> tuple[int, ...]:
+        if depth >= self.full_depth:
+            return self.row_counts
+        least = min(_LEAST_SHALLOW_ROWS, self.row_counts[-1])
+        return tuple(n for n in self._fewer_row_counts if n >= least)
 
     def captured(
         self, depths: Iterable[int], mixed_depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool
@@ -96,7 +109,7 @@ class StepGrid:
         mixed = [
             StepKey(n, depth, tokens)
             for depth in sorted(mixed_depths, reverse=True)
-            for n in reversed(self.row_counts)
+            for n in reversed(self._mixed_row_counts(depth))
             for tokens in reversed(self.mixed_counts)
             if policy.may_mix(n * (depth + 1), tokens)
         ]
@@ -107,7 +120,7 @@ class StepGrid:
             if not is_window or padded_form(1, tokens, 0) is PaddedForm.WINDOW
         ]
         rounds = [StepKey(n, depth) for n in reversed(self.row_counts) for depth in deepest_first]
-        late = [self.catch_up(n) for n in reversed(self._catch_up_counts) if catches_up]
+        late = [self.catch_up(n) for n in reversed(self._fewer_row_counts) if catches_up]
         return mixed + prompts + rounds + late
 
 

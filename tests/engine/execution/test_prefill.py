@@ -79,7 +79,7 @@ def test_graphs_are_for_ever_more_tokens_as_far_as_steps_go(most: int) -> None:
 )
 def test_steps_are_captured_at_the_start(depths: tuple[int, ...], mixed_depths: set[int]) -> None:
     """Every pass of prompts, every plain round, and every mixed pass that the policy plans; none twice."""
-    grid = StepGrid.of(40, 1024, 384)
+    grid = StepGrid.of(40, 1024, 384, full_depth=max(depths))
     policy = PrefillPolicy.uniform(512, mixed_above_tokens=8)
     captured = grid.captured(depths, mixed_depths, policy, catches_up=True)
     assert len(set(captured)) == len(captured)
@@ -94,6 +94,16 @@ def test_steps_are_captured_at_the_start(depths: tuple[int, ...], mixed_depths: 
             for length in range(1, policy.mixed_with(num_tokens) + 1, 37):
                 if num_tokens > 8:
                     assert grid.mixed(wanted, chunks_of([length])) in captured
+
+
+def test_a_depth_that_is_chosen_beside_the_full_one_adds_few_graphs() -> None:
+    """They decide how long a start takes: at 256 rows 133 without them."""
+    grid, policy = StepGrid.of(256, 1024, 384, full_depth=3), PrefillPolicy.uniform(512, mixed_above_tokens=8)
+    fixed, chosen = (grid.captured(range(4), mixed, policy, catches_up=True) for mixed in ({3}, {0, 3}))
+    assert len(chosen) - len(fixed) <= len(fixed) // 8
+    assert grid.mixed(StepKey(130, 0), chunks_of([20])) == StepKey(192, 0, 128)
+    assert grid.mixed(StepKey(9, 0), chunks_of([20])) == StepKey(64, 0, 128)
+    assert grid.mixed(StepKey(9, 3), chunks_of([20])) == StepKey(16, 3, 128)
 
 
 def test_catching_up_takes_every_second_size() -> None:
