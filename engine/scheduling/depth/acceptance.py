@@ -51,6 +51,7 @@ class Population:
         self._num_known = [float(_LEAST_DRAFTS)] * depth
         self._num_joined = 0
         self._total_advantage = 0.0
+        self._log_departed = 0.0
         self._compute_accepted()
 
     def end_round(self) -> None:
@@ -63,6 +64,8 @@ class Population:
                 self.rates[i] = _bounded(rate + (num_accepted - tried * rate) / (known + tried))
                 self._num_known[i] = min(known + tried, max(_MOST_DRAFTS, _MOST_ROUNDS * tried))
                 shift = _logit(self.rates[i]) - _logit(rate)
+                if i == 0:
+                    self._log_departed *= known / (known + tried)
             else:
                 self._num_known[i] = max(known * _KEPT_UNSEEN, _LEAST_DRAFTS)
                 if shift:
@@ -77,16 +80,31 @@ class Population:
         return self._total_advantage / self._num_joined if self._num_joined else 0.0
 
     def change_rows(self, cap: int, advantage: float, change: int) -> None:
-        """A row comes (1) or goes (-1): the class changes as the mean of its rows does."""
-        before = 1 + self.mean_advantage
+        """A row comes (1) or goes (-1): the class changes as the mean of its rows does. What the rows that left one after the other have
+        changed is undone where the next one comes to none, as far as no draft has told of those that stayed."""
+        before = self._mean_level
         is_alone = self._num_joined + min(change, 0) == 0
         self._num_joined += change
         self._total_advantage = self._total_advantage + change * advantage if self._num_joined else 0.0
         for i in range(cap):
             self.num_rows[i] += change
-        if not is_alone and self.rates:
-            self.rates[0] = _bounded(self.rates[0] * (1 + self.mean_advantage) / before)
+        if is_alone and change > 0:
+            self._change_first_rate(math.exp(-self._log_departed))
+            self._log_departed = 0.0
+        elif not is_alone:
+            ratio = self._mean_level / before
+            self._change_first_rate(ratio)
+            self._log_departed += math.log(ratio)
         self._compute_accepted()
+
+    @property
+    def _mean_level(self) -> float:
+        """Returns the mean of the rows' acceptance over the class's; above 0, also where no draft is ever accepted."""
+        return max(1 + self.mean_advantage, _LEAST_RATE)
+
+    def _change_first_rate(self, times: float) -> None:
+        if self.rates:
+            self.rates[0] = _bounded(self.rates[0] * times)
 
     def change_advantage(self, change: float) -> None:
         """A row that takes part lies further from the class by that."""

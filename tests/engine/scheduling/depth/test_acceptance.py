@@ -135,3 +135,19 @@ def test_a_request_leaves_once() -> None:
     assert acceptance.expected_accepted() == [0, 0]
     acceptance.record(GREEDY, 1).leave()
     assert acceptance.expected_accepted() == [0, 0], "it never took part"
+
+
+def test_requests_whose_drafts_are_never_accepted_end_as_others() -> None:
+    """Each then lies as far below its class as can be, to the last bit of a number, which rounds to nothing for some."""
+    for seed in range(100):
+        acceptance, chance = Acceptance(3), random.Random(seed)
+        records: list[Record] = []
+        for _ in range(chance.randint(2, 9)):
+            records += joined(acceptance, 1)
+            rows = [(record, (0.75, 0.6, 0.5)) for record in records]
+            run(acceptance, rows, depth=3, num_rounds=chance.randint(0, 20), seed=seed)
+        run(acceptance, [(record, (0.0,)) for record in records], depth=1, num_rounds=700)
+        for record in records:
+            record.leave()
+        joined(acceptance, 2)
+        assert 0 < acceptance.expected_accepted()[1] < 2
