@@ -126,8 +126,8 @@ def assemble(
 def measured_policy(engine: Engine) -> DepthPolicy:
     """Returns a policy for an engine with drafts that knows how long its rounds take. No request has come yet."""
     max_depth, runner = engine.info.depth, engine.runner
-    measured = runner.measure_rounds(range(max_depth + 1))
-    return DepthPolicy(CostTable(runner.row_counts, max_depth, measured), max_depth)
+    measured, catch_ups = runner.measure_rounds(range(max_depth + 1)), runner.measure_catch_ups()
+    return DepthPolicy(CostTable(runner.row_counts, max_depth, measured, catch_ups), max_depth)
 
 
 def _warn_of_meaningless_text(config: EngineConfig) -> None:

@@ -84,12 +84,13 @@ class ResultReader:
         if policy is None or load is None:
             return
         undrafted_seconds, num_tokens = policy.undrafted_seconds(load, plan.depth, seconds), 0
+        whole_seconds = seconds + (policy.catch_up_seconds(load) if plan.catches_up else 0.0)
         for request_id in plan.decode_request_ids:
             if request_id is not None and (update := updates.get(request_id)) is not None:
-                update.round_seconds = seconds
+                update.round_seconds = whole_seconds
                 update.undrafted_seconds = update.num_of_round * undrafted_seconds
                 num_tokens += update.num_of_round
-        self._state.stats.round_seconds += seconds
+        self._state.stats.round_seconds += whole_seconds
         self._state.stats.undrafted_seconds += num_tokens * undrafted_seconds / load.num_rows
         policy.end_round(load, plan.depth, seconds)
 

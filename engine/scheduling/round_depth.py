@@ -9,6 +9,7 @@ from headway.engine.scheduling.depth.costs import RoundLoad
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.scheduling.prefill_policy import MIXED_STEP
 from headway.engine.scheduling.request import Request
+from headway.engine.scheduling.round_rows import is_late
 from headway.engine.scheduling.scheduler_state import SchedulerState
 
 
@@ -38,7 +39,12 @@ class RoundDepth:
         if num_prompt_tokens or (self._has_graphs and not state.is_plain()):
             # Graphs of rare kinds, captured while requests run, are of few depths, too.
             depths = [depth for depth in depths if depth in state.mixed_depths] or depths
-        load = RoundLoad(len(decoding), _num_context_tokens(decoding), num_prompt_tokens)
+        load = RoundLoad(
+            len(decoding),
+            _num_context_tokens(decoding),
+            num_prompt_tokens,
+            is_late=is_late(state, decoding, max(depths)),
+        )
         state.depth = state.depth_policy.choose(load, depths)
 
     def load(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:

@@ -21,13 +21,18 @@ def join_round(state: SchedulerState, decoding: list[Request]) -> tuple[int, tup
     return depth, tuple(by_row[row].request_id if row in by_row else None for row in range(max(by_row) + 1))
 
 
+def is_late(state: SchedulerState, decoding: list[Request], depth: int) -> bool:
+    """Returns whether the drafter has to catch up before a round of that depth: one with drafts has room for the pairs that one of full
+    depth leaves, one without appends a pair."""
+    most = state.max_depth + 1 if depth > 0 else MAX_PENDING - 1
+    return state.has_late_slots and any(request.num_pending > most for request in decoding)
+
+
 def count_pending(state: SchedulerState, decoding: list[Request], depth: int) -> bool:
     """Notes what the round leaves to the drafter; returns whether the drafter has to catch up before the round."""
     if not state.has_late_slots:
         return False
-    # A round with drafts has room for the pairs that one of full depth leaves, one without appends a pair.
-    most = state.max_depth + 1 if depth > 0 else MAX_PENDING - 1
-    catches_up = any(request.num_pending > most for request in decoding)
+    catches_up = is_late(state, decoding, depth)
     for request in decoding:
         before = 1 if catches_up else request.num_pending
         request.num_pending = depth + 1 if depth > 0 else before + 1

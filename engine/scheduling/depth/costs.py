@@ -32,13 +32,15 @@ class RoundLoad(NamedTuple):
     """The work of a round besides its drafts.
 
     num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the same pass. is_usual:
-    whether its time tells what other rounds take; not with logits processors, log-probabilities or grammars.
+    whether its time tells what other rounds take; not with logits processors, log-probabilities or grammars. is_late: the drafter
+    would have to catch up before it drafts.
     """
 
     num_rows: int
     num_context_tokens: int = 0
     num_prompt_tokens: int = 0
     is_usual: bool = True
+    is_late: bool = False
 
 
 @dataclass(slots=True)
@@ -104,11 +106,15 @@ class CostTable:
     """Mutable: `learn` is called with each round that was read, by the depth policy alone."""
 
     def __init__(
-        self, row_counts: Sequence[int], max_depth: int, measured: Mapping[tuple[int, int], float]
+        self,
+        row_counts: Sequence[int],
+        max_depth: int,
+        measured: Mapping[tuple[int, int], float],
+        catch_ups: Mapping[int, float] | None = None,
     ) -> None:
         """row_counts: ascending sizes to which rounds are padded. measured: seconds of rounds without context by (rows, depth); of
-        each of its numbers of rows all depths. Sizes between are interpolated, larger ones extrapolated; more rows and more drafts
-        never take less."""
+        each of its numbers of rows all depths. catch_ups: seconds in which a drafter catches up, by rows; none: it never has to.
+        Sizes between are interpolated, larger ones extrapolated; more rows and more drafts never take less."""
         assert measured, "no round was measured"
         self._row_counts = tuple(row_counts)
         bases = _completed(self._row_counts, max_depth, measured)
@@ -116,6 +122,7 @@ class CostTable:
             [_Cell(base, _weight((rows, depth), measured)) for depth, base in enumerate(line)]
             for rows, line in zip(self._row_counts, bases, strict=True)
         ]
+        self._catch_ups = _by_row_count(self._row_counts, catch_ups or {self._row_counts[0]: 0.0})
         self._paces = [1.0] * len(self._row_counts)
         depths = range(max_depth + 1)
         self._context = _Slopes([1 + _CONTEXT_SHARE_OF_DRAFT * depth for depth in depths])
@@ -123,7 +130,8 @@ class CostTable:
 
     def seconds(self, load: RoundLoad) -> list[float]:
         """Returns the seconds of such a round by depth; more drafts never take less."""
-        index, (_, num_context_tokens, num_prompt_tokens, _) = self._index(load.num_rows), load
+        index = self._index(load.num_rows)
+        num_context_tokens, num_prompt_tokens = load.num_context_tokens, load.num_prompt_tokens
         pace, least, found = self._paces[index], 0.0, []
         columns = zip(self._cells[index], self._context.by_depth, self._prompts.by_depth, strict=True)
         for cell, slope, prompt_slope in columns:
@@ -131,6 +139,10 @@ class CostTable:
             least = max(least, pace * usual)
             found.append(least)
         return found
+
+    def catch_up_seconds(self, num_rows: int) -> float:
+        """Returns how long the drafter takes to catch up, which it does before a round and which the round's time leaves out."""
+        return self._catch_ups[self._index(num_rows)]
 
     def learn(self, load: RoundLoad, depth: int, seconds: float) -> None:
         """Takes in the time of a round."""
@@ -176,10 +188,17 @@ def _completed(
             line[depth] = min(line[depth], line[depth + 1])
     for after, before in pairwise(reversed(lines)):
         before[:] = map(min, before, after)
-    return [
-        [_at(rows, known, [line[depth] for line in lines]) for depth in range(max_depth + 1)]
-        for rows in row_counts
+    columns = [
+        _by_row_count(row_counts, dict(zip(known, (line[depth] for line in lines), strict=True)))
+        for depth in range(max_depth + 1)
     ]
+    return [list(line) for line in zip(*columns, strict=True)]
+
+
+def _by_row_count(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[float]:
+    """Returns the seconds for each row count, of which some were measured."""
+    known = sorted(measured)
+    return [_at(rows, known, [measured[n] for n in known]) for rows in row_counts]
 
 
 def _at(rows: int, known: Sequence[int], seconds: Sequence[float]) -> float:

@@ -16,6 +16,11 @@ from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
 _NEXT_SHARE, _OTHERS_SHARE = 0.0035, 0.0015
 # At most this much is saved up for each depth, in rounds.
 _MOST_SAVED_ROUNDS = 4.0
+# Depths that seem about as good as the best are tried once in so many rounds at most, fewer if a round has few rows to learn from: what
+# they lose is not known that well. Deep rounds slow those after them down, for a GPU lowers its clock.
+_LEAST_ROUNDS_BETWEEN, _LEAST_ROUNDS_PER_ROW = 16, 0.5
+# A drafter that has to catch up first is worth it if drafts gain that time in this many rounds.
+_CATCH_UP_ROUNDS = 32
 
 
 class DepthPolicy:
@@ -25,6 +30,7 @@ class DepthPolicy:
         self._costs = costs
         self._acceptance = Acceptance(max_depth)
         self._saved_seconds = [0.0] * (max_depth + 1)
+        self._num_since = [0] * (max_depth + 1)  # rounds since the depth was explored
 
     def record(self, temperature: float, *, is_masked: bool, cap: int) -> Record:
         """Returns the record of a new request. cap: the most drafts that it may have in a round."""
@@ -32,12 +38,21 @@ class DepthPolicy:
 
     def choose(self, load: RoundLoad, depths: Sequence[int]) -> int:
         """Returns one of the depths, which ascend."""
-        seconds = self._costs.seconds(load)
+        late = self._costs.catch_up_seconds(load.num_rows) if load.is_late else 0.0
+        undrafted, *drafted = self._costs.seconds(load)
+        seconds = [undrafted, *(s + late / _CATCH_UP_ROUNDS for s in drafted)]
         accepted = self._acceptance.expected_accepted()
         rates = [(load.num_rows + accepted[depth]) / seconds[depth] for depth in range(len(seconds))]
         best = max(depths, key=rates.__getitem__)
         losses = {depth: seconds[depth] * (1 - rates[depth] / rates[best]) for depth in depths}
-        return self._explored(best, losses, seconds[best])
+        if best == 0:
+            losses |= {depth: loss + late for depth, loss in losses.items() if depth > 0}
+        num_between = min(_LEAST_ROUNDS_BETWEEN, _LEAST_ROUNDS_PER_ROW * load.num_rows)
+        return self._explored(best, losses, seconds[best], num_between)
+
+    def catch_up_seconds(self, load: RoundLoad) -> float:
+        """Returns how long the drafter takes to catch up before such a round."""
+        return self._costs.catch_up_seconds(load.num_rows)
 
     def undrafted_seconds(self, load: RoundLoad, depth: int, seconds: float) -> float:
         """Returns how long a round that took this long is expected to take without drafts. An unusual one is expected to be shorter
@@ -51,9 +66,9 @@ class DepthPolicy:
         if load.is_usual:
             self._costs.learn(load, depth, seconds)
 
-    def _explored(self, best: int, losses: dict[int, float], seconds: float) -> int:
+    def _explored(self, best: int, losses: dict[int, float], seconds: float, num_between: float) -> int:
         """Returns another depth once the time is saved that it is expected to lose, else the best. losses: seconds by depth,
-        which ascend. seconds: of the best depth."""
+        which ascend. seconds: of the best depth. num_between: rounds between two of a depth that is not the best."""
         saved, most = self._saved_seconds, _MOST_SAVED_ROUNDS * seconds
         following = next((depth for depth in losses if depth > best), None)
         others = len(losses) - 1 - (following is not None)
@@ -63,8 +78,11 @@ class DepthPolicy:
                 continue
             share = _NEXT_SHARE if depth == following else _OTHERS_SHARE / others
             saved[depth] = min(saved[depth] + share * seconds, most)
-            if chosen == best and saved[depth] >= loss:
+            self._num_since[depth] += 1
+            is_due = self._num_since[depth] >= num_between
+            if chosen == best and is_due and saved[depth] >= loss:
                 chosen = depth
+        self._num_since[chosen] = 0
         if chosen != best:
             saved[chosen] -= losses[chosen]
         return chosen

@@ -35,5 +35,8 @@ class ScriptedPolicy:
     def undrafted_seconds(self, load: RoundLoad, depth: int, seconds: float) -> float:
         return 0.001
 
+    def catch_up_seconds(self, load: RoundLoad) -> float:
+        return 0.0005
+
     def end_round(self, load: RoundLoad, depth: int, seconds: float) -> None:
         self.told.append((load if load.is_usual else None, depth))

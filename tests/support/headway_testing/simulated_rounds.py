@@ -49,11 +49,16 @@ def measured_at_start(
 
 
 def new_policy(
-    card: Mapping[tuple[int, int], Sequence[float]], *, error: float = 0.0, seed: int = 0
+    card: Mapping[tuple[int, int], Sequence[float]],
+    *,
+    error: float = 0.0,
+    seed: int = 0,
+    catch_up_milliseconds: float = 0.0,
 ) -> DepthPolicy:
     """A policy as a server has it after its start on that card."""
     measured = measured_at_start(card, error=error, seed=seed)
-    return DepthPolicy(CostTable(ROW_COUNTS, MAX_DEPTH, measured), MAX_DEPTH)
+    catch_ups = {ROW_COUNTS[0]: catch_up_milliseconds / 1e3}
+    return DepthPolicy(CostTable(ROW_COUNTS, MAX_DEPTH, measured, catch_ups), MAX_DEPTH)
 
 
 def tokens_per_second(milliseconds: Sequence[float], rows: Sequence[Rates], depth: int) -> float:
@@ -86,7 +91,9 @@ def best_ragged(milliseconds: Sequence[float], halves: tuple[Rates, Rates], num_
 class SimulatedRounds:
     """Rows that all decode, each replaced by a new request of its kind after `length` tokens.
 
-    tokens, seconds: so far; the tokens are those expected of the chosen depths, so that luck does not count. by_depth: rounds.
+    ends_together: all of them are replaced with the first one. catch_up_milliseconds: before a round with drafts that comes after more
+    than MAX_DEPTH rounds without. tokens, seconds: so far; the tokens are those expected of the chosen depths, so that luck does not
+    count. by_depth: rounds.
     """
 
     policy: DepthPolicy
@@ -98,6 +105,8 @@ class SimulatedRounds:
     length: int = 256
     depths: Sequence[int] = range(MAX_DEPTH + 1)
     temperature: Callable[[int], float] = lambda row: 0.0
+    ends_together: bool = False
+    catch_up_milliseconds: float = 0.0
     tokens: float = 0.0
     seconds: float = 0.0
     by_depth: Counter[int] = field(default_factory=Counter)
@@ -105,7 +114,9 @@ class SimulatedRounds:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._records = [self._new_record(row) for row in range(len(self.rows))]
-        self._left = [self._random.randint(1, self.length) for _ in self.rows]
+        least = self.length if self.ends_together else 1
+        self._left = [self._random.randint(least, self.length) for _ in self.rows]
+        self._num_undrafted = 0
         self._unread: tuple[int, float] | None = None
 
     def run(self, seconds: float) -> float:
@@ -117,13 +128,18 @@ class SimulatedRounds:
 
     def step(self) -> int:
         """Plans a round, then reads the one before. Returns the depth that was planned."""
-        load = RoundLoad(len(self.rows), self.context * len(self.rows))
+        is_late = self._num_undrafted > MAX_DEPTH
+        load = RoundLoad(len(self.rows), self.context * len(self.rows), is_late=is_late)
         depth = self.policy.choose(load, self.depths)
         duration = self.milliseconds[depth] / 1e3 * self._random.gauss(1, self.noise)
         if self._unread is not None:
             self._read(load, *self._unread)
         self._unread = depth, duration
         self.seconds += duration
+        self._num_undrafted += 1
+        if depth > 0:
+            self.seconds += is_late * self.catch_up_milliseconds / 1e3
+            self._num_undrafted = 0
         self.tokens += sum(1 + sum(rates[:depth]) for rates in self.rows)
         self.by_depth[depth] += 1
         return depth
@@ -136,11 +152,14 @@ class SimulatedRounds:
             self._records[row].note(depth, accepted)
             self._left[row] -= accepted + 1
         self.policy.end_round(load, depth, seconds)
-        for row, left in enumerate(self._left):
-            if left <= 0:
-                self._records[row].leave()
-                self._records[row] = self._new_record(row)
-                self._left[row] = self.length
+        ended = [row for row, left in enumerate(self._left) if left <= 0]
+        if ended and self.ends_together:
+            ended = list(range(len(self.rows)))
+        for row in ended:
+            self._records[row].leave()
+        for row in ended:
+            self._records[row] = self._new_record(row)
+            self._left[row] = self.length
 
     def _new_record(self, row: int) -> Record:
         record = self.policy.record(self.temperature(row), is_masked=False, cap=MAX_DEPTH)

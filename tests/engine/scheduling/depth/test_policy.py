@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from statistics import geometric_mean
 
@@ -70,6 +71,35 @@ def test_few_rows_that_come_and_go_leave_what_is_known_of_their_class(num_rows: 
     rows, costs = [PROFILES[profile]] * num_rows, H200[128, 1]
     found = SimulatedRounds(new_policy(H200), costs, 128, rows, seed=num_rows).run(30.0)
     assert found >= 0.985 * best_fixed(costs, rows)
+
+
+@pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
+@pytest.mark.parametrize("num_rows", [32, 128])
+def test_rows_that_all_end_at_once_leave_what_is_known_of_their_class(num_rows: int, profile: str) -> None:
+    """The last one to leave tells nothing of those that come."""
+    rows = [HIGH, LOW] * (num_rows // 2) if profile == "mixed" else [PROFILES[profile]] * num_rows
+    costs = H200[128, num_rows]
+    rounds = SimulatedRounds(new_policy(H200), costs, 128, rows, ends_together=True)
+    assert rounds.run(9.0) >= 0.985 * best_fixed(costs, rows)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("num_rows", [32, 128, 256])
+def test_what_a_drafter_takes_to_catch_up_is_counted(num_rows: int, profile: str) -> None:
+    """A third of a round without drafts, before each round with drafts that comes after a spell without."""
+    rows, costs = [PROFILES[profile]] * num_rows, H200[128, num_rows]
+    late = costs[0] / 3
+    policy = new_policy(H200, catch_up_milliseconds=late)
+    rounds = SimulatedRounds(policy, costs, 128, rows, catch_up_milliseconds=late)
+    assert rounds.run(9.0) >= 0.985 * best_fixed(costs, rows)
+    assert rounds.run(9.0) >= 0.99 * tokens_per_second(costs, rows, 0)
+
+
+def test_depths_that_are_about_as_good_are_not_tried_all_the_time() -> None:
+    policy = new_policy({(128, 32): (5.0, 5.0005, 5.001, 5.002)})
+    chosen = Counter(policy.choose(RoundLoad(32), range(MAX_DEPTH + 1)) for _ in range(160))
+    assert chosen[0] >= 130, "the best without acceptance"
+    assert all(5 <= chosen[depth] <= 10 for depth in (1, 2, 3))
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
