@@ -330,7 +330,9 @@ def test_products_whose_weights_stream_give_the_same_probabilities(
     for streams in (True, False):
         if not streams:
             monkeypatch.setattr(_streamed, "has_bulk_copies", lambda x: False)
-        engine = LocalEngine(config_of(model_path=wide_model, load_format="dummy", max_running=4))
+        engine = LocalEngine(
+            config_of(model_path=wide_model, load_format="dummy", max_running=4, fast_math=True)
+        )
         for prompt in prompts:
             engine.submit(prompt, max_tokens=8, sampling=sampling)
             engine.run()
@@ -367,7 +369,10 @@ def test_fused_products_give_the_same_probabilities(
     for is_fused in (True, False):
         if not is_fused:
             monkeypatch.setattr(dispatch, "is_short_stream", lambda *_: False)
-        engine = LocalEngine(config_of(model_path=str(tmp_path), load_format="dummy", depth=0, max_running=4))
+        config = config_of(
+            model_path=str(tmp_path), load_format="dummy", depth=0, max_running=4, fast_math=True
+        )
+        engine = LocalEngine(config)
         for prompt in prompts:
             engine.submit(prompt, max_tokens=8, sampling=sampling)
         runs.append(list(engine.run().values()))
