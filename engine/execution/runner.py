@@ -124,6 +124,7 @@ class Runner:
         self._ring.restart()
         return found
 
+    @torch.inference_mode()
     def measure_catch_ups(self) -> dict[int, float]:
         """Returns the seconds in which the drafter catches up, by rows, before the first request comes; empty if it never does."""
         if not self.launcher.context.drafter.leaves_pending:
