@@ -16,7 +16,7 @@ LEAST_RATIO = 0.9
 
 
 def plot(cells: Sequence[CellFigures], file: Path, title: str, max_depth: int) -> None:
-    """One column for each profile: above the mean depth, below the speed over that of the best fixed depth."""
+    """One column for each profile: above the mean depth, below the speed over that of the best fixed depth, without luck."""
     profiles = list(dict.fromkeys(cell.profile for cell in cells))
     streams = sorted({cell.streams for cell in cells})
     contexts = sorted({cell.input_len for cell in cells})
@@ -25,7 +25,7 @@ def plot(cells: Sequence[CellFigures], file: Path, title: str, max_depth: int) -
     axes = figure.subplots(2, len(profiles), squeeze=False)
     rows: tuple[tuple[str, Callable[[CellFigures], float], tuple[float, float], str], ...] = (
         ("mean depth", lambda cell: cell.mean_depth, (0, max_depth), "viridis"),
-        ("auto / best fixed", lambda cell: cell.to_best, (LEAST_RATIO, 1), "RdYlGn"),
+        ("auto / best fixed", lambda cell: cell.expected_to_best, (LEAST_RATIO, 1), "RdYlGn"),
     )
     for line, (label, value, limits, colours) in zip(axes, rows, strict=True):
         image = None
