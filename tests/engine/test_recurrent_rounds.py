@@ -7,7 +7,10 @@ memory. Before each step all that belongs to nobody is filled with rubbish, and 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
 
 import pytest
 import torch
@@ -25,8 +28,10 @@ from headway.engine.scheduling.request import Status
 from headway.engine.speculation.drafter import Drafter
 from headway.engine.state.specs import RowSpec
 
+Device = Literal["cpu", "cuda"]
+
 VOCAB_SIZE = 128
-ROUNDS, LONG_ROUNDS = 120, 2000
+ROUNDS, LONG_ROUNDS, GPU_ROUNDS = 120, 2000, 5000
 MAX_DEPTH = 4
 NUM_ROWS = 16
 NUM_CASES = 14
@@ -55,11 +60,18 @@ class Model:
     """A folder, and the texts of requests in it, each alone, cold and without drafts."""
 
     path: str
+    device: Device
     cases: list[Case]
     texts: list[list[int]] = field(default_factory=list)
 
     def config(self, **changes: object) -> EngineConfig:
-        fixed = {"model_path": self.path, "dtype": "float32", "max_running": NUM_ROWS, "max_model_len": 224}
+        fixed = {
+            "model_path": self.path,
+            "device": self.device,
+            "dtype": "float32" if self.device == "cpu" else "bfloat16",
+            "max_running": NUM_ROWS,
+            "max_model_len": 224,
+        }
         return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
 
     def drafter(self, name: str) -> Drafter | None:
@@ -77,20 +89,24 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Model]:
-    """By whether the MTP head drafts: a constructed model of which about half of the drafts are right, and one of random weights."""
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool, Device], Model]:
+    """By whether the MTP head drafts: a constructed model of which about half of the drafts are right, or one of random weights."""
     folder = tmp_path_factory.mktemp("models")
-    paths = {
-        True: constructed_hybrid(folder / "constructed", noise=0.07),
-        False: HybridOracle(vocab_size=VOCAB_SIZE).save(folder / "random"),
-    }
-    models = {}
-    for has_head, path in paths.items():
-        model = Model(str(path), make_cases(random.Random(3)))
+
+    @cache
+    def path_of(has_head: bool) -> str:
+        if has_head:
+            return str(constructed_hybrid(folder / "constructed", noise=0.07))
+        return str(HybridOracle(vocab_size=VOCAB_SIZE).save(folder / "random"))
+
+    @cache
+    def model_of(has_head: bool, device: Device) -> Model:
+        model = Model(path_of(has_head), device, make_cases(random.Random(3)))
         engine = LocalEngine(model.config(depth=0, prefix_caching=False))
         model.texts = [generate_with(engine, [case])[0] for case in model.cases]
-        models[has_head] = model
-    return models
+        return model
+
+    return model_of
 
 
 class Watch:
@@ -205,14 +221,15 @@ def run_rounds(model: Model, drafter: str, num_rounds: int) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("drafter", "num_rounds"),
+    ("drafter", "num_rounds", "device"),
     [
-        ("mtp", ROUNDS),
-        ("wrong", ROUNDS),
-        *(pytest.param(drafter, LONG_ROUNDS, marks=pytest.mark.long) for drafter in DRAFTERS),
+        ("mtp", ROUNDS, "cpu"),
+        ("wrong", ROUNDS, "cpu"),
+        *(pytest.param(drafter, LONG_ROUNDS, "cpu", marks=pytest.mark.long) for drafter in DRAFTERS),
+        *(pytest.param(drafter, GPU_ROUNDS, "cuda", marks=pytest.mark.gpu) for drafter in ("mtp", "right")),
     ],
 )
 def test_random_rounds_write_what_each_request_writes_alone(
-    drafter: str, num_rounds: int, models: dict[bool, Model]
+    drafter: str, num_rounds: int, device: Device, model_of: Callable[[bool, Device], Model]
 ) -> None:
-    run_rounds(models[drafter == "mtp"], drafter, num_rounds)
+    run_rounds(model_of(drafter == "mtp", device), drafter, num_rounds)
