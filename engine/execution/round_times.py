@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 # Each size is run this many times; the shortest counts, since other work only makes a round longer.
 _NUM_RUNS = 2
-# Where time is short, every third number of rows comes first, the fewest rows before more, until this much time has passed, but at
-# least two: what lies between and beyond is inferred, and two that lie close together tell little of the others.
+# Where time is short, rounds are measured until this much has passed, but of at least two numbers of rows: first of every third one,
+# since two that lie close together tell little of the others; on a slow device of the two smallest.
 CPU_SECONDS = 0.25
 _LEAST_SIZES, _STRIDE = 2, 3
 
@@ -26,11 +26,12 @@ def measured_rounds(
     """
     depths, began = tuple(depths), time.monotonic()
     found: dict[tuple[int, int], float] = {}
-    first = row_counts[::_STRIDE]
-    for count, rows in enumerate([*first, *(n for n in row_counts if n not in first)]):
+    spread = row_counts[::_STRIDE]
+    for count, rows in enumerate([*spread, *(n for n in row_counts if n not in spread)]):
         is_late = limit_seconds is not None and time.monotonic() - began > limit_seconds
         if is_late and count >= _LEAST_SIZES:
             break
+        size = row_counts[count] if is_late else rows
         for depth in depths:
-            found[rows, depth] = min(run(rows, depth) for _ in range(_NUM_RUNS))
+            found[size, depth] = min(run(size, depth) for _ in range(_NUM_RUNS))
     return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import LocalEngine
 
 from headway.engine.build import measured_policy
+from headway.engine.execution import round_times
 from headway.engine.execution.round_times import measured_rounds
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.scheduling.depth.costs import RoundLoad
@@ -20,13 +22,21 @@ def test_the_shortest_run_of_each_size_counts() -> None:
     assert found == {(1, 0): 2.0, (1, 1): 5.0, (2, 0): 4.0, (2, 1): 8.0}
 
 
-def test_a_slow_device_measures_two_numbers_of_rows() -> None:
-    def run(rows: int, depth: int) -> float:
-        time.sleep(0.01)
-        return 0.01
+@pytest.mark.parametrize(("seconds", "second"), [(0.1, 2), (0.05, 8)])
+def test_a_device_that_is_not_slow_measures_numbers_of_rows_that_lie_apart(
+    seconds: float, second: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of rows takes four runs. The time is over after the first one, or after the second."""
+    now = 0.0
 
-    found = measured_rounds(run, [1, 2, 4, 8], [0, 3], limit_seconds=0.0)
-    assert set(found) == {(1, 0), (1, 3), (8, 0), (8, 3)}, "two that tell of those between"
+    def run(rows: int, depth: int) -> float:
+        nonlocal now
+        now += seconds
+        return seconds
+
+    monkeypatch.setattr(round_times, "time", SimpleNamespace(monotonic=lambda: now))
+    found = measured_rounds(run, [1, 2, 4, 8, 16], [0, 3], limit_seconds=0.3)
+    assert set(found) == {(1, 0), (1, 3), (second, 0), (second, 3)}
 
 
 def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
