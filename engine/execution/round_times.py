@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 # Each size is run this many times; the shortest counts, since other work only makes a round longer.
 _NUM_RUNS = 2
-# Where time is short, rounds are measured until this much has passed, but of at least two numbers of rows: first of every third one,
-# since two that lie close together tell little of the others; on a slow device of the two smallest.
+# Where there is a limit, sizes are measured until this much time has passed, but at least two. Every third number of rows comes first,
+# since two that lie close together tell little of the others. A device that is slow measures the two smallest.
 CPU_SECONDS = 0.25
 _LEAST_SIZES, _STRIDE = 2, 3
 

@@ -17,7 +17,8 @@ from headway.kernels import PaddedForm, padded_form, splits_keys
 # From 64 rows on the time of a round grows with its rows, so that a larger graph costs what it computes in vain.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
-# Mixed passes of less than the full depth are padded to these rows at least: there are few, and prompts are most of such a pass.
+# Mixed passes of less than the full depth are padded to this number of rows at least: such passes are rare, and most of their tokens
+# are those of prompts.
 _LEAST_SHALLOW_ROWS = 64
 # More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model, H200).
 MAX_REPLAYED_TOKENS = 1024

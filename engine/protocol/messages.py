@@ -141,8 +141,9 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
     first, if the request asked for them; they come with its first event, as do queue_seconds, the time
     from its arrival to its first admission, and num_cached, the prompt tokens that it then found in the prefix cache.
-    round_seconds: how long the device worked on the round; undrafted_seconds: how long it would have worked on the rounds without
-    drafts that give the same tokens. Both are 0 where nothing is known of that.
+    round_seconds: how long the device worked on the round, and what the drafter usually takes if it had to catch up before;
+    undrafted_seconds: how long the device would have worked on the rounds without drafts that give the same tokens. Both are 0 where
+    nothing is known of that.
     """
 
     request_id: int

@@ -56,8 +56,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     A draft counts for position i only if it was valid there (within the row's limit and depth cap).
     num_masked_rows: rows of steps whose next tokens a grammar restricted. num_nan_logits: requests that ended because their logits were NaN or infinite.
     stage_seconds: how long the device worked, by its own clock; keys are STAGES.
-    round_seconds: of rounds whose time without drafts is known; undrafted_seconds: how long rounds without drafts would have worked
-    on their tokens. kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
+    round_seconds: of rounds whose time without drafts is known, with the drafter's catching up, as in TokenEvent; undrafted_seconds: how
+    long rounds without drafts would have worked on their tokens. kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
     num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens: how many
     steps had at most STEP_TOKEN_BOUNDS[i] of them and more than the bound before; the last entry is of those above.
     audits_by_outcome: requests that were computed again (see `Auditor`), and those that were dropped before.

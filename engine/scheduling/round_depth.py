@@ -48,9 +48,10 @@ class RoundDepth:
         state.depth = state.depth_policy.choose(load, depths)
 
     def load(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
-        """Returns the load of a plan with this round and these chunks; None where nobody asks for it."""
+        """Tells the policy of a planned round with these chunks, and returns its load; None where nobody asks for it."""
         if self._state.depth_policy is None or not decoding or self._state.num_audits:
             return None
+        self._state.depth_policy.begin_round(self._state.depth)
         num_prompt_tokens = sum(len(chunk.token_ids) for chunk in chunks)
         padded = -(-num_prompt_tokens // MIXED_STEP) * MIXED_STEP
         is_usual = self._state.is_plain() and all(request.guide is None for request in decoding)

@@ -22,8 +22,8 @@ def join_round(state: SchedulerState, decoding: list[Request]) -> tuple[int, tup
 
 
 def is_late(state: SchedulerState, decoding: list[Request], depth: int) -> bool:
-    """Returns whether the drafter has to catch up before a round of that depth: one with drafts has room for the pairs that one of full
-    depth leaves, one without appends a pair."""
+    """Returns whether the drafter has to catch up before a round of that depth. A round with drafts has room for as many pending pairs of
+    a row as a round of the full depth leaves. A round without drafts adds one pair to those that are pending."""
     most = state.max_depth + 1 if depth > 0 else MAX_PENDING - 1
     return state.has_late_slots and any(request.num_pending > most for request in decoding)
 

@@ -80,31 +80,42 @@ class Population:
         return self._total_advantage / self._num_joined if self._num_joined else 0.0
 
     def change_rows(self, cap: int, advantage: float, change: int) -> None:
-        """A row comes (1) or goes (-1): the class changes as the mean of its rows does. What the rows that left one after the other have
-        changed is undone where the next one comes to none, as far as no draft has told of those that stayed."""
-        before = self._mean_level
-        is_alone = self._num_joined + min(change, 0) == 0
-        self._num_joined += change
-        self._total_advantage = self._total_advantage + change * advantage if self._num_joined else 0.0
-        for i in range(cap):
-            self.num_rows[i] += change
-        if is_alone and change > 0:
+        """A row comes (1) or goes (-1): the class changes as the mean of its rows does.
+
+        The first row of an empty class finds it as it was before its rows left one after the other, as far as the drafts of those that
+        stayed have not told of them since.
+        """
+        if change > 0 and not self._num_joined:
             self._change_first_rate(math.exp(-self._log_departed))
             self._log_departed = 0.0
-        elif not is_alone:
-            ratio = self._mean_level / before
-            self._change_first_rate(ratio)
-            self._log_departed += math.log(ratio)
+        before, is_last = self._mean_level, self._num_joined + change == 0
+        self._num_joined += change
+        self._total_advantage = 0.0 if is_last else self._total_advantage + change * advantage
+        for i in range(cap):
+            self.num_rows[i] += change
+        if not is_last:
+            self._log_departed += self._change_first_rate(self._mean_level / before)
         self._compute_accepted()
+
+    def rates_of_new(self) -> list[float]:
+        """Returns the rates with which the next row begins."""
+        rates = list(self.rates)
+        if rates and not self._num_joined:
+            rates[0] = _bounded(rates[0] * math.exp(-self._log_departed))
+        return rates
 
     @property
     def _mean_level(self) -> float:
         """Returns the mean of the rows' acceptance over the class's; above 0, also where no draft is ever accepted."""
         return max(1 + self.mean_advantage, _LEAST_RATE)
 
-    def _change_first_rate(self, times: float) -> None:
-        if self.rates:
-            self.rates[0] = _bounded(self.rates[0] * times)
+    def _change_first_rate(self, times: float) -> float:
+        """Returns the logarithm of what the rate was multiplied by."""
+        if not self.rates:
+            return 0.0
+        before = self.rates[0]
+        self.rates[0] = _bounded(before * times)
+        return math.log(self.rates[0] / before)
 
     def change_advantage(self, change: float) -> None:
         """A row that takes part lies further from the class by that."""
@@ -191,7 +202,7 @@ class Acceptance:
 
     def _rates_of_all(self) -> list[float]:
         """Returns the rates of a class that was not seen: the mean of those that were."""
-        lines = [population.rates for population in self._populations.values()]
+        lines = [population.rates_of_new() for population in self._populations.values()]
         if not lines:
             return [_FIRST_RATE] * self._max_depth
         return [sum(rates) / len(lines) for rates in zip(*lines, strict=True)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 # What a measurement at the start weighs, in rounds; and one that was inferred from other sizes.
@@ -122,7 +122,7 @@ class CostTable:
             [_Cell(base, _weight((rows, depth), measured)) for depth, base in enumerate(line)]
             for rows, line in zip(self._row_counts, bases, strict=True)
         ]
-        self._catch_ups = _by_row_count(self._row_counts, catch_ups or {self._row_counts[0]: 0.0})
+        self._catch_ups = _rising(self._row_counts, catch_ups or {self._row_counts[0]: 0.0})
         self._paces = [1.0] * len(self._row_counts)
         depths = range(max_depth + 1)
         self._context = _Slopes([1 + _CONTEXT_SHARE_OF_DRAFT * depth for depth in depths])
@@ -193,6 +193,16 @@ def _completed(
         for depth in range(max_depth + 1)
     ]
     return [list(line) for line in zip(*columns, strict=True)]
+
+
+def _rising(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[float]:
+    """Returns the seconds for each row count. As in `_completed`, what was measured too long is cut. Larger sizes than those that were
+    measured take no more for a row than the largest of these."""
+    known = sorted(measured)
+    cut = list(accumulate((measured[n] for n in reversed(known)), min))[::-1]
+    most, most_seconds = known[-1], cut[-1]
+    inferred = _by_row_count(row_counts, dict(zip(known, cut, strict=True)))
+    return [min(s, most_seconds * max(n / most, 1.0)) for n, s in zip(row_counts, inferred, strict=True)]
 
 
 def _by_row_count(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[float]:

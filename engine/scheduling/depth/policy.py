@@ -7,6 +7,7 @@ mask the drafts of some rows would save no time and lose tokens. docs/running.md
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from headway.engine.scheduling.depth.acceptance import Acceptance, Kind, Record
 from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
@@ -14,41 +15,77 @@ from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
 # The share of the time that rounds of another depth than the best may lose: of the next deeper one, which tells how often the
 # first draft is accepted that is not tried otherwise, and of all others together.
 _NEXT_SHARE, _OTHERS_SHARE = 0.0035, 0.0015
-# At most this much is saved up for each depth, in rounds.
+# At most this much is saved up for each depth, in rounds, or what the depth is expected to lose if that is more.
 _MOST_SAVED_ROUNDS = 4.0
-# Depths that seem about as good as the best are tried once in so many rounds at most, fewer if a round has few rows to learn from: what
-# they lose is not known that well. Deep rounds slow those after them down, for a GPU lowers its clock.
-_LEAST_ROUNDS_BETWEEN, _LEAST_ROUNDS_PER_ROW = 16, 0.5
-# A drafter that has to catch up first is worth it if drafts gain that time in this many rounds.
+# One round of so many may have another depth than the best: as many as half of its rows, within these bounds. What depths that seem about
+# as good lose is not known that well, and a GPU lowers its clock in deep rounds, which slows those after them down.
+_LEAST_PERIOD, _MOST_PERIOD = 2.0, 16.0
+# Over so many rounds a change between no drafts and some has to gain the time in which the drafter catches up.
 _CATCH_UP_ROUNDS = 32
 
 
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What was chosen from. losses: expected seconds by depth; seconds: of a round of the best depth."""
+
+    best: int
+    losses: dict[int, float]
+    seconds: float
+
+
 class DepthPolicy:
-    """Mutable: the scheduler asks it for each round, and tells it of each that was read. Depths: 0 to max_depth."""
+    """Mutable: the scheduler asks it for each round, and tells it of each that is planned or was read. Depths: 0 to max_depth."""
 
     def __init__(self, costs: CostTable, max_depth: int) -> None:
         self._costs = costs
+        self._max_depth = max_depth
         self._acceptance = Acceptance(max_depth)
         self._saved_seconds = [0.0] * (max_depth + 1)
-        self._num_since = [0] * (max_depth + 1)  # rounds since the depth was explored
+        self._num_rounds = self._explored_at = 0
+        self._tried_at = [0] * (max_depth + 1)
+        self._offer: _Offer | None = None
 
     def record(self, temperature: float, *, is_masked: bool, cap: int) -> Record:
         """Returns the record of a new request. cap: the most drafts that it may have in a round."""
         return self._acceptance.record(Kind.of(temperature, is_masked=is_masked), cap)
 
     def choose(self, load: RoundLoad, depths: Sequence[int]) -> int:
-        """Returns one of the depths, which ascend."""
-        late = self._costs.catch_up_seconds(load.num_rows) if load.is_late else 0.0
+        """Returns one of the depths, which ascend. The round may come to nothing: see `begin_round`."""
+        late = self._costs.catch_up_seconds(load.num_rows)
         undrafted, *drafted = self._costs.seconds(load)
-        seconds = [undrafted, *(s + late / _CATCH_UP_ROUNDS for s in drafted)]
+        share = late / _CATCH_UP_ROUNDS
+        if load.is_late:
+            drafted = [seconds + share for seconds in drafted]
+        else:
+            undrafted += share
+        seconds = [undrafted, *drafted]
         accepted = self._acceptance.expected_accepted()
         rates = [(load.num_rows + accepted[depth]) / seconds[depth] for depth in range(len(seconds))]
         best = max(depths, key=rates.__getitem__)
         losses = {depth: seconds[depth] * (1 - rates[depth] / rates[best]) for depth in depths}
-        if best == 0:
-            losses |= {depth: loss + late for depth, loss in losses.items() if depth > 0}
-        num_between = min(_LEAST_ROUNDS_BETWEEN, _LEAST_ROUNDS_PER_ROW * load.num_rows)
-        return self._explored(best, losses, seconds[best], num_between)
+        # A round without drafts makes the drafter late after one of the full depth.
+        for depth in depths:
+            if (best == 0 and depth > 0 and load.is_late) or (depth == 0 and best == self._max_depth):
+                losses[depth] += late
+        self._offer = _Offer(best, losses, seconds[best])
+        return self._explored(self._offer, load.num_rows)
+
+    def begin_round(self, depth: int) -> None:
+        """Counts the round for which a depth was chosen last, once it is planned."""
+        offer, self._offer = self._offer, None
+        if offer is None:
+            return
+        self._num_rounds += 1
+        saved, others = self._saved_seconds, [d for d in offer.losses if d != offer.best]
+        following = next((d for d in others if d > offer.best), None)
+        num_others = len(others) - (following is not None)
+        for other in others:
+            share = _NEXT_SHARE if other == following else _OTHERS_SHARE / num_others
+            most = max(_MOST_SAVED_ROUNDS * offer.seconds, offer.losses[other])
+            saved[other] = min(saved[other] + share * offer.seconds, most)
+        if depth in others:
+            saved[depth] -= offer.losses[depth]
+            self._explored_at = self._tried_at[depth] = self._num_rounds
 
     def catch_up_seconds(self, load: RoundLoad) -> float:
         """Returns how long the drafter takes to catch up before such a round."""
@@ -66,23 +103,11 @@ class DepthPolicy:
         if load.is_usual:
             self._costs.learn(load, depth, seconds)
 
-    def _explored(self, best: int, losses: dict[int, float], seconds: float, num_between: float) -> int:
-        """Returns another depth once the time is saved that it is expected to lose, else the best. losses: seconds by depth,
-        which ascend. seconds: of the best depth. num_between: rounds between two of a depth that is not the best."""
-        saved, most = self._saved_seconds, _MOST_SAVED_ROUNDS * seconds
-        following = next((depth for depth in losses if depth > best), None)
-        others = len(losses) - 1 - (following is not None)
-        chosen = best
-        for depth, loss in losses.items():
-            if depth == best:
-                continue
-            share = _NEXT_SHARE if depth == following else _OTHERS_SHARE / others
-            saved[depth] = min(saved[depth] + share * seconds, most)
-            self._num_since[depth] += 1
-            is_due = self._num_since[depth] >= num_between
-            if chosen == best and is_due and saved[depth] >= loss:
-                chosen = depth
-        self._num_since[chosen] = 0
-        if chosen != best:
-            saved[chosen] -= losses[chosen]
-        return chosen
+    def _explored(self, offer: _Offer, num_rows: int) -> int:
+        """Returns another depth once the time is saved that it is expected to lose, of several the one that was tried longest ago, else
+        the best."""
+        if self._num_rounds - self._explored_at < min(max(num_rows / 2, _LEAST_PERIOD), _MOST_PERIOD):
+            return offer.best
+        saved = self._saved_seconds
+        due = [d for d, loss in offer.losses.items() if d != offer.best and saved[d] >= loss]
+        return min(due, key=self._tried_at.__getitem__, default=offer.best)

@@ -32,6 +32,9 @@ class ScriptedPolicy:
             return self.chance.choice(depths)
         return self.script.pop(0) if self.script else depths[-1]
 
+    def begin_round(self, depth: int) -> None:
+        pass
+
     def undrafted_seconds(self, load: RoundLoad, depth: int, seconds: float) -> float:
         return 0.001
 

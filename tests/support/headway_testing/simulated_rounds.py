@@ -14,6 +14,7 @@ from itertools import product
 from headway.engine.scheduling.depth.acceptance import Record
 from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
 from headway.engine.scheduling.depth.policy import DepthPolicy
+from headway.engine.scheduling.plan import MAX_PENDING
 
 Rates = tuple[float, float, float]  # unconditional, by position
 HIGH, MEDIUM, LOW = (0.9, 0.8, 0.7), (0.7, 0.5, 0.35), (0.3, 0.1, 0.03)
@@ -91,8 +92,8 @@ def best_ragged(milliseconds: Sequence[float], halves: tuple[Rates, Rates], num_
 class SimulatedRounds:
     """Rows that all decode, each replaced by a new request of its kind after `length` tokens.
 
-    ends_together: all of them are replaced with the first one. catch_up_milliseconds: before a round with drafts that comes after more
-    than MAX_DEPTH rounds without. tokens, seconds: so far; the tokens are those expected of the chosen depths, so that luck does not
+    ends_together: all of them are replaced with the first one. catch_up_milliseconds: before a round with drafts once more pairs wait for
+    the drafter than one of MAX_DEPTH leaves, and before any round once MAX_PENDING do. tokens, seconds: so far; the tokens are those expected of the chosen depths, so that luck does not
     count. by_depth: rounds.
     """
 
@@ -116,7 +117,7 @@ class SimulatedRounds:
         self._records = [self._new_record(row) for row in range(len(self.rows))]
         least = self.length if self.ends_together else 1
         self._left = [self._random.randint(least, self.length) for _ in self.rows]
-        self._num_undrafted = 0
+        self._num_pending = 1
         self._unread: tuple[int, float] | None = None
 
     def run(self, seconds: float) -> float:
@@ -128,18 +129,19 @@ class SimulatedRounds:
 
     def step(self) -> int:
         """Plans a round, then reads the one before. Returns the depth that was planned."""
-        is_late = self._num_undrafted > MAX_DEPTH
+        is_late = self._num_pending > MAX_DEPTH + 1
         load = RoundLoad(len(self.rows), self.context * len(self.rows), is_late=is_late)
         depth = self.policy.choose(load, self.depths)
         duration = self.milliseconds[depth] / 1e3 * self._random.gauss(1, self.noise)
         if self._unread is not None:
             self._read(load, *self._unread)
         self._unread = depth, duration
+        self.policy.begin_round(depth)
         self.seconds += duration
-        self._num_undrafted += 1
-        if depth > 0:
-            self.seconds += is_late * self.catch_up_milliseconds / 1e3
-            self._num_undrafted = 0
+        if self._num_pending >= MAX_PENDING or (is_late and depth > 0):
+            self.seconds += self.catch_up_milliseconds / 1e3
+            self._num_pending = 1
+        self._num_pending = depth + 1 if depth > 0 else self._num_pending + 1
         self.tokens += sum(1 + sum(rates[:depth]) for rates in self.rows)
         self.by_depth[depth] += 1
         return depth

@@ -151,3 +151,30 @@ def test_requests_whose_drafts_are_never_accepted_end_as_others() -> None:
             record.leave()
         joined(acceptance, 2)
         assert 0 < acceptance.expected_accepted()[1] < 2
+
+
+@pytest.mark.parametrize("returns_first", [0, 1])
+def test_requests_that_are_preempted_and_return_are_what_they_were(returns_first: int) -> None:
+    acceptance = Acceptance(1)
+    records = joined(acceptance, 2, cap=1)
+    run(acceptance, [(records[0], (0.75,)), (records[1], (0.25,))], depth=1, num_rounds=400)
+    both = acceptance.expected_accepted()[1]
+    for record in records:
+        record.leave()
+    first, second = records[returns_first], records[1 - returns_first]
+    first.join()
+    alone = acceptance.expected_accepted()[1]
+    assert alone > 0.6 if returns_first == 0 else alone < 0.4
+    second.join()
+    assert acceptance.expected_accepted()[1] == pytest.approx(both, rel=0.12)
+
+
+def test_a_class_that_is_not_known_begins_as_empty_ones_were() -> None:
+    acceptance = Acceptance(1)
+    good, bad = joined(acceptance, 2, cap=1)
+    run(acceptance, [(good, (0.9,)), (bad, (0.1,))], depth=1, num_rounds=400)
+    mean = acceptance.expected_accepted()[1] / 2
+    good.leave()
+    bad.leave()
+    joined(acceptance, 1, MASKED, 1)
+    assert acceptance.expected_accepted()[1] == pytest.approx(mean, rel=0.05)

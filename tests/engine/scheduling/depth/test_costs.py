@@ -126,3 +126,13 @@ def test_one_round_that_took_a_second_changes_little() -> None:
     plain, *_, deepest = table.seconds(RoundLoad(8))
     assert deepest / plain == pytest.approx(base(8, 3) / base(8, 0), rel=0.03)
     assert deepest < 1.4 * base(8, 3)
+
+
+def test_catching_up_takes_more_for_more_rows_and_no_more_for_each() -> None:
+    """What was measured too long is cut, and never makes what follows negative."""
+    table = CostTable(ROW_COUNTS, 3, measured(), {1: 0.012, 8: 0.009, 16: 0.02})
+    assert [table.catch_up_seconds(n) for n in (1, 8)] == [0.009, 0.009]
+    assert table.catch_up_seconds(256) <= 0.02 * 256 / 16
+    found = [table.catch_up_seconds(n) for n in ROW_COUNTS]
+    assert found == sorted(found)
+    assert CostTable(ROW_COUNTS, 3, measured()).catch_up_seconds(8) == 0, "it never has to"

@@ -76,7 +76,7 @@ def test_few_rows_that_come_and_go_leave_what_is_known_of_their_class(num_rows: 
 @pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
 @pytest.mark.parametrize("num_rows", [32, 128])
 def test_rows_that_all_end_at_once_leave_what_is_known_of_their_class(num_rows: int, profile: str) -> None:
-    """The last one to leave tells nothing of those that come."""
+    """New requests begin as the class was before the rows left one after the other, not as the last one that left."""
     rows = [HIGH, LOW] * (num_rows // 2) if profile == "mixed" else [PROFILES[profile]] * num_rows
     costs = H200[128, num_rows]
     rounds = SimulatedRounds(new_policy(H200), costs, 128, rows, ends_together=True)
@@ -95,11 +95,45 @@ def test_what_a_drafter_takes_to_catch_up_is_counted(num_rows: int, profile: str
     assert rounds.run(9.0) >= 0.99 * tokens_per_second(costs, rows, 0)
 
 
-def test_depths_that_are_about_as_good_are_not_tried_all_the_time() -> None:
+@pytest.mark.parametrize("num_rounds_late", [1, 8, 20])
+def test_a_drafter_that_is_always_late_drafts_again_once_that_pays(num_rounds_late: int) -> None:
+    """Requests so short that some row always has too many pairs pending, and never so many that the drafter has to catch up."""
+    costs, rows = H200[128, 64], [LOW] * 64
+    late = num_rounds_late * costs[0]
+    policy = new_policy(H200, catch_up_milliseconds=late)
+    rounds = SimulatedRounds(policy, costs, 128, rows, length=50, catch_up_milliseconds=late)
+    rounds.run(20.0)
+    rounds.rows = [HIGH] * 64
+    rounds.run(60.0)
+    rounds.by_depth.clear()
+    rounds.run(5.0)
+    assert rounds.by_depth[0] < 0.1 * rounds.by_depth.total()
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.02, 0.04])
+@pytest.mark.parametrize("late", [1.3, 3.0])
+def test_depths_that_are_about_as_good_do_not_take_turns(late: float, gain: float) -> None:
+    """Each change from no drafts to some costs a drafter that catches up."""
+    rates, num_rows = (0.3, 0.1, 0.03), 128
+    costs = (6.3, 6.3 * (1 + rates[0]) / (1 + gain), 20.0, 30.0)
+    policy = new_policy({(128, num_rows): costs}, catch_up_milliseconds=late)
+    rounds = SimulatedRounds(policy, costs, 128, [rates] * num_rows, catch_up_milliseconds=late)
+    rounds.depths = (0, 1)
+    rounds.run(5.0)
+    assert rounds.run(20.0) >= 0.985 * tokens_per_second(costs, rounds.rows, 0)
+
+
+def test_one_of_sixteen_rounds_explores_at_most() -> None:
+    """Where all depths seem about as good, and each of them in turn; not in steps that have no round."""
     policy = new_policy({(128, 32): (5.0, 5.0005, 5.001, 5.002)})
-    chosen = Counter(policy.choose(RoundLoad(32), range(MAX_DEPTH + 1)) for _ in range(160))
-    assert chosen[0] >= 130, "the best without acceptance"
-    assert all(5 <= chosen[depth] <= 10 for depth in (1, 2, 3))
+    chosen = Counter[int]()
+    for _ in range(1600):
+        policy.choose(RoundLoad(32), range(MAX_DEPTH + 1))  # comes to nothing
+        depth = policy.choose(RoundLoad(32), range(MAX_DEPTH + 1))
+        policy.begin_round(depth)
+        chosen[depth] += 1
+    assert chosen[0] >= 1500, "the best without acceptance"
+    assert all(30 <= chosen[depth] <= 36 for depth in (1, 2, 3))
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
