@@ -41,11 +41,12 @@ def committed(
 
 
 def agreeing(rows: RowState, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts and sampled tokens that agree more often than not."""
+    """Drafts and sampled tokens that agree more often than not, the same ones each time: planted faults must not depend on luck."""
     shape, device = (len(rows.limits), depth + 1), rows.limits.device
-    sampled = torch.randint(0, 3, shape, device=device)
-    slips = torch.rand((shape[0], depth), device=device) < 0.3
-    return torch.where(slips, 7, sampled[:, :-1]), sampled
+    generator = torch.Generator().manual_seed(depth)
+    sampled = torch.randint(0, 3, shape, generator=generator)
+    slips = torch.rand((shape[0], depth), generator=generator) < 0.3
+    return torch.where(slips, 7, sampled[:, :-1]).to(device), sampled.to(device)
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 40, 70])
