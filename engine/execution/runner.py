@@ -119,8 +119,7 @@ class Runner:
     @torch.inference_mode()
     def measure_rounds(self, depths: Iterable[int]) -> dict[tuple[int, int], float]:
         """Returns the seconds of rounds of these depths by (rows, depth), before the first request comes."""
-        limit = None if self.device.type == "cuda" else CPU_SECONDS
-        found = measured_rounds(self._time_round, self.row_counts, depths, limit_seconds=limit)
+        found = self._measured(self._time_round, depths)
         self._ring.restart()
         return found
 
@@ -129,9 +128,14 @@ class Runner:
         """Returns the seconds in which the drafter catches up, by rows, before the first request comes; empty if it never does."""
         if not self.launcher.context.drafter.leaves_pending:
             return {}
-        limit = None if self.device.type == "cuda" else CPU_SECONDS
-        found = measured_rounds(self._time_catch_up, self.row_counts, (0,), limit_seconds=limit)
+        found = self._measured(self._time_catch_up, (0,))
         return {rows: seconds for (rows, _), seconds in found.items()}
+
+    def _measured(
+        self, run: Callable[[int, int], float], depths: Iterable[int]
+    ) -> dict[tuple[int, int], float]:
+        limit = None if self.device.type == "cuda" else CPU_SECONDS
+        return measured_rounds(run, self.row_counts, depths, limit_seconds=limit)
 
     def _time_round(self, num_rows: int, depth: int) -> float:
         slot = self._ring.take(NUM_STAMPS)

@@ -47,7 +47,7 @@ class RoundDepth:
         )
         state.depth = state.depth_policy.choose(load, depths)
 
-    def load(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
+    def begin_round(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
         """Tells the policy of a planned round with these chunks, and returns its load; None where nobody asks for it."""
         if self._state.depth_policy is None or not decoding or self._state.num_audits:
             return None

@@ -310,7 +310,7 @@ class Scheduler:
             wiped_block_ids=tuple(broken),
             saves=saves,
             guided_rows=self._guided_rows(decoding, chunks),
-            load=self._depth.load(decoding, chunks),
+            load=self._depth.begin_round(decoding, chunks),
         )
 
     def _running_audits(self) -> list[Request]:

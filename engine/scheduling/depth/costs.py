@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 # What a measurement at the start weighs, in rounds; and one that was inferred from other sizes.
@@ -180,35 +180,32 @@ def _weight(key: tuple[int, int], measured: Mapping[tuple[int, int], float]) -> 
 def _completed(
     row_counts: Sequence[int], max_depth: int, measured: Mapping[tuple[int, int], float]
 ) -> list[list[float]]:
-    """Returns the seconds by row count and depth. What was measured too long is cut to what larger rounds take: noise only adds."""
-    known = sorted({rows for rows, _ in measured})
-    lines = [[measured[rows, depth] for depth in range(max_depth + 1)] for rows in known]
-    for line in lines:
-        for depth in reversed(range(max_depth)):
-            line[depth] = min(line[depth], line[depth + 1])
-    for after, before in pairwise(reversed(lines)):
-        before[:] = map(min, before, after)
-    columns = [
-        _by_row_count(row_counts, dict(zip(known, (line[depth] for line in lines), strict=True)))
-        for depth in range(max_depth + 1)
-    ]
+    """Returns the seconds by row count and depth. What was measured too long is cut."""
+    known, depths = sorted({rows for rows, _ in measured}), range(max_depth + 1)
+    lines = [_cut([measured[rows, depth] for depth in depths]) for rows in known]
+    columns = [_by_row_count(row_counts, known, _cut([line[depth] for line in lines])) for depth in depths]
     return [list(line) for line in zip(*columns, strict=True)]
 
 
 def _rising(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[float]:
-    """Returns the seconds for each row count. As in `_completed`, what was measured too long is cut. Larger sizes than those that were
-    measured take no more for a row than the largest of these."""
+    """Returns the seconds for each row count. What was measured too long is cut. Larger sizes than those that were measured take no more
+    for a row than the largest of these."""
     known = sorted(measured)
-    cut = list(accumulate((measured[n] for n in reversed(known)), min))[::-1]
-    most, most_seconds = known[-1], cut[-1]
-    inferred = _by_row_count(row_counts, dict(zip(known, cut, strict=True)))
-    return [min(s, most_seconds * max(n / most, 1.0)) for n, s in zip(row_counts, inferred, strict=True)]
+    seconds = _cut([measured[rows] for rows in known])
+    inferred = _by_row_count(row_counts, known, seconds)
+    return [
+        min(s, seconds[-1] * max(rows / known[-1], 1.0)) for rows, s in zip(row_counts, inferred, strict=True)
+    ]
 
 
-def _by_row_count(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[float]:
-    """Returns the seconds for each row count, of which some were measured."""
-    known = sorted(measured)
-    return [_at(rows, known, [measured[n] for n in known]) for rows in row_counts]
+def _cut(seconds: Sequence[float]) -> list[float]:
+    """Returns them, each at most what larger sizes take, which come after it: noise only adds."""
+    return list(accumulate(reversed(seconds), min))[::-1]
+
+
+def _by_row_count(row_counts: Sequence[int], known: Sequence[int], seconds: Sequence[float]) -> list[float]:
+    """Returns the seconds for each row count; seconds: of the known ones, which ascend."""
+    return [_at(rows, known, seconds) for rows in row_counts]
 
 
 def _at(rows: int, known: Sequence[int], seconds: Sequence[float]) -> float:

@@ -92,9 +92,9 @@ def best_ragged(milliseconds: Sequence[float], halves: tuple[Rates, Rates], num_
 class SimulatedRounds:
     """Rows that all decode, each replaced by a new request of its kind after `length` tokens.
 
-    ends_together: all of them are replaced with the first one. catch_up_milliseconds: before a round with drafts once more pairs wait for
-    the drafter than one of MAX_DEPTH leaves, and before any round once MAX_PENDING do. tokens, seconds: so far; the tokens are those expected of the chosen depths, so that luck does not
-    count. by_depth: rounds.
+    ends_together: all of them are replaced with the first one. catch_up_milliseconds: before a round with drafts once more pairs wait
+    for the drafter than a round of MAX_DEPTH leaves, and before any round once MAX_PENDING do. tokens, seconds: so far; the tokens are
+    those expected of the chosen depths, so that luck does not count. by_depth: rounds.
     """
 
     policy: DepthPolicy
