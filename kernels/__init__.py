@@ -29,7 +29,14 @@ from headway.kernels.elementwise.silu_mul import silu_mul
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
 from headway.kernels.linear._skinny_core import reserve_workspace
-from headway.kernels.linear.api import adds_residual, defers_norm, fuses_qkv, linear, most_gated_rows
+from headway.kernels.linear.api import (
+    adds_residual,
+    defers_norm,
+    fuses_qkv,
+    linear,
+    most_gated_rows,
+    rows_of_each_kernel,
+)
 from headway.kernels.linear.dispatch import (
     FEW_ROWS,
     MAX_HIDDEN_OF_FEW_LAUNCHES,
@@ -150,6 +157,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_append",
+    "rows_of_each_kernel",
     "sample",
     "sigmoid_mul",
     "silu_mul",

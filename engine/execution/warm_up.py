@@ -14,6 +14,7 @@ from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.step import StepOutcome
 from headway.engine.execution.step_key import StepKey
+from headway.engine.layers.linear import compile_linears
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.sampling.sampler import SCORED_AT_ONCE, score_tokens
 from headway.engine.scheduling.plan import PrefillChunk
@@ -98,6 +99,8 @@ class WarmUp:
             steps.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
         for lengths in steps:
             self._run_prompts_of(lengths)
+        # Those steps have too few numbers of rows for products whose kernel depends on it.
+        compile_linears((linear for layer in model.layers for linear in layer.linears()), most)
         drafter.catch_up(self._table.numbers)
         self._launcher.context.pool.warm_up()
         # Prompts are scored by any number of tokens, rounds may all have fewer.

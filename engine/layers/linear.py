@@ -7,11 +7,20 @@ what else is drafted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
-from headway.kernels import Activation, DenseWeight, Epilogue, Float8Weight, Weight, adds_residual, linear
+from headway.kernels import (
+    Activation,
+    DenseWeight,
+    Epilogue,
+    Float8Weight,
+    Weight,
+    adds_residual,
+    linear,
+    rows_of_each_kernel,
+)
 
 
 class Linear:
@@ -87,3 +96,11 @@ class Linear:
     def input_step(self) -> torch.Tensor | None:  # [1] float32
         """The step of which inputs are multiples, float8_e4m3fn each; None: inputs are of the weight's dtype."""
         return self._stored.step if isinstance(self._stored, Float8Weight) else None
+
+
+def compile_linears(linears: Iterable[Linear], most_rows: int) -> None:
+    """Compiles the kernels that the number of rows chooses, up to that number, by multiplying zeros."""
+    kinds = {(layer.weight.shape, layer.bias is None): layer for layer in linears if layer.is_batch_invariant}
+    for layer in kinds.values():
+        for num_rows in rows_of_each_kernel(layer.stored, most_rows):
+            layer(layer.weight.new_zeros(num_rows, layer.weight.shape[1]))

@@ -14,12 +14,14 @@ from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
 from headway.kernels.linear._ordered_linear import ordered_linear
 from headway.kernels.linear.add_linear import add_linear
+from headway.kernels.linear.batch_invariant_linear import rows_of_each_tile
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, WeightFormat
 from headway.kernels.linear.float8_linear import float8_linear
 from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.linear.quantized_linear import quantized_linear
 from headway.kernels.linear.screened_linear import screened_linear
 from headway.kernels.linear.skinny_linear import skinny_linear
+from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.types._epilogue import PLAIN, Activation, Epilogue
 from headway.kernels.types._weights import (
     DenseWeight,
@@ -92,6 +94,15 @@ def most_gated_rows(
 ) -> int:
     """Returns the most rows, up to that number, whose gated product is computed by the persistent kernel; 0: none are."""
     return dispatch.most_gated_rows(most, *weight_shape, dtype, traits_of(torch.empty(0, device=device)))
+
+
+def rows_of_each_kernel(weight: Weight, most_rows: int) -> list[int]:
+    """Returns numbers of rows, up to that one, that take every kernel which the number of rows chooses for a batch-invariant
+    weight, but those that the library shares; none for other weights."""
+    if not isinstance(weight, DenseWeight) or format_of(weight) is not WeightFormat.ORDERED:
+        return []
+    outputs, inputs = weight.values.shape
+    return rows_of_each_tile(most_rows, inputs, outputs, multiprocessors(weight.values.device))
 
 
 def format_of(weight: DenseWeight) -> WeightFormat:

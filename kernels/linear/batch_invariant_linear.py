@@ -38,6 +38,7 @@ _MANY_ROWS = (
     _Tile(64, 128, 64, 4, 4, 0.6),
     _Tile(64, 64, 64, 4, 4, 0.4),
 )
+_LEAST_OF_MANY = min(tile.rows for tile in _MANY_ROWS)
 # No tensor core multiplies float32: the operands are in registers.
 _FLOAT32 = _Tile(64, 32, 32, 4, 3)
 
@@ -121,6 +122,18 @@ def batch_invariant_linear(
         num_stages=min(tile.stages, max(shared_memory_bytes(x.device) // tile_bytes, 1)), **launch,
     )  # fmt: skip
     return out
+
+
+def rows_of_each_tile(
+    most_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int
+) -> list[int]:
+    """Returns the least number of rows of each tile that products of 1 to most_rows rows are computed in."""
+    starts = [1, 17, 33, *range(_FEW_ROWS + 1, most_rows + 1, _LEAST_OF_MANY)]
+    fewest: dict[_Tile, int] = {}
+    for rows in starts:
+        if rows <= most_rows:
+            fewest.setdefault(_tile(rows, num_inputs, num_outputs, num_multiprocessors), rows)
+    return list(fewest.values())
 
 
 def _tile(num_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int) -> _Tile:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.engine.layers.linear import Linear
+from headway.engine.layers.linear import Linear, compile_linears
 from headway.engine.layers.weights import pack_all
-from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS
+from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS, rows_of_each_kernel
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
 ROUNDING = 1e-5  # of sums of 2048 products of size 1, divided by their root
@@ -59,6 +59,25 @@ def test_as_many_rows_return_as_came_whatever_their_stride(is_packed: bool) -> N
     rows = torch.arange(30.0).view(5, 6)[:, ::2]
     assert torch.equal(layer(rows), rows)
     assert layer(rows[:0]).shape == (0, 3)
+
+
+def test_each_kind_of_batch_invariant_layer_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [random_linear(*sizes) for sizes in ((256, 704), (256, 704), (512, 256), (64, 2048))]
+    layers += [Linear(layers[0].weight)]
+    for layer, is_library_ordered in zip(layers[1:], (False, False, True, False), strict=True):
+        layer.make_batch_invariant(is_library_ordered=is_library_ordered)
+    seen: list[tuple[int, tuple[int, ...]]] = []
+    call = Linear.__call__
+
+    def note(layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        seen.append((layers.index(layer), tuple(x.shape)))
+        return call(layer, x)
+
+    monkeypatch.setattr(Linear, "__call__", note)
+    compile_linears(layers, 100)
+    wanted = {i: rows_of_each_kernel(layers[i].stored, 100) for i in (1, 2, 4)}
+    assert all(wanted.values())
+    assert seen == [(i, (n, layers[i].weight.shape[1])) for i, rows in wanted.items() for n in rows]
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
+from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear, rows_of_each_tile
 
 KERNEL = sys.modules["headway.kernels.linear.batch_invariant_linear"]
 # Of each kind of tile one that is full and one that is not.
@@ -66,6 +66,21 @@ def test_tiles_that_fill_the_device() -> None:
         (1, 151_680): (128, 16), (64, 151_680): (128, 64), (128, 151_680): (128, 128), (256, 151_680): (128, 256),
         (2048, 151_680): (128, 256),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(4096, 4096), (37_888, 3584), (1408, 256), (256, 704), (300, 100)]
+)
+@pytest.mark.parametrize("most_rows", [1, 40, 3000])
+def test_some_rows_have_every_tile(outputs: int, inputs: int, most_rows: int) -> None:
+    def tile_of(rows: int) -> object:
+        return KERNEL._tile(rows, inputs, outputs, 132)
+
+    some = rows_of_each_tile(most_rows, inputs, outputs, 132)
+    tiles = [tile_of(rows) for rows in some]
+    assert max(some) <= most_rows
+    assert len(set(tiles)) == len(tiles)
+    assert set(tiles) == {tile_of(rows) for rows in range(1, most_rows + 1)}
 
 
 @pytest.mark.gpu
