@@ -158,8 +158,11 @@ class Watch:
 
 def watched(model: Model, drafter: str, chance: random.Random) -> tuple[LocalEngine, Watch]:
     """Returns an engine in which requests are preempted for want of blocks now and then."""
-    block_bytes = LocalEngine(model.config()).engine.runner.pool.block_bytes()
+    # The others need no more state than the n-gram drafter, whose place they take.
+    kind = "mtp" if drafter == "mtp" else "ngram"
+    block_bytes = LocalEngine(model.config(drafter=kind)).engine.runner.pool.block_bytes()
     config = model.config(
+        drafter=kind,
         depth=MAX_DEPTH,
         kv_cache_memory_bytes=NUM_BLOCKS * block_bytes,
         prefill_chunk=100,

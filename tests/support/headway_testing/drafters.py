@@ -12,14 +12,21 @@ class Knowing(NoDrafter):
     """Drafts what the request with this seed will say, moved by `shift`: 0 is always right, else always wrong."""
 
     def __init__(self, texts: dict[int, list[int]], vocab_size: int, *, shift: int) -> None:
-        self._texts, self._vocab_size = texts, vocab_size
-        self._shift = shift
+        # Of other seeds, and behind a text's end, zeros: the last row and the last column.
+        longest = max((len(text) for text in texts.values()), default=0)
+        self._texts = torch.zeros((max(texts, default=-1) + 2, longest + 1), dtype=torch.int64)
+        for seed, text in texts.items():
+            self._texts[seed, : len(text)] = torch.tensor(text, dtype=torch.int64)
+        self._vocab_size, self._shift = vocab_size, shift
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        drafts = torch.zeros((len(rows.seeds), depth), dtype=torch.int64)
-        for row, (seed, length) in enumerate(zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), strict=True)):
-            known = self._texts.get(seed, [])[length + 1 : length + 1 + depth]
-            drafts[row, : len(known)] = torch.tensor(known, dtype=torch.int64)
+        """Waits for no GPU, so that a graph can hold it once a step was launched kernel by kernel."""
+        self._texts = self._texts.to(rows.seeds.device)
+        last_seed, last_place = (size - 1 for size in self._texts.shape)
+        is_known = (rows.seeds >= 0) & (rows.seeds < last_seed)
+        seeds = torch.where(is_known, rows.seeds, last_seed)
+        places = rows.kv_lengths[:, None] + 1 + torch.arange(depth, device=rows.seeds.device)
+        drafts = self._texts[seeds[:, None], places.clamp(0, last_place)]
         return (drafts + self._shift) % self._vocab_size
 
 
