@@ -10,11 +10,11 @@ import torch
 
 from headway.kernels.elementwise.silu_mul import silu_mul
 from headway.kernels.linear import dispatch
+from headway.kernels.linear._batch_invariant_tiles import rows_of_each_tile
 from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
 from headway.kernels.linear._ordered_linear import ordered_linear
 from headway.kernels.linear.add_linear import add_linear
-from headway.kernels.linear.batch_invariant_linear import rows_of_each_tile
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, WeightFormat
 from headway.kernels.linear.float8_linear import float8_linear
 from headway.kernels.linear.gated_linear import gated_linear

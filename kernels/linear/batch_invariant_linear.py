@@ -6,41 +6,14 @@ float32, by one kind of instruction. The sizes of a program's tile do not matter
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
+from headway.kernels.linear._batch_invariant_tiles import FLOAT32_TILE, tile_of
 from headway.kernels.reference.linear.batch_invariant_linear import (
     batch_invariant_linear as batch_invariant_linear_twin,
 )
 from headway.kernels.runtime._device import multiprocessors, overlap, shared_memory_bytes
-from headway.kernels.runtime._triton import blocks_of, jit_once_for, power_of_two, takes_triton, tl
-
-# Up to that many rows are one tile, whose program is bound by memory.
-_FEW_ROWS = 64
-
-
-class _Tile(NamedTuple):
-    """The tile of a program. share: the reached share of the tensor cores' rate, about, once programs fill the device."""
-
-    outputs: int
-    rows: int
-    inputs: int
-    num_warps: int
-    stages: int
-    share: float = 1.0
-
-
-# Outputs are multiples of 64: Hopper multiplies fewer by another instruction.
-_MANY_ROWS = (
-    _Tile(128, 256, 64, 8, 4, 1.0),
-    _Tile(128, 128, 64, 8, 4, 0.85),
-    _Tile(64, 128, 64, 4, 4, 0.6),
-    _Tile(64, 64, 64, 4, 4, 0.4),
-)
-_LEAST_OF_MANY = min(tile.rows for tile in _MANY_ROWS)
-# No tensor core multiplies float32: the operands are in registers.
-_FLOAT32 = _Tile(64, 32, 32, 4, 3)
+from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -112,7 +85,7 @@ def batch_invariant_linear(
     out = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device)
     # The interpreter, which has no bfloat16, uses the other tiles for float32.
     is_float32 = x.is_cuda and x.dtype == torch.float32
-    tile = _FLOAT32 if is_float32 else _tile(rows, num_inputs, num_outputs, multiprocessors(x.device))
+    tile = FLOAT32_TILE if is_float32 else tile_of(rows, num_inputs, num_outputs, multiprocessors(x.device))
     tile_bytes = (tile.outputs + tile.rows) * tile.inputs * x.element_size()
     overlaps, launch = overlap(x.device)
     _batch_invariant_kernel[(blocks_of(num_outputs, tile.outputs) * blocks_of(rows, tile.rows),)](
@@ -122,31 +95,3 @@ def batch_invariant_linear(
         num_stages=min(tile.stages, max(shared_memory_bytes(x.device) // tile_bytes, 1)), **launch,
     )  # fmt: skip
     return out
-
-
-def rows_of_each_tile(
-    most_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int
-) -> list[int]:
-    """Returns the least number of rows of each tile that products of 1 to most_rows rows are computed in."""
-    starts = [1, 17, 33, *range(_FEW_ROWS + 1, most_rows + 1, _LEAST_OF_MANY)]
-    fewest: dict[_Tile, int] = {}
-    for rows in starts:
-        if rows <= most_rows:
-            fewest.setdefault(_tile(rows, num_inputs, num_outputs, num_multiprocessors), rows)
-    return list(fewest.values())
-
-
-def _tile(num_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int) -> _Tile:
-    """Returns the tile with the shortest estimated time, by its waves of programs and the time of a program."""
-    if num_rows <= _FEW_ROWS:
-        rows = max(power_of_two(num_rows), 16)
-        outputs = 128 if blocks_of(num_outputs, 64) > 2 * num_multiprocessors else 64
-        # Of 128 inputs five tiles must fit in Hopper's shared memory.
-        inputs = 128 if num_inputs % 128 == 0 and outputs + rows < 192 else 64
-        return _Tile(outputs, rows, inputs, 4, 5)
-
-    def duration(tile: _Tile) -> float:
-        programs = blocks_of(num_outputs, tile.outputs) * blocks_of(num_rows, tile.rows)
-        return blocks_of(programs, num_multiprocessors) * tile.outputs * tile.rows / tile.share
-
-    return min(_MANY_ROWS, key=duration)

@@ -1,14 +1,12 @@
 """batch_invariant_linear against products in float64, and that a row's result is its own whatever stands beside it."""
 
-import sys
-
 import pytest
 import torch
 from headway_testing.products import assert_near, tensors
 
-from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear, rows_of_each_tile
+from headway.kernels.linear._batch_invariant_tiles import rows_of_each_tile, tile_of
+from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 
-KERNEL = sys.modules["headway.kernels.linear.batch_invariant_linear"]
 # Of each kind of tile one that is full and one that is not.
 ROWS = {"one": 1, "window": 4, "tile": 16, "odd": 19, "most of few": 64, "more": 65, "many": 300}
 # Outputs x inputs: an odd end, inputs that divide by 64 only, and by nothing.
@@ -57,7 +55,7 @@ def test_products_are_added_from_first_to_last(is_interpreted: bool) -> None:
 def test_tiles_that_fill_the_device() -> None:
     """On 132 multiprocessors: a 7B model's layers and an lm_head. Outputs come in 64s, whatever the rows."""
     chosen = {
-        (rows, outputs): KERNEL._tile(rows, 4096, outputs, 132)[:2]
+        (rows, outputs): tile_of(rows, 4096, outputs, 132)[:2]
         for rows in (1, 64, 128, 256, 2048)
         for outputs in (4096, 151_680)
     }
@@ -73,14 +71,11 @@ def test_tiles_that_fill_the_device() -> None:
 )
 @pytest.mark.parametrize("most_rows", [1, 40, 3000])
 def test_some_rows_have_every_tile(outputs: int, inputs: int, most_rows: int) -> None:
-    def tile_of(rows: int) -> object:
-        return KERNEL._tile(rows, inputs, outputs, 132)
-
     some = rows_of_each_tile(most_rows, inputs, outputs, 132)
-    tiles = [tile_of(rows) for rows in some]
+    tiles = [tile_of(rows, inputs, outputs, 132) for rows in some]
     assert max(some) <= most_rows
     assert len(set(tiles)) == len(tiles)
-    assert set(tiles) == {tile_of(rows) for rows in range(1, most_rows + 1)}
+    assert set(tiles) == {tile_of(rows, inputs, outputs, 132) for rows in range(1, most_rows + 1)}
 
 
 @pytest.mark.gpu
