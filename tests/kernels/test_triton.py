@@ -14,8 +14,9 @@ import torch
 from headway.kernels.runtime._triton import takes_triton
 
 HERE = Path(__file__).parent
+# Few groups, for each imports PyTorch anew.
 GROUPS = {
-    "bookkeeping": (
+    "bookkeeping-and-sampling": (
         "rewind",
         "verify",
         "prepare",
@@ -31,19 +32,18 @@ GROUPS = {
         "begin_decode",
         "copy_results_to_host",
         "copy_entries",
+        "sample",
+        "mask_logits",
+        "process_logits",
     ),
-    "sampling": ("sample", "mask_logits"),
     "recurrent": ("causal_convolution", "delta_windows", "delta_chunks"),
-    "windows": ("paged_attention_pieces",),
-    "prompts": ("prefill_attention", "varlen_attention", "process_logits"),
-    "linears": (
+    "attention": ("paged_attention_pieces", "prefill_attention", "varlen_attention"),
+    "layers": (
         "skinny_linear",
         "add_linear",
         "batch_invariant_linear",
         "quantized_linear",
         "screened_linear",
-    ),
-    "layers": (
         "qkv_rope_append",
         "rms_norm",
         "gated_rms_norm",
@@ -72,7 +72,7 @@ def test_the_interpreter_takes_the_tensors_of_the_cpu(is_interpreted: bool) -> N
     assert takes_triton(torch.zeros(1)) == is_interpreted
 
 
-# Two minutes: the engine's tests run their twins.
+# The recurrent kernels take a minute: the engine's tests run their twins.
 @pytest.mark.parametrize(
     "group", [pytest.param(name, marks=pytest.mark.long if name == "recurrent" else ()) for name in GROUPS]
 )

@@ -236,6 +236,7 @@ def test_shares_over_100_000_draws(
     assert stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue > LEAST_P_VALUE
 
 
+@pytest.mark.interpreted_long
 def test_rare_tokens_keep_their_share(device: torch.device, is_interpreted: bool) -> None:
     """4096 tokens of 1e-7 each beside one that holds the rest: noise of low precision would lose them."""
     rows = 24 if is_interpreted else 4000
