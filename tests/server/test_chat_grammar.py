@@ -119,7 +119,7 @@ def valid_calls(choice: dict[str, Any]) -> list[str]:
     return [function["name"] for function in functions]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 async def test_a_required_call_is_one_by_the_schema_of_its_tool(
     client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer, seed: int
 ) -> None:
@@ -132,7 +132,7 @@ async def test_a_required_call_is_one_by_the_schema_of_its_tool(
     assert len(valid_calls(single)) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 async def test_a_named_function_is_called_once(
     client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer, seed: int
 ) -> None:

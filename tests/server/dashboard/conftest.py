@@ -1,4 +1,4 @@
-"""The chat in one Chromium for a module, over a FakeEngine and a server of each test's own."""
+"""The chat in one Chromium, which takes seconds to start, over a FakeEngine and a server of each test's own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def answer(engine: FakeEngine, tokenizer: Tokenizer) -> Callable[..., None]:
     return answer
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
     grammars = Grammars(tokenizer.token_table(), INFO.vocab_size)
     yield grammars
@@ -71,25 +71,27 @@ def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars, templ
     )  # fmt: skip
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def address(services: Services) -> AsyncIterator[str]:
     async with served(services) as address:
         yield address
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as browser:
         yield browser
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def page(browser: Browser) -> AsyncIterator[Page]:
-    """Of the whole module: each test opens it anew, at an origin of its own."""
-    yield await browser.new_page(locale="en-GB", permissions=["clipboard-read", "clipboard-write"])
+    """Of all tests: each opens it anew, at an origin of its own."""
+    page = await browser.new_page(locale="en-GB", permissions=["clipboard-read", "clipboard-write"])
+    yield page
+    await page.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def chat(page: Page, address: str) -> AsyncIterator[ChatPage]:
     """The page, opened by the server's bare address. At the end nothing else may have been said on the console."""
     await page.set_viewport_size({"width": 1280, "height": 900})

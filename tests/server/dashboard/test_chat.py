@@ -19,7 +19,7 @@ from headway.server.keys import Keys
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 Answer = Callable[..., None]
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -74,7 +74,7 @@ async def test_the_mean_of_accepted_drafts_is_that_of_the_usage(
     )
 
 
-@pytest.mark.parametrize("rounds", [1, 5])
+@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.long), 5])
 async def test_each_character_has_the_colour_of_its_own_token(
     chat: ChatPage, answer: Answer, engine: FakeEngine, tokenizer: Tokenizer, address: str, rounds: int
 ) -> None:

@@ -11,7 +11,7 @@ from headway_testing.chat_page import ChatPage
 from headway_testing.fake_engine import FakeEngine
 from playwright.async_api import expect
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 Answer = Callable[..., None]
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -161,13 +161,19 @@ async def test_the_end_of_an_answer_is_read_out_with_its_reason(
     assert await read_out() == told
 
 
-@pytest.mark.parametrize(("width", "height"), [(320, 568), (360, 740), (1440, 900), (320, 256)])
-async def test_the_chat_fits(chat: ChatPage, answer: Answer, width: int, height: int) -> None:
+async def test_the_chat_fits(chat: ChatPage, answer: Answer) -> None:
     """320 by 256 is a window of 1,280 by 1,024 enlarged four times."""
     answer("<think>hm</think>" + "the-quick-brown-fox" * 4 + CALL)
     await chat.set("tools", json.dumps(TOOLS))
-    await chat.page.set_viewport_size({"width": width, "height": height})
+    await chat.page.set_viewport_size({"width": 320, "height": 256})
     await chat.ask("https://example.org/" + "quick" * 30)
+    for width, height in ((320, 256), (320, 568), (360, 740), (1440, 900)):
+        await chat.page.set_viewport_size({"width": width, "height": height})
+        await check_fit(chat, width, height)
+
+
+async def check_fit(chat: ChatPage, width: int, height: int) -> None:
+    """With the settings shown and hidden."""
     for _ in range(2):
         assert await chat.page.evaluate("document.documentElement.scrollWidth") == width
         outside = await chat.find("button, input, select, textarea, summary, .text").evaluate_all(

@@ -11,7 +11,7 @@ from headway_testing.chat_page import ChatPage
 from headway_testing.fake_engine import FakeEngine
 from playwright.async_api import expect
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 Answer = Callable[..., None]
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -57,11 +57,11 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
     ("name", "value", "told"),
     [
         ("temperature", "3", "temperature: Value must be less than or equal to 2."),
-        ("max-tokens", "1.5", "most tokens: Please enter a valid value."),
+        pytest.param("max-tokens", "1.5", "most tokens: Please enter a valid value.", marks=pytest.mark.long),
         ("schema", '{"type": ', "This is no valid JSON: "),
-        ("schema", "[]", "The schema must be a JSON object"),
+        pytest.param("schema", "[]", "The schema must be a JSON object", marks=pytest.mark.long),
         ("tools", "{}", "The tools must be a JSON list"),
-        ("tools", "[}", "This is no valid JSON: "),
+        pytest.param("tools", "[}", "This is no valid JSON: ", marks=pytest.mark.long),
     ],
 )
 async def test_a_setting_that_is_wrong_is_told_before_anything_is_sent(

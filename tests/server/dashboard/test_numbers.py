@@ -15,7 +15,7 @@ from playwright.async_api import Page, Route, expect
 from headway.server.history import QUANTILES, Point
 from headway.server.routes.dashboard import DashboardData, ServerFacts
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 BEGIN = 1_800_000_000.0
 
 
@@ -50,7 +50,7 @@ class Told:
         await route.fulfill(body=msgspec.json.encode(data), content_type="application/json")
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def show(page: Page, address: str) -> Any:
     """Opens the page with what is told. At the end nothing may have been said on the console."""
     said: list[str] = []
@@ -142,11 +142,15 @@ async def test_rounds_before_a_limit_of_the_depth_stay_visible(show: Callable[..
     ("audits", "words", "is_bad"),
     [
         ({}, "off", False),
-        ({"same": 0, "different": 0, "dropped": 0}, "off", False),
-        ({"same": 12, "different": 0, "dropped": 0}, "12 of 12 the same", False),
+        pytest.param({"same": 0, "different": 0, "dropped": 0}, "off", False, marks=pytest.mark.long),
+        pytest.param(
+            {"same": 12, "different": 0, "dropped": 0}, "12 of 12 the same", False, marks=pytest.mark.long
+        ),
         ({"same": 1200, "different": 0, "dropped": 3}, "1,200 of 1,200 the same, 3 dropped", False),
         ({"same": 12, "different": 2, "dropped": 0}, "2 of 14 differ", True),
-        ({"same": 0, "different": 0, "dropped": 3}, "none 3 dropped", False),
+        pytest.param(
+            {"same": 0, "different": 0, "dropped": 3}, "none 3 dropped", False, marks=pytest.mark.long
+        ),
     ],
     ids=["not-counted", "off", "same", "dropped", "different", "only-dropped"],
 )
@@ -165,13 +169,17 @@ async def test_audits_are_told_and_red_where_a_text_was_different(
     assert {colour == bad for colour in colours} == {is_bad}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1440])
-async def test_the_numbers_fit_in_both_themes(
-    show: Callable[..., Any], page: Page, theme: str, width: int
-) -> None:
-    await page.emulate_media(color_scheme=theme)
-    await show(Told(), width)
+async def test_the_numbers_fit_in_both_themes(show: Callable[..., Any], page: Page) -> None:
+    await show(Told(), 360)
+    for width in (360, 1440):
+        await page.set_viewport_size({"width": width, "height": 900})
+        for theme in ("light", "dark"):
+            await page.emulate_media(color_scheme=theme)
+            await expect(page.locator("html")).to_have_attribute("data-theme", theme)
+            await check_fit(page, width)
+
+
+async def check_fit(page: Page, width: int) -> None:
     await expect(page.locator("#speedup-value")).to_have_text("1.93\u00d7")
     assert await page.evaluate("document.documentElement.scrollWidth") == width
     outside = await page.locator(".speedup *, .tiles *, .charts *").evaluate_all(

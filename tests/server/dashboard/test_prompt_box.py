@@ -15,7 +15,7 @@ from headway.server.formats import find_format
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCRIPT = "the quick brown fox 日本語 😀 jumps"
 
 
@@ -24,7 +24,7 @@ def services(services: Services) -> Services:
     return Services("tiny", services.engine, services.tokenizer, services.metrics, JoinedContents())
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def box(page: Page, address: str) -> Page:
     await page.goto(f"{address}/dashboard")
     return page
