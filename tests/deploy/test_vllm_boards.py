@@ -7,17 +7,16 @@ query_statistics.json, vllm_speculative_decoding.json, vllm_kv_cache.json), with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import httpx
 import pytest
-from headway_testing.daemon import Server, running_server
-from headway_testing.prometheus import Prometheus, running_prometheus
+from headway_testing.daemon import Server
+from headway_testing.prometheus import Prometheus
 
 MODEL = "boards/tiny"
-NUM_REQUESTS = 4  # with a scrape after each
+NUM_REQUESTS = 3  # with a scrape after each
 BY_MODEL = f'{{model_name="{MODEL}"}}'
-BY_ALL = f'{{job=~"vllm", model_name=~"{MODEL}", instance=~".+", engine=~"0"}}'
+BY_ALL = f'{{job=~"headway", model_name=~"{MODEL}", instance=~".+", engine=~"0"}}'
 
 
 def quantile(share: float, name: str, labels: str = BY_MODEL) -> str:
@@ -77,25 +76,19 @@ QUERIES = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    yield from running_server("--metrics-names", "both", "--served-model-name", MODEL)
+def prometheus(server: Server, scraping: Prometheus) -> Prometheus:
+    """It has scraped twice a second while requests with speculation ran."""
+    for _ in range(NUM_REQUESTS):
+        ask_twice(server)
+        scraping.wait_for_scrape()
+    return scraping
 
 
-@pytest.fixture(scope="module")
-def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """It has scraped once a second while requests with speculation ran."""
-    target = server.url.removeprefix("http://")
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "vllm", "static_configs": [{"targets": [target]}]}],
-    }
-    for running in running_prometheus(tmp_path_factory.mktemp("prometheus"), config):
-        for _ in range(NUM_REQUESTS):
-            body = {"prompt": "def parse(text):\n" * 3, "max_tokens": 24, "n": 2}
-            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
-            server.wait_until_idle()
-            running.wait_for_scrape()
-        yield running
+def ask_twice(server: Server) -> None:
+    """One prompt whose blocks are cached from its second time on, for two answers."""
+    body = {"prompt": "def parse(text):\n" * 3, "max_tokens": 24, "n": 2}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+    server.wait_until_idle()
 
 
 def test_every_query_of_vllms_boards_has_data(prometheus: Prometheus) -> None:
@@ -110,6 +103,7 @@ def test_boards_find_the_model_by_its_label(prometheus: Prometheus) -> None:
 
 
 def test_acceptance_by_vllms_names_is_that_of_the_engine(prometheus: Prometheus, server: Server) -> None:
+    prometheus.wait_for_scrape()
     per_position = prometheus.query("vllm:spec_decode_num_accepted_tokens_per_pos_total")
     accepted = {labels["position"]: value for labels, value in per_position}
     assert sorted(accepted) == ["0", "1", "2"]
@@ -119,21 +113,20 @@ def test_acceptance_by_vllms_names_is_that_of_the_engine(prometheus: Prometheus,
     assert sum(accepted.values()) == server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
-def test_steps_computed_what_was_not_cached_and_what_was_generated(
-    prometheus: Prometheus, server: Server
-) -> None:
-    """No request was left or preempted."""
-    values = {
-        name: server.metric(f"vllm:{name}")
-        for name in ("prompt_tokens_total", "prefix_cache_hits_total", "prefix_cache_queries_total",
-                     "generation_tokens_total", "iteration_tokens_total_sum", "num_preemptions_total")
-    }  # fmt: skip
+def test_steps_computed_what_was_not_cached_and_what_was_generated(server: Server) -> None:
+    """Of requests of which none is left or preempted."""
+    names = ("prompt_tokens_total", "prefix_cache_hits_total", "prefix_cache_queries_total", "generation_tokens_total",
+             "iteration_tokens_total_sum", "iteration_tokens_total_count", "num_preemptions_total")  # fmt: skip
+    before = {name: server.metric(f"vllm:{name}") for name in names}
+    for _ in range(2):
+        ask_twice(server)
+    values = {name: server.metric(f"vllm:{name}") - before[name] for name in names}
     assert values["num_preemptions_total"] == 0
     assert values["prefix_cache_queries_total"] == values["prompt_tokens_total"]
     assert 0 < values["prefix_cache_hits_total"] < values["prompt_tokens_total"]
     computed = values["prompt_tokens_total"] - values["prefix_cache_hits_total"]
     assert values["iteration_tokens_total_sum"] == computed + values["generation_tokens_total"]
-    assert values["iteration_tokens_total_sum"] > server.metric("vllm:iteration_tokens_total_count")
+    assert values["iteration_tokens_total_sum"] > values["iteration_tokens_total_count"] > 0
 
 
 @pytest.mark.parametrize("prefix", ["headway_", "vllm:"])
