@@ -61,6 +61,13 @@ def scripted(shared: SharedServers, tmp_path_factory: pytest.TempPathFactory) ->
     return shared.running("scripted", life)
 
 
+@pytest.fixture
+def guarded(shared: SharedServers) -> Server:
+    """A server that wants a key (secret, or admin for what operators do) and chooses the depth of its rounds."""
+    flags = ("--depth", "auto", "--max-depth", "4", "--api-key", "secret", "--admin-key", "admin")
+    return shared.running("guarded", lambda: running_server(*flags))
+
+
 @pytest.fixture(scope="session")
 def start() -> Callable[..., Iterator[Server]]:
     """For fixtures that want a server of their own: `yield from start("--depth", "0")`."""

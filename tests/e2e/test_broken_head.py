@@ -14,7 +14,7 @@ from headway_testing.daemon import start_server, stop_server
 from headway.engine.bench.shape import made_up_tokenizer
 
 VOCAB_SIZE = 300
-FLAGS = ("--threads", "1", "--kv-cache-memory", "16MiB")
+FLAGS = ("--threads", "1", "--depth", "3", "--kv-cache-memory", "16MiB")
 
 
 def folder_of(tmp_path: Path, kind: str | None) -> str:

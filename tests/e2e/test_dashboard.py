@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -172,12 +172,18 @@ def test_tiles_and_charts_show_the_load(page: Page) -> None:
     assert min(drawn) > 0
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, pytest.param(768, marks=pytest.mark.long), 1920])
-def test_the_page_fits_in_both_themes(page: Page, theme: str, width: int, tmp_path: Path) -> None:
-    page.emulate_media(color_scheme=theme)
-    page.set_viewport_size({"width": width, "height": 900})
+@pytest.mark.parametrize("widths", [(320, 1920), pytest.param((768,), marks=pytest.mark.long)])
+def test_the_page_fits_in_both_themes(page: Page, widths: tuple[int, ...], tmp_path: Path) -> None:
+    page.set_viewport_size({"width": widths[0], "height": 900})
     generate(page, depth=3, tokens=24)
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 900})
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            check_fit(page, theme, width, tmp_path / "page.png")
+
+
+def check_fit(page: Page, theme: str, width: int, picture: Path) -> None:
     expect(page.locator("html")).to_have_attribute("data-theme", theme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     hidden = page.locator("button, input, textarea, output, dd, h2, h3, canvas").evaluate_all(
@@ -190,8 +196,8 @@ def test_the_page_fits_in_both_themes(page: Page, theme: str, width: int, tmp_pa
     assert hidden == []
     brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(brightness) / 3 > 128) == (theme == "light")
-    page.screenshot(path=tmp_path / "page.png", full_page=True)
-    assert (tmp_path / "page.png").stat().st_size > 10_000
+    page.screenshot(path=picture, full_page=True)
+    assert picture.stat().st_size > 10_000
 
 
 def test_a_click_changes_the_theme_and_it_stays(page: Page) -> None:
@@ -203,11 +209,7 @@ def test_a_click_changes_the_theme_and_it_stays(page: Page) -> None:
     expect(page.locator("#theme")).to_have_text("theme: dark")
 
 
-def test_a_server_with_keys_asks_for_one_and_keeps_it_for_the_tab(
-    browser: Browser, start: Callable[..., Iterator[Server]]
-) -> None:
-    life = start("--api-key", "secret")
-    guarded = next(life)
+def test_a_server_with_keys_asks_for_one_and_keeps_it_for_the_tab(browser: Browser, guarded: Server) -> None:
     context = browser.new_context()
     opened = context.new_page()
     try:
@@ -226,4 +228,3 @@ def test_a_server_with_keys_asks_for_one_and_keeps_it_for_the_tab(
         expect(opened.locator("#state")).to_have_text("serving")
     finally:
         context.close()
-        assert list(life) == []  # stopped

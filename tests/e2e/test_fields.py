@@ -74,11 +74,22 @@ FIELDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def likeliest() -> dict[str, str]:
+    """By server, the text without any of the fields."""
+    return {}
+
+
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "-".join(fields))
-def test_a_field_changes_the_text_and_drafts_do_not(client: httpx.Client, fields: dict[str, Any]) -> None:
+def test_a_field_changes_the_text_and_drafts_do_not(
+    client: httpx.Client, likeliest: dict[str, str], fields: dict[str, Any]
+) -> None:
     plain, drafted = (choice(client, depth, max_tokens=48, **fields) for depth in (0, 3))
     assert plain["text"] == drafted["text"]
-    assert plain["text"] != choice(client, max_tokens=48)["text"]
+    url = str(client.base_url)
+    if url not in likeliest:
+        likeliest[url] = choice(client, max_tokens=48)["text"]
+    assert plain["text"] != likeliest[url]
 
 
 @DEPTHS
@@ -103,8 +114,8 @@ def test_bad_words_do_not_come_in_the_spelling_of_the_tokenizer(client: httpx.Cl
     def comes(ids: list[int]) -> bool:
         return any(ids[i : i + len(word)] == word for word in spelled for i in range(len(ids)))
 
-    assert comes(choice(client, max_tokens=100)["token_ids"])
-    assert not comes(choice(client, depth, max_tokens=100, bad_words=words)["token_ids"])
+    assert comes(choice(client, max_tokens=64)["token_ids"])
+    assert not comes(choice(client, depth, max_tokens=64, bad_words=words)["token_ids"])
 
 
 @DEPTHS

@@ -27,6 +27,8 @@ def run_to_the_end(output: Path, *arguments: str) -> None:
         "serve",
         "--threads",
         "1",
+        "--depth",
+        "0",
         *KV_CACHE,
         "--log-format",
         "json",

@@ -58,7 +58,7 @@ def whole(server: Server, body: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-@pytest.mark.parametrize("num_schemas", [5, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_schemas", [2, pytest.param(100, marks=pytest.mark.long)])
 def test_a_text_of_a_schema_is_valid_and_the_same_streamed_and_beside_others(
     templated: Server, num_schemas: int
 ) -> None:

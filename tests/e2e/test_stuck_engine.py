@@ -19,7 +19,9 @@ def ask(url: str, max_tokens: int) -> httpx.Response:
 
 
 def test_probes_and_clients_learn_of_a_stopped_engine_which_is_replaced() -> None:
-    server = start_server(*KV_CACHE, "--engine-timeout", str(TIMEOUT_SECONDS))
+    server = start_server(
+        "--threads", "1", "--depth", "0", *KV_CACHE, "--engine-timeout", str(TIMEOUT_SECONDS)
+    )
     try:
         stopped_pid = server.engine_pid()
         with ThreadPoolExecutor() as pool:

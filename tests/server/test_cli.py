@@ -349,7 +349,18 @@ def test_a_completion_takes_memory_for_one_request_alone(monkeypatch: pytest.Mon
 
 
 def test_a_completion_that_nobody_reads_ends_quietly() -> None:
-    command = [sys.executable, "-P", "-m", "headway", "complete", "def parse(", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "headway",
+        "complete",
+        "def parse(",
+        "--device",
+        "cpu",
+        "--depth",
+        "0",
+    ]
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as nobody:

@@ -134,9 +134,16 @@ def bring_up(server: Server, *, concurrency: int) -> float:
         return max(0, _engine_bytes(server) - bytes_before) / max(1, num_kinds)
 
 
-def soak(server: Server, *, num_requests: int, concurrency: int, num_processes: int) -> Iterator[Stretch]:
+def soak(
+    server: Server,
+    *,
+    num_requests: int,
+    concurrency: int,
+    num_processes: int,
+    num_stretches: int = NUM_STRETCHES,
+) -> Iterator[Stretch]:
     """One stretch after the other, as they end. The server serves the embedded model, with SERVER_FLAGS."""
-    asks = list(random_asks(num_requests // NUM_STRETCHES))
+    asks = list(random_asks(num_requests // num_stretches))
     probe = list(probe_of(asks))
     context = get_context("spawn")
     with (
@@ -155,7 +162,7 @@ def soak(server: Server, *, num_requests: int, concurrency: int, num_processes: 
 
         has_gpu = read_engine(client)["device"] != "cpu"
         before = read_metrics(client)
-        for number in range(NUM_STRETCHES):
+        for number in range(num_stretches):
             outcomes = run(asks, f"{number}")
             between = read_metrics(client)
             outcomes += run(probe, "probe")
