@@ -65,7 +65,11 @@ def test_the_script_knows_every_program_that_tests_run() -> None:
         assert f"command -v {name}\n" in SCRIPT.read_text()
 
 
-@pytest.mark.parametrize(("flags", "status"), [([], 0), (["--require-tools"], 1)], ids=["user", "ci"])
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [pytest.param([], 0, marks=pytest.mark.long), (["--require-tools"], 1)],
+    ids=["user", "ci"],
+)
 def test_a_test_without_its_program_is_skipped_by_name_and_counted(
     tmp_path: Path, flags: list[str], status: int
 ) -> None:
