@@ -26,6 +26,7 @@ from headway.engine.scheduling.plan import Plan
 
 DEMO = files("headway.engine.demo")
 STUCK_SECONDS = 30.0
+OUTPUT_LENS = (1, 5, 40, 120)
 
 
 class Noting:
@@ -78,17 +79,23 @@ def named_if_stuck(runner: Noting) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "num_streams", "num_requests"),
+    ("device", "dtype", "num_streams", "num_requests", "output_lens"),
     [
-        pytest.param("cpu", "float32", 12, 150, id="cpu"),
-        pytest.param("cpu", "float32", 12, 400, id="cpu-long", marks=pytest.mark.long),
+        pytest.param("cpu", "float32", 8, 96, (1, 5, 12, 24), id="cpu"),
+        pytest.param("cpu", "float32", 12, 400, OUTPUT_LENS, id="cpu-long", marks=pytest.mark.long),
         pytest.param(
-            "cuda", "bfloat16", 150, 6000, id="cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(580)]
+            "cuda",
+            "bfloat16",
+            150,
+            6000,
+            OUTPUT_LENS,
+            id="cuda",
+            marks=[pytest.mark.gpu, pytest.mark.timeout(580)],
         ),
     ],
 )
 def test_requests_of_every_kind_end_beside_one_another(
-    device: str, dtype: DtypeName, num_streams: int, num_requests: int
+    device: str, dtype: DtypeName, num_streams: int, num_requests: int, output_lens: tuple[int, ...]
 ) -> None:
     config = EngineConfig(
         model_path=str(DEMO),
@@ -104,7 +111,9 @@ def test_requests_of_every_kind_end_beside_one_another(
     noting = Noting(runner)
     engine.loop = EngineLoop(scheduler, noting, engine.post)
     with named_if_stuck(noting):
-        num_aborted = run_crowd(engine, heldout_prompts(), num_streams=num_streams, num_requests=num_requests)
+        num_aborted = run_crowd(
+            engine, heldout_prompts(), num_streams=num_streams, num_requests=num_requests, output_lens=output_lens
+        )  # fmt: skip
     reasons = {output.finish_reason for output in engine.outputs.values()}
     assert reasons == {FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT}
     assert num_aborted > 0.05 * num_requests
