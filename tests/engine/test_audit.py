@@ -88,15 +88,15 @@ def submit_some(engine: LocalEngine, count: int, *, vocabulary: int, seed: int =
 
 def test_what_is_right_is_found_to_be_the_same() -> None:
     engine = LocalEngine(config_of())
-    ids = submit_some(engine, 15, vocabulary=DEMO_VOCABULARY)
+    ids = submit_some(engine, 10, vocabulary=DEMO_VOCABULARY)
     assert run_audits(engine) == {"same": len(ids)}
     assert set(engine.outputs) == set(ids), "events of audits were sent"
 
 
 def test_recurrent_layers_are_audited_as_well(hybrid: str) -> None:
     engine = LocalEngine(config_of(hybrid))
-    submit_some(engine, 12, vocabulary=TINY_VOCABULARY)
-    assert run_audits(engine) == {"same": 12}
+    submit_some(engine, 8, vocabulary=TINY_VOCABULARY)
+    assert run_audits(engine) == {"same": 8}
 
 
 @pytest.mark.timeout(1200)
@@ -127,9 +127,9 @@ def test_two_thousand_requests_give_no_false_alarm(kind: str, place: dict[str, o
 def test_grammars_and_requests_that_were_cut_short_are_audited() -> None:
     engine = LocalEngine(config_of(), token_table=TABLE)
     grammar = Grammar(json_schema_source(json.dumps(SCHEMA)), None)
-    for seed in range(6):
+    for seed in range(3):
         engine.submit(
-            [40 + seed, 50], max_tokens=60, stop_token_ids=[3],
+            [40 + seed, 50], max_tokens=50, stop_token_ids=[3],
             sampling=SamplingParams(temperature=0.8, seed=seed), grammar=grammar,
         )  # fmt: skip
     engine.run()
@@ -138,7 +138,7 @@ def test_grammars_and_requests_that_were_cut_short_are_audited() -> None:
         engine.step()
     engine.post.inbox.append(Abort(cut, FinishReason.STOP))
     engine.outputs[cut].finish_reason = FinishReason.STOP
-    assert run_audits(engine) == {"same": 7}
+    assert run_audits(engine) == {"same": 4}
 
 
 def test_requests_without_tokens_and_those_that_failed_are_not_audited() -> None:
@@ -156,7 +156,7 @@ def test_statistics_are_those_of_the_requests_alone() -> None:
     found = []
     for rate in (0.0, 1.0):
         engine = LocalEngine(config_of(audit_rate=rate, max_running=4))
-        submit_some(engine, 12, vocabulary=DEMO_VOCABULARY)
+        submit_some(engine, 8, vocabulary=DEMO_VOCABULARY)
         run_audits(engine)
         found.append(msgspec.to_builtins(stats_of(engine)))
     differing = {key for key in found[0] if found[0][key] != found[1][key]}
@@ -177,7 +177,7 @@ def test_audits_neither_find_nor_leave_cached_prefixes(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(PrefixCache, "match", noting)
     for _ in range(2):
-        engine.submit(range(100), max_tokens=40)
+        engine.submit(range(100), max_tokens=20)
         engine.run()
     num_cached = stats_of(engine).num_kv_blocks_cached + stats_of(engine).num_kv_blocks_used
     assert run_audits(engine) == {"same": 2}
@@ -201,14 +201,14 @@ def test_a_request_that_comes_finds_the_engine_as_if_nothing_was_audited() -> No
         for rate in (1.0, 0.0)
     )
     for seed in range(4):
-        engine.submit([1, 2, seed], max_tokens=30)
+        engine.submit([1, 2, seed], max_tokens=20)
         engine.run()
     engine.step()
     scheduler = engine.engine.scheduler
     assert scheduler.state.num_audits
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
     prompts = [[3, 4, 5], [6, 7]]
-    ids = [[each.submit(prompt, max_tokens=20) for prompt in prompts] for each in (engine, idle)]
+    ids = [[each.submit(prompt, max_tokens=12) for prompt in prompts] for each in (engine, idle)]
     engine.step()
     assert scheduler.state.num_audits == 0
     assert abs(num_steps(engine, ids[0][1]) + 1 - num_steps(idle, ids[1][1])) <= 1
