@@ -15,8 +15,8 @@ from headway.engine.execution.step_key import StepGrid
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 
-VOCAB, CONTEXT, AFTER, MAX_TOKENS = 128, 128, 8, 72
-BUDGETS = (0, 1, 5, 64)
+VOCAB, CONTEXT, AFTER, MAX_TOKENS = 128, 128, 8, 40
+BUDGETS = (0, 1, 5, 32)
 DEPTHS = (0, 1, 2, 3)
 BLOCK_BYTES = (2 * 3 * 16 * 2 * 16 + 64) * 8  # keys and values of three layers, and a hidden state
 SAMPLINGS = [SamplingParams(temperature=t, seed=s) for t, s in ((0.0, 0), (0.8, 5))]
@@ -86,7 +86,7 @@ def texts_of(engine: LocalEngine, asked: Sequence[tuple[Case, SamplingParams]]) 
 def asked(cases: list[Case]) -> list[tuple[Case, SamplingParams]]:
     """Every case with every budget, with one whose end comes by itself, and without any."""
     budgeted = [(case, case.with_budget(n, case.new_id(n))) for n in BUDGETS for case in cases]
-    ended = [(case, case.with_budget(64, case.plain[20])) for case in cases]
+    ended = [(case, case.with_budget(32, case.plain[20])) for case in cases]
     return budgeted + ended + [(case, case.sampling) for case in cases]
 
 
@@ -127,7 +127,12 @@ def test_a_budget_ends_at_the_same_token_at_every_depth(
 
 @pytest.mark.parametrize(
     ("depth", "reads_late"),
-    [(0, False), (1, True), (2, False), (3, True)],
+    [
+        pytest.param(0, False, marks=pytest.mark.long),
+        (1, True),
+        pytest.param(2, False, marks=pytest.mark.long),
+        (3, True),
+    ],
     ids=["0", "1 read late", "2", "3 read late"],
 )
 def test_a_crowd_with_and_without_budgets_changes_no_text(
@@ -144,12 +149,12 @@ def test_a_crowd_with_and_without_budgets_changes_no_text(
     assert texts_of(LocalEngine(config, reads_late=reads_late), asked) == expected
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", [0, *(pytest.param(d, marks=pytest.mark.long) for d in (1, 2)), 3])
 def test_a_preempted_request_keeps_its_budget(
     model_path: str, asked: list[tuple[Case, SamplingParams]], expected: list[list[int]], depth: int
 ) -> None:
-    """12 blocks of 16 tokens for five rows of up to 89."""
-    engine = engine_of(model_path, depth=depth, max_running=5, kv_cache_memory_bytes=12 * BLOCK_BYTES)
+    """9 blocks of 16 tokens for five rows of up to 57."""
+    engine = engine_of(model_path, depth=depth, max_running=5, kv_cache_memory_bytes=9 * BLOCK_BYTES)
     assert texts_of(engine, asked) == expected
     assert engine.engine.scheduler.snapshot().num_preemptions > 0
 
