@@ -29,11 +29,12 @@ SPELLS = {
     "short": ([(3, 6), (0, 23), (3, 3), (0, 9), (2, 7), (0, 2), (1, 5)], 180),
     "middle": ([(0, 90), (3, 5), (0, 70)], 300),
     "few-drafts": ([(1, 50), (3, 4), (1, 21), (0, 20), (1, 9), (3, 2), (2, 30)], 180),
-    "random": (RANDOM_SPELLS, 180),
+    "random": (RANDOM_SPELLS[:20], 120),
+    "more-random": (RANDOM_SPELLS, 180),
     "500": ([(3, 9), (0, 500)], 640),
     "500-of-depth-1": ([(3, 9), (1, 500)], 900),
 }
-PLAIN = {("accepted-1", "middle"), ("random-3", "random")}
+PLAIN = {("accepted-1", "short"), ("random-3", "random")}
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +173,10 @@ def test_a_spell_without_drafts_leaves_no_trace(
 def test_a_prefix_found_during_a_spell_gives_the_same_text(model: Path, drafts: Drafts) -> None:
     chance = random.Random(1)
     first = [[chance.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
-    _, alone = generate(model, first, 100, [])
+    _, alone = generate(model, first, 80, [])
     again = [[*prompt, *output.token_ids[:70]] for prompt, output in zip(first, alone, strict=True)]
-    _, wanted = generate(model, again, 60, [])
-    _, found = generate(model, [*first, *again], 100, [(0, 90), (3, 4), (0, 30)], late=True, num_seeds=3)
+    _, wanted = generate(model, again, 40, [])
+    _, found = generate(model, [*first, *again], 80, [(0, 72), (3, 4), (0, 20)], late=True, num_seeds=3)
     assert [o.token_ids for o in found[:3]] == [o.token_ids for o in alone]
-    assert [o.token_ids[:60] for o in found[3:]] == [o.token_ids for o in wanted]
+    assert [o.token_ids[:40] for o in found[3:]] == [o.token_ids for o in wanted]
     assert all(output.events[0].num_cached >= 64 for output in found[3:])
