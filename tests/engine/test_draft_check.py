@@ -98,17 +98,19 @@ def test_the_right_head_of_the_embedded_model_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "state"),
+    ("name", "kind", "state"),
     [
-        ("swapped", "failed"),
-        pytest.param("wrong_layer", "failed", marks=pytest.mark.long),
-        pytest.param(None, "passed", marks=pytest.mark.long),
+        ("constructed", "swapped", "failed"),
+        pytest.param("embedded", "swapped", "failed", marks=pytest.mark.long),
+        pytest.param("embedded", "wrong_layer", "failed", marks=pytest.mark.long),
+        pytest.param("embedded", None, "passed", marks=pytest.mark.long),
     ],
 )
 def test_an_engine_of_one_row_writes_as_many_texts_one_after_another(
-    kind: str | None, state: str, tmp_path: Path
+    name: str, kind: str | None, state: str, tmp_path: Path
 ) -> None:
-    path = DEMO if kind is None else broken(DEMO, tmp_path / kind, kind, seed=1)
+    source = SOURCES[name](tmp_path / "right", 7)
+    path = source if kind is None else broken(source, tmp_path / kind, kind, seed=1)
     check = unhurried(assemble(config_of(path, max_running=1), progress=lambda _: None))
     assert check.state == state, check
 
@@ -191,7 +193,7 @@ def test_the_check_captures_no_graph_and_runs_steps_of_sizes_that_the_warm_up_co
 @pytest.mark.parametrize("name", ["constructed", "recurrent"])
 def test_the_check_leaves_no_trace(name: str, tmp_path: Path) -> None:
     source = SOURCES[name](tmp_path, 7)
-    config = config_of(source, max_running=4, max_model_len=64)
+    config = config_of(source, max_running=8, max_model_len=48)
     local, fresh = LocalEngine(config), LocalEngine(config)
     before = local.engine.scheduler.snapshot()
     check_drafts(local.engine, limit_seconds=math.inf)
