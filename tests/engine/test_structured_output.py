@@ -29,6 +29,7 @@ from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 VOCAB_SIZE, END, THINK, CLOSE = 128, 3, 1, 2
 # The printable characters stand for themselves; the control characters for nothing, but three of them for what they are.
 TABLE = TokenTable([bytes([i]) if i >= 32 else b"" for i in range(VOCAB_SIZE)], [THINK, CLOSE, END], [END])
+NUM_WISHES = 14
 REASONING = Thinking(end_ids=[CLOSE], is_open=True)
 SCHEMAS = (
     {"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}, "b": {"enum": [1, 2, "three"]}}, "required": ["a", "b"], "additionalProperties": False},
@@ -114,15 +115,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> list[tuple[list[int], FinishReason | None]]:
-    """Of twenty requests, each alone and one token at a time."""
-    return texts(alone(engine_of(folder, depth=0), wishes(20)))
+    """Of fourteen requests, each alone and one token at a time."""
+    return texts(alone(engine_of(folder, depth=0), wishes(NUM_WISHES)))
 
 
 def test_a_text_that_ends_by_itself_is_of_its_grammar(
     plain: list[tuple[list[int], FinishReason | None]],
 ) -> None:
     num_ended = 0
-    for wish, (token_ids, reason) in zip(wishes(20), plain, strict=True):
+    for wish, (token_ids, reason) in zip(wishes(NUM_WISHES), plain, strict=True):
         if wish.grammar is None or reason is not FinishReason.STOP:
             continue
         num_ended += 1
@@ -132,17 +133,17 @@ def test_a_text_that_ends_by_itself_is_of_its_grammar(
         schema = next((s for s in SCHEMAS if json_schema_source(json.dumps(s)) == wish.grammar.source), None)
         if schema is not None:
             jsonschema.validate(json.loads(text), schema)
-    assert num_ended >= 8
+    assert num_ended >= NUM_WISHES * 2 // 5
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("reads_late", [False, True])
 def test_a_depth_changes_no_masked_text(
     folder: Path, plain: list[tuple[list[int], FinishReason | None]], depth: int, *, reads_late: bool
 ) -> None:
-    outputs = together(engine_of(folder, depth=depth, reads_late=reads_late), wishes(20))
+    outputs = together(engine_of(folder, depth=depth, reads_late=reads_late), wishes(NUM_WISHES))
     assert texts(outputs) == plain
-    masked = [output for output, wish in zip(outputs, wishes(20), strict=True) if wish.grammar]
+    masked = [output for output, wish in zip(outputs, wishes(NUM_WISHES), strict=True) if wish.grammar]
     assert sum(output.num_accepted for output in masked) > 20, "drafts of masked rows are accepted, too"
 
 
@@ -152,7 +153,7 @@ def test_preemption_changes_no_masked_text(
     engine = engine_of(
         folder, kv_cache_memory_bytes=300_000, max_model_len=128, max_running=6, reads_late=True
     )
-    assert texts(together(engine, wishes(20), every=0)) == plain
+    assert texts(together(engine, wishes(NUM_WISHES), every=0)) == plain
     assert engine.engine.scheduler.snapshot().num_preemptions > 0
 
 
@@ -162,7 +163,7 @@ def test_padded_and_mixed_steps_change_no_masked_text(
     engine = engine_of(folder, reads_late=True, mixed_above_tokens=0, prefill_chunk=16)
     runner = engine.engine.runner
     PaddedLaunches(runner, StepGrid(row_counts(len(runner.table)), (16,), (16,)))
-    assert texts(together(engine, wishes(20))) == plain
+    assert texts(together(engine, wishes(NUM_WISHES))) == plain
 
 
 def test_logprobs_are_those_of_the_raw_logits(folder: Path) -> None:
@@ -333,7 +334,7 @@ def test_halves_replayed_as_graphs_give_the_same_text(
     engine.engine.runner.capture([depth], progress=lambda _: None)
     for _ in range(3):
         engine.outputs.clear()
-        assert texts(together(engine, wishes(20))) == plain
+        assert texts(together(engine, wishes(NUM_WISHES))) == plain
     halves = engine.engine.runner._halves
     assert halves._second is not None
     assert halves._second._graphs, "second halves were captured"
