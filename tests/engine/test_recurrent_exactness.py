@@ -24,7 +24,7 @@ from headway.engine.speculation.drafter import Drafter
 VOCAB_SIZE = 151
 KV_BYTES = 1 << 23
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 80, 100, 127, 128, 129, 144, 150, 190, 200)
-NUM_TOKENS = 16
+NUM_TOKENS = 10
 LONG = pytest.mark.long
 
 
@@ -71,8 +71,8 @@ def plain(path: str, cases: list[Case]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("depth", "drafter"),
     [
-        (1, "mtp"), (2, "mtp"), (4, "mtp"), (3, "ngram"),
-        *(pytest.param(depth, drafter, marks=LONG) for depth, drafter in ((3, "mtp"), (1, "ngram"), (4, "ngram"))),
+        (1, "mtp"), (4, "mtp"), (3, "ngram"),
+        *(pytest.param(depth, drafter, marks=LONG) for depth, drafter in ((2, "mtp"), (3, "mtp"), (1, "ngram"), (4, "ngram"))),
     ],
 )  # fmt: skip
 def test_no_depth_changes_a_text_in_a_batch_of_sixteen(
@@ -132,9 +132,9 @@ def test_a_warm_prefix_changes_nothing_around_blocks_and_checkpoints(around: int
 
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=LONG), 3])
 def test_a_preempted_request_goes_on_as_if_nothing_had_happened(depth: int, path: str) -> None:
-    cases = cases_of([text_of(length, seed=length) for length in (30, 64, 70, 100)], 60)
+    cases = cases_of([text_of(length, seed=length) for length in (30, 64, 70, 100)], 40)
     calm = generate(cases, config_of(path, depth=depth, prefix_caching=False))
-    small = LocalEngine(config_of(path, depth=depth)).engine.runner.pool.block_bytes() * 20
+    small = LocalEngine(config_of(path, depth=depth)).engine.runner.pool.block_bytes() * 18
     engine = LocalEngine(config_of(path, depth=depth, kv_cache_memory_bytes=small))
     assert generate_with(engine, cases) == calm
     assert engine.engine.scheduler.snapshot().num_preemptions > 0
@@ -193,7 +193,7 @@ def test_a_broken_head_shows_in_its_acceptance_and_not_in_the_text(tmp_path: Pat
     """About half of the drafts are right; then the head's tensors are shuffled, lack their scales, as those of an FP8 copy do that is
     read as if it were none, or its norms are taken for weights less one."""
     path = str(constructed_hybrid(tmp_path, noise=0.07))
-    cases = [Case(tuple(token % 128 for token in text_of(length)), 60) for length in (5, 30, 70, 90)]
+    cases = [Case(tuple(token % 128 for token in text_of(length)), 30) for length in (5, 30, 70, 90)]
     plain = generate(cases, config_of(path, depth=0))
     right, found = acceptance_of(path, cases)
     assert found == plain
