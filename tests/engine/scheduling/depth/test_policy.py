@@ -65,7 +65,7 @@ def test_a_stationary_load_gets_what_the_best_fixed_depth_gives(cell: Cell, prof
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("num_rows", [2, 3, 5])
+@pytest.mark.parametrize("num_rows", [2, pytest.param(3, marks=pytest.mark.long), 5])
 def test_few_rows_that_come_and_go_leave_what_is_known_of_their_class(num_rows: int, profile: str) -> None:
     """For half a minute: some hundred requests of one class, of which only a few run at once."""
     rows, costs = [PROFILES[profile]] * num_rows, H200[128, 1]
@@ -95,7 +95,7 @@ def test_what_a_drafter_takes_to_catch_up_is_counted(num_rows: int, profile: str
     assert rounds.run(9.0) >= 0.99 * tokens_per_second(costs, rows, 0)
 
 
-@pytest.mark.parametrize("num_rounds_late", [1, 8, 20])
+@pytest.mark.parametrize("num_rounds_late", [1, pytest.param(8, marks=pytest.mark.long), 20])
 def test_a_drafter_that_is_always_late_drafts_again_once_that_pays(num_rounds_late: int) -> None:
     """Requests so short that some row always has too many pairs pending, and never so many that the drafter has to catch up."""
     costs, rows = H200[128, 64], [LOW] * 64
