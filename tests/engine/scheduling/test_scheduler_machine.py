@@ -328,7 +328,7 @@ def settings_of(num_examples: int) -> settings:
 
 
 class TestScheduler(SchedulerMachine.TestCase):
-    settings = settings_of(30)
+    settings = settings_of(15)
 
 
 @pytest.mark.long
