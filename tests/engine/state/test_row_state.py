@@ -67,7 +67,7 @@ KINDS = {
     ),
     "delta net": Kind(
         lambda folder: constructed_hybrid(folder, noise=0.1, max_position_embeddings=300),
-        300, (64, 100), (0, 40, 64, 100, 128), 20, 6, 80, 100, 100, 64, 192,
+        300, (64, 100), (0, 40, 64, 100, 128), 20, 6, 40, 100, 100, 64, 192,
     ),
 }  # fmt: skip
 
