@@ -1,13 +1,11 @@
 """Keeps the checkout's own folders from shadowing installed packages, and poisons uninitialised memory."""
 
-import functools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx._transports.default as httpx_transport
 import pytest
 import torch
 from headway_testing.grids import INTERPRETED, TWINS, thin_products
@@ -18,8 +16,6 @@ sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != _ROOT]
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Each httpx.get makes a client, which would read all certificates of the machine anew: some 40 ms of CPU time.
-httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
