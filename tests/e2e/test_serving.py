@@ -236,6 +236,8 @@ async def test_metrics_agree_with_a_recorded_run(server: Any, prompts: list[str]
         "headway_spec_decode_num_draft_tokens_total",
         "headway_spec_decode_num_accepted_tokens_total",
     ]
+    async with client_of(server) as http:  # positions are told of once they had a draft
+        await http.post("/v1/completions", json={"prompt": prompts[0], "max_tokens": 8, "ignore_eos": True})
     await asyncio.to_thread(server.wait_until_idle)
     before = [server.metric(name) for name in names]
     by_position = [per_position(server, kind) for kind in ("draft", "accepted")]
