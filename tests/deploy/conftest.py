@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 from headway_testing.daemon import Server, running_server
-from headway_testing.prometheus import Prometheus, running_prometheus
-
-RULES = Path(__file__).parents[2] / "deploy/prometheus"
-MODEL = "boards/tiny"
+from headway_testing.prometheus import RULES, Prometheus, running_prometheus
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """Its metrics have Headway's names and vLLM's."""
-    yield from running_server("--metrics-names", "both", "--served-model-name", MODEL)
+    yield from running_server("--metrics-names", "both", "--served-model-name", "boards/tiny")
 
 
 @pytest.fixture(scope="session")

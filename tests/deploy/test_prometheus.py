@@ -15,10 +15,9 @@ import promql_parser
 import pytest
 import yaml
 from headway_testing.daemon import Server
-from headway_testing.prometheus import Prometheus
+from headway_testing.prometheus import RULES, Prometheus
 from headway_testing.tools import installed
 
-RULES = Path(__file__).parents[2] / "deploy/prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"
 KINDS = ("stream", "whole", "abort", "chat", "refused", "no drafts", "stream")
 NUM_ROUNDS = 3  # of all kinds, with a scrape after each: rates need two scrapes that differ
@@ -115,9 +114,8 @@ def test_every_alert_fires_and_resolves() -> None:
 
 def test_promtool_finds_nothing_wrong_with_the_metrics(server: Server) -> None:
     lines = httpx.get(f"{server.url}/metrics").text.splitlines(keepends=True)
-    own = "".join(
-        line for line in lines if "vllm:" not in line
-    )  # to which promtool objects: they have colons
+    # To vLLM's names promtool objects: they have colons.
+    own = "".join(line for line in lines if "vllm:" not in line)
     assert own.count("\n# TYPE headway_") > 20
     assert promtool("check", "metrics", standard_input=own) == ""
 

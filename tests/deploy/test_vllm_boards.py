@@ -13,7 +13,7 @@ import pytest
 from headway_testing.daemon import Server
 from headway_testing.prometheus import Prometheus
 
-MODEL = "boards/tiny"
+MODEL = "boards/tiny"  # the name that the fixture `server` gives it
 NUM_REQUESTS = 3  # with a scrape after each
 BY_MODEL = f'{{model_name="{MODEL}"}}'
 BY_ALL = f'{{job=~"headway", model_name=~"{MODEL}", instance=~".+", engine=~"0"}}'

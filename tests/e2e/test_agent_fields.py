@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import httpx
 import pytest
 from headway_testing.api_examples import examples
 from headway_testing.chat_models import HERMES_TEMPLATE, scripted_model
-from headway_testing.daemon import Server, running_scripted_server
+from headway_testing.daemon import Server, headway_command, running_scripted_server
 
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
 TOOL = {
@@ -237,17 +236,7 @@ def test_a_path_of_another_server_is_refused_by_name(client: httpx.Client) -> No
 
 
 def test_the_template_file_must_be_there(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "headway",
-        "serve",
-        "--port",
-        "0",
-        "--chat-template",
-        str(tmp_path / "none.jinja"),
-    ]
+    command = headway_command("serve", "--port", "0", "--chat-template", str(tmp_path / "none.jinja"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "none.jinja" in done.stderr

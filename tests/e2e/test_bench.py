@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from headway_testing.daemon import headway_command
 
 from headway.server.bench.interference import NUM_ALONE
 
@@ -26,7 +26,7 @@ def server(start: Callable[..., Iterator[Any]]) -> Iterator[Any]:
 
 
 def bench(server: Any, file: Path, *arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-P", "-m", "headway", "bench", "serve", "--base-url", server.url]
+    command = headway_command("bench", "serve", "--base-url", server.url)
     subprocess.run([*command, "--json", str(file), *arguments], check=True, timeout=600)
     levels: list[dict[str, Any]] = json.loads(file.read_text())["levels"]
     return levels

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
-from headway_testing.daemon import start_server, stop_server
+from headway_testing.daemon import headway_command, start_server, stop_server
 from headway_testing.hybrid import HybridOracle
 
 from headway.engine.bench.shape import made_up_tokenizer
@@ -40,7 +39,7 @@ def test_banner_readiness_and_inspection_say_that_nothing_drafts(
     assert "announces an MTP head of 1 layers, the weights have none" in said
     assert "up to 3 drafts a round are wanted, but " in said
 
-    command = [sys.executable, "-P", "-m", "headway", "inspect", str(folder), "--device", "cpu", "--json"]
+    command = headway_command("inspect", str(folder), "--device", "cpu", "--json")
     told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["model"]
     assert told["draft_head"]["state"] == "missing"
     assert "no tensor's name begins with mtp." in told["draft_head"]["reason"]

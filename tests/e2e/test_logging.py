@@ -5,35 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from headway_testing.daemon import KV_CACHE
+from headway_testing.daemon import KV_CACHE, headway_command
 
 SECONDS = 90.0
 
 
 def run_to_the_end(output: Path, *arguments: str) -> None:
     """Serves one completion, refuses one, tells statistics. Both streams of the process go to the file."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "headway",
-        "serve",
-        "--threads",
-        "1",
-        "--depth",
-        "0",
-        *KV_CACHE,
-        "--log-format",
-        "json",
-        *arguments,
-    ]
+    command = headway_command("serve", "--threads", "1", *KV_CACHE, "--log-format", "json", *arguments)
     with output.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:

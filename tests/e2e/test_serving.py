@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from importlib.resources import files
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from headway_testing.daemon import headway_command
 
 PROMPT = "def read_config(path):\n"
 
@@ -107,20 +107,7 @@ def test_a_request_that_turns_speculation_off_gets_the_same_text(client: openai.
 def test_a_terminal_gets_the_text_of_the_server(server: Any) -> None:
     body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
     served = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()["choices"][0]["text"]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "headway",
-        "complete",
-        PROMPT,
-        "--max-tokens",
-        "24",
-        "--device",
-        "cpu",
-        "--depth",
-        "3",
-    ]
+    command = headway_command("complete", PROMPT, "--max-tokens", "24", "--device", "cpu", "--depth", "3")
     done = subprocess.run(
         [*command, "--temperature", "0"], capture_output=True, text=True, check=True, timeout=300
     )

@@ -121,9 +121,8 @@ def forget_compiled_kernels() -> None:
     """As in a new process: else a kernel that an earlier test compiled would not count as missing."""
     triton = pytest.importorskip("triton")
     for kernel in gc.get_objects():
-        if issubclass(
-            type(kernel), triton.JITFunction
-        ):  # isinstance asks some objects for attributes that warn
+        # isinstance would ask some objects for attributes that warn.
+        if issubclass(type(kernel), triton.JITFunction):
             kernel.device_caches.clear()
 
 

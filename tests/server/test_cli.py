@@ -11,7 +11,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx
 import msgspec
 import pytest
 from headway_testing import tiny_tokenizers
+from headway_testing.daemon import headway_command
 from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.waiting import until
 
@@ -323,7 +323,7 @@ def heeded_interrupts() -> Iterator[None]:
 @pytest.mark.parametrize("is_terminal", [True, False], ids=["both", "parent"])
 def test_an_interrupt_ends_a_benchmark_quietly(is_terminal: bool) -> None:
     """Of the whole process group, as a terminal does it, or of the command alone. The server never answers."""
-    command = [sys.executable, "-P", "-m", "headway", "bench", "serve", "--base-url"]
+    command = headway_command("bench", "serve", "--base-url")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         running = subprocess.Popen([*command, url], stderr=subprocess.PIPE, start_new_session=True)
@@ -349,18 +349,7 @@ def test_a_completion_takes_memory_for_one_request_alone(monkeypatch: pytest.Mon
 
 
 def test_a_completion_that_nobody_reads_ends_quietly() -> None:
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "headway",
-        "complete",
-        "def parse(",
-        "--device",
-        "cpu",
-        "--depth",
-        "0",
-    ]
+    command = headway_command("complete", "def parse(", "--device", "cpu", "--depth", "0")
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as nobody:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
+from headway_testing.daemon import headway_command
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 from headway_testing.real_server import serving
@@ -201,7 +202,7 @@ def test_what_is_no_url_of_a_server_is_refused(text: str, capsys: pytest.Capture
 
 
 async def test_a_reader_that_is_gone_ends_it_quietly(address: str) -> None:
-    command = [sys.executable, "-P", "-m", "headway", "chat", "--url", address]
+    command = headway_command("chat", "--url", address)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     process.stdout._transport.close()  # type: ignore[attr-defined]

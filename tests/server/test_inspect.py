@@ -17,6 +17,7 @@ import torch
 from headway_testing import inspection, tiny_tokenizers
 from headway_testing.chat_templates import QWEN
 from headway_testing.checkpoints import mimo_config, random_mimo, random_tensors, write_folder
+from headway_testing.daemon import headway_command
 
 from headway.engine import EngineConfig, EngineDeadError, Inspection, InspectionRequest
 from headway.engine.inspection.inspector import inspect_model
@@ -238,7 +239,7 @@ def test_what_the_files_of_the_tokenizer_are_warned_of_is_told(tell: Any, folder
 
 def test_the_command_runs_as_a_process(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "headway", "inspect", str(folder), "--json", "--device", "cpu"],
+        headway_command("inspect", str(folder), "--json", "--device", "cpu"),
         capture_output=True,
         text=True,
         check=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from contextlib import closing
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo
+from headway_testing.daemon import headway_command
 from headway_testing.hybrid import HybridOracle
 from headway_testing.local import LocalEngine
 from safetensors.torch import load_file
@@ -406,19 +406,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_runs_with_the_embedded_model() -> None:
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "headway",
-        "bench",
-        "engine",
-        *SMALL,
-        "--batch",
-        "1",
-        "--depth",
-        "0,3",
-    ]
+    command = headway_command("bench", "engine", *SMALL, "--batch", "1", "--depth", "0,3")
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "tokens a round" in done.stdout

@@ -12,14 +12,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 300.0
-# For httpx.get of plain HTTP, which else reads all certificates of the machine each time: 40 ms of CPU time.
-NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 KV_CACHE = ("--kv-cache-memory", "256MiB")  # where memory comes slowly 1 GiB, the default, takes 20 s
+
+
+def get_plain(url: str, **options: Any) -> httpx.Response:
+    """GET by plain HTTP. httpx.get alone reads all certificates of the machine each time, for 40 ms of CPU time."""
+    return httpx.get(url, verify=_NO_CERTIFICATES, **options)
+
+
+def headway_command(*arguments: str, module: str = "headway") -> list[str]:
+    """Returns the command line as the installed program has it, in this interpreter."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 @dataclass
@@ -39,7 +49,7 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample's value, from the text that Prometheus would scrape."""
-        lines = httpx.get(f"{self.url}/metrics", verify=NO_CERTIFICATES).text.splitlines(keepends=True)
+        lines = get_plain(f"{self.url}/metrics").text.splitlines(keepends=True)
         text = "".join(line for line in lines if line.startswith(name))
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
         found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
@@ -64,14 +74,14 @@ def start_server(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-P", "-m", module, "serve", "--port", str(port), *arguments]
+    command = headway_command("serve", "--port", str(port), *arguments, module=module)
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}))
     server = Server(f"http://127.0.0.1:{port}", process)
     started = time.monotonic()
     while time.monotonic() - started < START_SECONDS:
         assert process.poll() is None, f"the server left with {process.returncode}"
         try:
-            if httpx.get(f"{server.url}/ready", verify=NO_CERTIFICATES).status_code == 200:
+            if get_plain(f"{server.url}/ready").status_code == 200:
                 server.start_seconds = time.monotonic() - started
                 return server
         except httpx.TransportError:

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import yaml
 
-from headway_testing.daemon import NO_CERTIFICATES
+from headway_testing.daemon import get_plain
 from headway_testing.tools import installed
 from headway_testing.waiting import wait_until
 
+RULES = Path(__file__).parents[3] / "deploy/prometheus"
 Sample = tuple[dict[str, str], float]
 
 
@@ -56,15 +57,11 @@ class Prometheus:
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of rules, as the API has them."""
-        groups: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v1/rules", verify=NO_CERTIFICATES).json()[
-            "data"
-        ]["groups"]
+        groups: list[dict[str, Any]] = get_plain(f"{self.url}/api/v1/rules").json()["data"]["groups"]
         return groups
 
     def query(self, expression: str) -> list[Sample]:
-        answer = httpx.get(
-            f"{self.url}/api/v1/query", params={"query": expression}, verify=NO_CERTIFICATES
-        ).json()
+        answer = get_plain(f"{self.url}/api/v1/query", params={"query": expression}).json()
         assert answer["status"] == "success", answer
         return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
 
@@ -90,7 +87,7 @@ def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prom
     def is_ready() -> bool:
         assert process.poll() is None, f"Prometheus left with {process.returncode}"
         with suppress(httpx.TransportError):
-            return httpx.get(f"{running.url}/-/ready", verify=NO_CERTIFICATES).status_code == 200
+            return get_plain(f"{running.url}/-/ready").status_code == 200
         return False
 
     try:
