@@ -98,7 +98,8 @@ def most_gated_rows(
 
 def rows_of_each_kernel(weight: Weight, most_rows: int) -> list[int]:
     """Returns numbers of rows, up to that one, that take every kernel which the number of rows chooses for a batch-invariant
-    weight, but those that the library shares; none for other weights."""
+    weight; none where the library computes many rows, and for other weights. Without an activation: captured steps of few prompt
+    tokens have gates of few rows."""
     if not isinstance(weight, DenseWeight) or format_of(weight) is not WeightFormat.ORDERED:
         return []
     outputs, inputs = weight.values.shape
