@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +23,8 @@ from headway.server.response import GenerationResponse
 CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
 
 FIELD_PATH = re.compile(r"[\w.\[\]-]{1,128}", re.ASCII)
+IGNORED = "X-Headway-Ignored"
+MAX_TOLD = 32  # of the fields that were ignored
 
 logger = logging.getLogger("headway.access")
 
@@ -33,6 +35,7 @@ class RequestRecord:
     monotonic.
 
     endpoint: as the metrics name it. model: the served name that the request used, or the first. error: what the client was told, by status or as an event of a stream.
+    ignored: paths of what was accepted and has no effect; routes add to it before the answer starts, and a header tells it.
     """
 
     request_id: str
@@ -45,6 +48,7 @@ class RequestRecord:
     status: int = CLIENT_GONE
     answer: GenerationResponse | None = None
     error: ApiError | None = None
+    ignored: list[str] = field(default_factory=list)
     traceparent: str | None = None  # the caller's, as W3C's header has it
 
 
@@ -83,6 +87,8 @@ class AccessLog:
         async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                if told := _told(record.ignored):
+                    MutableHeaders(scope=message)[IGNORED] = told
             await send(message)
 
         try:
@@ -102,6 +108,12 @@ class AccessLog:
             return True
         client, code = scope.get("client"), record.error.code if record.error is not None else None
         return self._probes.is_news(record.path, client[0] if client else "", (record.status, code))
+
+
+def _told(paths: Sequence[str]) -> str:
+    """Returns the paths as a header's value. A client chooses an unknown name freely: what is no name is not repeated."""
+    names = dict.fromkeys(path for path in paths if FIELD_PATH.fullmatch(path))
+    return ", ".join(list(names)[:MAX_TOLD])
 
 
 def _log(record: RequestRecord, *, is_news: bool) -> None:

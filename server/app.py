@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from headway import __version__
-from headway.server.access import AccessLog, RequestRecord
+from headway.server.access import IGNORED, AccessLog, RequestRecord
 from headway.server.aliases import Aliases
 from headway.server.errors import install_error_handlers
 from headway.server.guard import REQUEST_ID, Guard, HeadAsGet, RequestIds
@@ -70,6 +70,6 @@ def create_app(
             allow_origins=cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID],
+            expose_headers=[REQUEST_ID, IGNORED],
         )
     return Aliases(RequestIds(AccessLog(guarded, services.metrics, services.model_name, trace)))

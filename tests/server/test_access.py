@@ -16,8 +16,10 @@ from headway_testing.fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.engine import INTERNAL_ERROR, QueueFullError
+from headway.server.access import AccessLog
 from headway.server.app import create_app
 from headway.server.errors import CODES
+from headway.server.guard import RequestIds
 from headway.server.keys import Keys
 from headway.server.probes import MAX_REMEMBERED, Probes
 from headway.server.services import Services
@@ -282,3 +284,25 @@ def test_the_codes_of_the_counter_are_those_of_the_code() -> None:
     }
     assert found | {INTERNAL_ERROR} == set(CODES)
     assert len(set(CODES)) == len(CODES)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "told"),
+    [
+        ([], None),
+        (["transforms", "tools[0].strict", "transforms"], "transforms, tools[0].strict"),
+        (["no name\r\nX-Evil: 1"], None),
+        ([f"f{i}" for i in range(100)], ", ".join(f"f{i}" for i in range(32))),
+    ],
+)
+async def test_a_header_tells_what_was_ignored(ignored: list[str], told: str | None) -> None:
+    async def route(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["record"].ignored += ignored
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    logged = AccessLog(route, Mock(), "model")
+    transport = httpx.ASGITransport(RequestIds(logged))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.post(URL)
+    assert answer.headers.get("x-headway-ignored") == told
