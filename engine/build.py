@@ -12,6 +12,7 @@ import torch
 from headway.engine.defaults import Outline, num_threads, prefill_policy, with_rows
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.linear import Kind
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.loading.headers import NAMED_DTYPES, parameter_counts
@@ -60,7 +61,7 @@ from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec, block_bytes, row_bytes
-from headway.kernels import keep_sums_whole, library_is_ordered
+from headway.kernels import keep_sums_whole
 
 logger = logging.getLogger(__name__)
 
@@ -244,14 +245,12 @@ def _order_sums(config: EngineConfig, model: CausalLM) -> None:
     if device != "cuda" or not has_ordered_sums(config, device, model.dtype):
         return
     keep_sums_whole()
-    tried: dict[tuple[torch.Size, bool], bool] = {}
+    tried: dict[Kind, bool] = {}
     for linear in model.target_linears():
-        kind = linear.weight.shape, linear.bias is not None
-        if kind not in tried:
-            tried[kind] = library_is_ordered(linear.weight, linear.bias)
-            computed_by = "the library" if tried[kind] else "the project's kernels alone"
-            logger.info("products with a weight of %d x %d: many rows by %s", *kind[0], computed_by)
-        linear.make_batch_invariant(is_library_ordered=tried[kind])
+        linear.order_sums(tried)
+    for (shape, _), by_library in tried.items():
+        computed_by = "the library" if by_library else "the project's kernels alone"
+        logger.info("products with a weight of %d x %d: many rows by %s", *shape, computed_by)
     torch.cuda.empty_cache()
 
 

@@ -88,7 +88,7 @@ def costs_of(
     rounded = (
         model.draft_head.norms_by_linear() if model.draft_head is not None and draft_layers == "fp8" else ()
     )
-    saved_bytes = sum(linear.weight.numel() * (dtype.itemsize - 1) for linear in rounded)
+    saved_bytes = sum(linear.num_weights * (dtype.itemsize - 1) for linear in rounded)
     output_weights = spec.vocab_size * spec.hidden_size
     delta_nets = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaNetSpec)]
     return Costs(
@@ -101,7 +101,7 @@ def costs_of(
         kv_bytes=2 * spec.attention.num_kv_heads * spec.attention.head_dim * dtype.itemsize,
         state_bytes=row_bytes(model.state(max_window=0)),
         num_layers=sum(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers),
-        num_weights=sum(linear.weight.numel() for linear in trunk) - output_weights,
+        num_weights=sum(linear.num_weights for linear in trunk) - output_weights,
         attention_size=spec.attention.num_heads * spec.attention.head_dim,
         state_flop=sum(_state_flop(mixer) for mixer in delta_nets),
         piece_flop=sum(_piece_flop(mixer) for mixer in delta_nets),
@@ -158,4 +158,4 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _bytes(linears: Iterable[Linear]) -> int:
-    return sum(linear.weight.nbytes for linear in linears)
+    return sum(linear.nbytes for linear in linears)

@@ -40,13 +40,12 @@ class Attention:
         self._spec, self._cos_sin, self._first_position = spec, cos_sin, first_position
         num_query_parts = spec.num_heads * (2 if spec.has_output_gate else 1)
         self._heads = (num_query_parts, spec.num_kv_heads, spec.num_kv_heads)
-        self._dtype = place.dtype
-        outputs, attended = sum(self._heads) * spec.head_dim, spec.num_heads * spec.head_dim
-        self.input = Linear(
-            place.empty(outputs, hidden_size), place.empty(outputs) if spec.has_qkv_bias else None
-        )
-        self.output = Linear(
-            place.empty(hidden_size, attended), place.empty(hidden_size) if spec.has_output_bias else None
+        self._cache_dtype = place.cache_dtype
+        query, key, value = (count * spec.head_dim for count in self._heads)
+        qkv = {"attention.query": query, "attention.key": key, "attention.value": value}
+        self.input = place.linear(qkv, hidden_size, has_bias=spec.has_qkv_bias)
+        self.output = place.linear(
+            {"attention.output": hidden_size}, spec.num_heads * spec.head_dim, has_bias=spec.has_output_bias
         )
         self._head_norms: HeadNorms | None = None
         if spec.qk_norm is not None:
@@ -55,9 +54,7 @@ class Attention:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See DecoderLayer."""
-        query, key, value = (count * self._spec.head_dim for count in self._heads)
-        qkv = {"attention.query": query, "attention.key": key, "attention.value": value}
-        own = self.input.parts(qkv) | self.output.parts({"attention.output": self.output.num_outputs})
+        own = self.input.tensors() | self.output.tensors()
         if self._head_norms is not None:
             own["attention.query_norm"] = self._head_norms.query
             own["attention.key_norm"] = self._head_norms.key
@@ -69,7 +66,7 @@ class Attention:
     def state(self, max_window: int) -> tuple[PagedSpec, ...]:
         """Declares what is kept of each token: a key and a value."""
         shape = self._spec.num_kv_heads, self._spec.head_dim
-        return PagedSpec("keys", shape, self._dtype), PagedSpec("values", shape, self._dtype)
+        return PagedSpec("keys", shape, self._cache_dtype), PagedSpec("values", shape, self._cache_dtype)
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
         """x: [tokens, hidden], normed. Returns [tokens, q_heads * head_dim], which `output` is to multiply."""

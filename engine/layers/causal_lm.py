@@ -32,7 +32,11 @@ class CausalLM:
         self.embedding = place.empty(spec.vocab_size, spec.hidden_size)
         self.layers = [DecoderLayer.of(spec, layer, place, self.cos_sin) for layer in spec.layers]
         self.final_norm = RMSNorm.empty(spec.hidden_size, spec.norm, place)
-        self.lm_head = Linear(self.embedding if spec.tied else place.empty(spec.vocab_size, spec.hidden_size))
+        self.lm_head = (
+            Linear(self.embedding)
+            if spec.tied
+            else place.linear({"lm_head": spec.vocab_size}, spec.hidden_size)
+        )
         self.draft_head: MtpHead | None = None
         if with_draft_head:
             self.draft_head = MtpHead(
@@ -49,8 +53,7 @@ class CausalLM:
         named = {"embedding": self.embedding, "final_norm": self.final_norm.weight}
         for index, layer in enumerate(self.layers):
             named |= layer.tensors(f"layers.{index}.")
-        if not self.spec.tied:
-            named["lm_head"] = self.lm_head.weight
+        named |= self.lm_head.tensors()
         return named if self.draft_head is None else named | self.draft_head.tensors("mtp.")
 
     def state(self, max_window: int = MAX_DEPTH + 1) -> tuple[tuple[StateSpec, ...], ...]:

@@ -50,8 +50,8 @@ class DeltaNet:
             "delta.b": spec.num_value_heads,
             "delta.a": spec.num_value_heads,
         }
-        self.input = Linear(place.empty(sum(self._sizes.values()), hidden_size))
-        self.output = Linear(place.empty(hidden_size, value_size))
+        self.input = place.linear(self._sizes, hidden_size)
+        self.output = place.linear({"delta.output": hidden_size}, value_size)
         self._convolution = place.empty(spec.num_channels, 1, spec.kernel_size)
         self._output_norm = place.empty(spec.value_dim)
         in_full = Placement(place.device, self._state_dtype)
@@ -67,12 +67,12 @@ class DeltaNet:
     def tensors(self) -> dict[str, torch.Tensor]:
         """See DecoderLayer."""
         return {
-            **self.input.parts(self._sizes),
+            **self.input.tensors(),
             "delta.convolution": self._convolution,
             "delta.decay_log": self._rule.decay_log,
             "delta.decay_bias": self._rule.decay_bias,
             "delta.output_norm": self._output_norm,
-            **self.output.parts({"delta.output": self.output.num_outputs}),
+            **self.output.tensors(),
         }
 
     def linears(self) -> tuple[Linear, ...]:

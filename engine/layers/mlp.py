@@ -15,14 +15,13 @@ class GatedMlp:
 
     def __init__(self, spec: DenseSpec, hidden_size: int, place: Placement) -> None:
         inner, has_bias = spec.intermediate_size, spec.has_bias
-        self._inner = inner
-        self.input = Linear(place.empty(2 * inner, hidden_size), place.empty(2 * inner) if has_bias else None)
-        self.output = Linear(place.empty(hidden_size, inner), place.empty(hidden_size) if has_bias else None)
+        gate_up = {"feed_forward.gate": inner, "feed_forward.up": inner}
+        self.input = place.linear(gate_up, hidden_size, has_bias=has_bias)
+        self.output = place.linear({"feed_forward.down": hidden_size}, inner, has_bias=has_bias)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See DecoderLayer."""
-        gate_up = {"feed_forward.gate": self._inner, "feed_forward.up": self._inner}
-        return self.input.parts(gate_up) | self.output.parts({"feed_forward.down": self.output.num_outputs})
+        return self.input.tensors() | self.output.tensors()
 
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output

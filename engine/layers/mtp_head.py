@@ -42,7 +42,7 @@ class MtpLayer:
         self.pool_layer = len(spec.layers) + index
         self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
-        self.input = Linear(place.empty(hidden, 2 * hidden))
+        self.input = place.linear({"input": hidden}, 2 * hidden)
         self.block = DecoderLayer.of(spec, spec.draft_head.layer, place, cos_sin, first_position=index + 1)
         self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
 
@@ -51,7 +51,7 @@ class MtpLayer:
         return {
             f"{prefix}hidden_norm": self.hidden_norm.weight,
             f"{prefix}token_norm": self.token_norm.weight,
-            f"{prefix}input": self.input.weight,
+            **{prefix + path: tensor for path, tensor in self.input.tensors().items()},
             f"{prefix}final_norm": self.final_norm.weight,
             **self.block.tensors(prefix),
         }
@@ -184,9 +184,7 @@ class MtpHead:
         if lm_head == "int4":
             added += nibbles_bytes(exact)
         if layers == "fp8":
-            added += sum(
-                float8_bytes(linear.weight) - linear.weight.nbytes for linear in self.norms_by_linear()
-            )
+            added += sum(float8_bytes(linear.weight) - linear.nbytes for linear in self.norms_by_linear())
         return added
 
     def _stream(

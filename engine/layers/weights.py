@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 
-from headway.engine.layers.linear import Linear
-from headway.kernels import (
-    DenseWeight,
-    Float8Weight,
-    Int4ScreenedWeight,
-    can_be_packed,
-    least_packed_rows,
-    pack_nibbles,
-    pack_weight,
-)
+from headway.kernels import DenseWeight, Float8Weight, Int4ScreenedWeight, pack_nibbles
 
 MAX_FLOAT8, TINY = 448.0, 1e-30
 QUANTIZED_AT_ONCE = 4096
@@ -52,24 +42,6 @@ def float8_bytes(weight: torch.Tensor) -> int:
 def nibbles_bytes(weight: torch.Tensor) -> int:
     """Returns the bytes of a copy in 4 bits: the values, a scale and an error of each output, two spreads."""
     return weight.numel() // 2 + 8 * len(weight) + 8
-
-
-def pack_all(linears: Iterable[Linear]) -> None:
-    """Packs the layers for which that proves independent of the number of rows; each shape is tried once.
-
-    4 rows through [4096, 256] take 86 us packed, 193 us unpacked, 435 us unpacked with 16 rows (AVX-512,
-    one thread). The layers are packed one by one, so that no second copy of the model exists.
-    """
-    found: dict[tuple[torch.Size, bool], int | None] = {}
-    for linear in linears:
-        if not can_be_packed(linear.weight):
-            continue
-        kind = (linear.weight.shape, linear.bias is not None)
-        if kind not in found:
-            found[kind] = least_packed_rows(linear.weight, linear.bias)
-        least_rows = found[kind]
-        if least_rows is not None:
-            linear.store(pack_weight(linear.weight, least_rows=least_rows))
 
 
 def float8_step(largest_input: float, device: torch.device) -> torch.Tensor:

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.placement import Placement
-from headway.engine.layers.weights import pack_all
 from headway.engine.loading.headers import (
     EMBEDDING,
     LM_HEAD,
@@ -70,7 +70,7 @@ def load_model(
         check_memory(found.folder, checked_outline(found), available_bytes(device), device)
         model = CausalLM(found.spec, Placement(device, found.dtype), with_draft_head=found.has_draft_head)
         _copy(found.stored, by_name(model, found.names), progress)
-    pack_all(model.linears())
+    finish_linears(model.linears())
     return model
 
 
@@ -97,7 +97,7 @@ def make_dummy_model(
     check_memory(folder, outline, available_bytes(device), device)
     model = CausalLM(spec, Placement(device, target), with_draft_head=has_draft_head)
     _draw(model, torch.Generator(device).manual_seed(DUMMY_SEED), progress)
-    pack_all(model.linears())
+    finish_linears(model.linears())
     return model
 
 

@@ -31,7 +31,7 @@ NAMED_DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
 MAX_NAMES_SHOWN = 8
-EMBEDDING, LM_HEAD = "embedding", "lm_head"
+EMBEDDING, LM_HEAD = "embedding", "lm_head.weight"
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ LAYER_NAMES = {
 DECODER_NAMES = {
     "embedding": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
-    "lm_head": "lm_head.weight",
+    "lm_head.weight": "lm_head.weight",
     **{f"layers.{{}}.{path}": f"model.layers.{{}}.{name}" for path, name in LAYER_NAMES.items()},
 }
 

@@ -18,6 +18,7 @@ from headway.engine import build as assembly
 from headway.engine import options
 from headway.engine.build import _order_sums, assemble
 from headway.engine.defaults import max_running, num_threads, prefill_policy
+from headway.engine.layers import linear as linear_module
 from headway.engine.layers.linear import Linear
 from headway.engine.options import draft_layers_of, draft_lm_head_of, has_ordered_sums
 from headway.engine.protocol.config import EngineConfig
@@ -230,7 +231,7 @@ def test_the_state_of_all_rows_takes_a_quarter_of_the_memory_at_most(device: str
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of a GPU that does not exist."""
     monkeypatch.setattr(assembly, "keep_sums_whole", lambda: None)
-    monkeypatch.setattr(assembly, "library_is_ordered", lambda weight, bias: False)
+    monkeypatch.setattr(linear_module, "library_is_ordered", lambda weight, bias: False)
 
 
 @pytest.mark.usefixtures("no_library")

@@ -16,7 +16,7 @@ MTP_PREFIX = "model.mtp_layers."
 MTP_NAMES = {
     "hidden_norm": "hidden_layernorm.weight",
     "token_norm": "token_layernorm.weight",
-    "input": "input_proj.weight",
+    "input.weight": "input_proj.weight",
     "final_norm": "final_layernorm.weight",
     **LAYER_NAMES,
 }

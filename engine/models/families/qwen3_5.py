@@ -36,7 +36,7 @@ DELTA_NAMES = {
 MTP_NAMES = {
     "hidden_norm": "mtp.pre_fc_norm_hidden.weight",
     "token_norm": "mtp.pre_fc_norm_embedding.weight",
-    "input": "mtp.fc.weight",
+    "input.weight": "mtp.fc.weight",
     "final_norm": "mtp.norm.weight",
     **{path: f"mtp.layers.{{}}.{name}" for path, name in LAYER_NAMES.items()},
 }
@@ -122,7 +122,7 @@ def _names(model_prefix: str, vision_prefix: str | None = None) -> WeightNames:
     decoder = {
         "embedding": f"{model_prefix}embed_tokens.weight",
         "final_norm": f"{model_prefix}norm.weight",
-        "lm_head": "lm_head.weight",
+        "lm_head.weight": "lm_head.weight",
         **{f"layers.{{}}.{path}": layer + name for path, name in (LAYER_NAMES | DELTA_NAMES).items()},
     }
     mtp = {f"mtp.{{}}.{path}": name for path, name in MTP_NAMES.items()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.engine.layers.linear import Linear, compile_linears
-from headway.engine.layers.weights import pack_all
+from headway.engine.layers.linear import Linear, compile_linears, finish_linears
 from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS, rows_of_each_kernel
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
@@ -33,7 +32,7 @@ def test_a_row_is_bitwise_the_same_among_any_others(
     torch.set_num_threads(threads)
     layer = random_linear(out_size, in_size, dtype)
     if is_packed:
-        pack_all([layer])
+        finish_linears([layer])
     rows = random_rows(512, in_size, dtype)
     first, last = layer(rows[:1]), layer(rows[-1:])
     counts = (
@@ -47,7 +46,7 @@ def test_a_row_is_bitwise_the_same_among_any_others(
 def test_packing_changes_no_more_than_the_rounding(out_size: int, in_size: int) -> None:
     layer, rows = random_linear(out_size, in_size), random_rows(7, in_size)
     before = layer(rows)
-    pack_all([layer])
+    finish_linears([layer])
     assert (layer(rows) - before).abs().max() < ROUNDING
 
 
@@ -55,7 +54,7 @@ def test_packing_changes_no_more_than_the_rounding(out_size: int, in_size: int) 
 def test_as_many_rows_return_as_came_whatever_their_stride(is_packed: bool) -> None:
     layer = Linear(torch.eye(3))
     if is_packed:
-        pack_all([layer])
+        finish_linears([layer])
     rows = torch.arange(30.0).view(5, 6)[:, ::2]
     assert torch.equal(layer(rows), rows)
     assert layer(rows[:0]).shape == (0, 3)
@@ -65,7 +64,7 @@ def test_each_kind_of_batch_invariant_layer_is_compiled_once(monkeypatch: pytest
     layers = [random_linear(*sizes) for sizes in ((256, 704), (256, 704), (512, 256), (64, 2048))]
     layers += [Linear(layers[0].weight)]
     for layer, is_library_ordered in zip(layers[1:], (False, False, True, False), strict=True):
-        layer.make_batch_invariant(is_library_ordered=is_library_ordered)
+        layer.order_sums({layer.kind: is_library_ordered})
     seen: list[tuple[int, tuple[int, ...]]] = []
     call = Linear.__call__
 

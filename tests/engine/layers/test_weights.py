@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.engine.layers import weights
-from headway.engine.layers.linear import Linear
+from headway.engine.layers import linear as linear_module
+from headway.engine.layers.linear import Linear, finish_linears
 from headway.engine.layers.weights import (
     DEVIATIONS,
     QUANTIZED_AT_ONCE,
     float8_weight,
     int4_screened_weight,
-    pack_all,
     quantize_to_nibbles,
     to_float8,
 )
@@ -46,7 +45,7 @@ def test_single_rows_are_doubled_only_where_they_differ(
     monkeypatch.setattr(_cpu_linear, "_multiply_packed", multiply)
     monkeypatch.setattr(_cpu_linear, "CAN_PACK", True)
     layer = random_linear(1, 4)
-    pack_all([layer])
+    finish_linears([layer])
     assert layer(torch.ones(1, 4)).tolist() == [[4.0]]
     assert seen[-1] == (1 if is_single_row_alike else 2)
 
@@ -56,7 +55,7 @@ def test_a_layer_whose_rows_depend_on_their_number_stays_as_it_is(monkeypatch: p
     monkeypatch.setattr(_cpu_linear, "_multiply_packed", lambda x, packed, bias: x + (len(x) == 17))
     monkeypatch.setattr(_cpu_linear, "CAN_PACK", True)
     layer = random_linear(3, 4)
-    pack_all([layer])
+    finish_linears([layer])
     assert torch.equal(layer.weight, random_linear(3, 4).weight)
 
 
@@ -66,16 +65,16 @@ def test_each_shape_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def least_rows(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         tried.append(weight)
 
-    monkeypatch.setattr(weights, "least_packed_rows", least_rows)
+    monkeypatch.setattr(linear_module, "least_packed_rows", least_rows)
     monkeypatch.setattr(_cpu_linear, "CAN_PACK", True)
     layers = [random_linear(3, 4), random_linear(3, 4), random_linear(4, 3), Linear(torch.ones(3, 4))]
-    pack_all([*layers, random_linear(3, 4, torch.float64)])
+    finish_linears([*layers, random_linear(3, 4, torch.float64)])
     assert [weight.data_ptr() for weight in tried] == [layers[i].weight.data_ptr() for i in (0, 2, 3)]
 
 
 def test_a_packed_weight_exists_once() -> None:
     layer = random_linear(8, 4)
-    pack_all([layer])
+    finish_linears([layer])
     if CAN_PACK:
         with pytest.raises(AssertionError, match="given up"):
             _ = layer.weight

@@ -126,7 +126,7 @@ def test_a_head_that_differs_from_the_embedding_is_used_whatever_config_json_say
     model = load(write_folder(tmp_path, config, tensors | {"lm_head.weight": head}), dtype="float64")
     assert warnings_of(caplog, "tie_word_embeddings") == 1
     theirs = Qwen2ForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(model.tensors()["lm_head"], theirs.lm_head.weight.double())
+    assert torch.equal(model.tensors()["lm_head.weight"], theirs.lm_head.weight.double())
     assert parameter_counts(model)[0] == sum(t.numel() for t in tensors.values()) + head.numel()
 
 
@@ -146,7 +146,7 @@ def test_a_tied_head_that_is_stored_alike_stays_tied(
     tensors = random_tensors(config, with_draft_head=False)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     model = load(write_folder(tmp_path, config, tensors), dtype="float64")
-    assert "lm_head" not in model.tensors()
+    assert "lm_head.weight" not in model.tensors()
     assert caplog.records == []
 
 
