@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from headway.engine.layers.mlp import GatedMlp
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
-from headway.engine.models.spec import DeltaNetSpec, LayerSpec, ModelSpec
+from headway.engine.models.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec
 from headway.engine.state.specs import LayerState, StateSpec
 from headway.kernels import Activation
 
@@ -62,14 +62,60 @@ class Mixer(Protocol):
         ...
 
 
+class FeedForward(Protocol):
+    """A layer that computes each token for itself. It reads the residual stream and writes to it, with one product or several."""
+
+    @property
+    def input(self) -> Linear | None:
+        """Returns the only linear layer that multiplies the norm of the stream; None if there are others."""
+        ...
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See DecoderLayer."""
+        ...
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Returns every linear layer once."""
+        ...
+
+    def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
+        """Adds its result for the norm of the stream. post_norm: of the result, before it is added."""
+        ...
+
+
+def _attention(
+    spec: AttentionSpec, hidden_size: int, place: Placement, cos_sin: torch.Tensor, first_position: int
+) -> Mixer:
+    return Attention(spec, hidden_size, place, cos_sin, first_position=first_position)
+
+
+def _delta_net(
+    spec: DeltaNetSpec, hidden_size: int, place: Placement, cos_sin: torch.Tensor, first_position: int
+) -> Mixer:
+    return DeltaNet(spec, hidden_size, place)
+
+
+# By the type of its spec, what makes a layer.
+MIXERS: dict[type, Callable[..., Mixer]] = {AttentionSpec: _attention, DeltaNetSpec: _delta_net}
+FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {DenseSpec: GatedMlp}
+
+
 class DecoderLayer:
-    """A mixer, then a feed-forward, each after a norm, added to the residual stream."""
+    """A mixer, then a feed-forward, each after a norm, added to the residual stream. What they add may be normed, too."""
 
     def __init__(
-        self, input_norm: RMSNorm, mixer: Mixer, feed_forward_norm: RMSNorm, feed_forward: GatedMlp
+        self,
+        input_norm: RMSNorm,
+        mixer: Mixer,
+        feed_forward_norm: RMSNorm,
+        feed_forward: FeedForward,
+        *,
+        post_mixer_norm: RMSNorm | None = None,
+        post_feed_forward_norm: RMSNorm | None = None,
     ) -> None:
         self.input_norm, self.mixer = input_norm, mixer
         self.feed_forward_norm, self.feed_forward = feed_forward_norm, feed_forward
+        self.post_mixer_norm, self.post_feed_forward_norm = post_mixer_norm, post_feed_forward_norm
 
     @classmethod
     def of(
@@ -83,26 +129,29 @@ class DecoderLayer:
     ) -> DecoderLayer:
         """Returns the layer of a spec, with parameters that are not initialised."""
         hidden = spec.hidden_size
-        mixer: Mixer
-        if isinstance(layer.mixer, DeltaNetSpec):
-            mixer = DeltaNet(layer.mixer, hidden, place)
-        else:
-            mixer = Attention(layer.mixer, hidden, place, cos_sin, first_position=first_position)
+        post_mixer, post_feed_forward = (
+            None if norm is None else RMSNorm.empty(hidden, norm, place)
+            for norm in (layer.post_mixer_norm, layer.post_feed_forward_norm)
+        )
         return cls(
             RMSNorm.empty(hidden, spec.norm, place),
-            mixer,
+            MIXERS[type(layer.mixer)](layer.mixer, hidden, place, cos_sin, first_position),
             RMSNorm.empty(hidden, spec.norm, place),
-            GatedMlp(layer.feed_forward, hidden, place),
+            FEED_FORWARDS[type(layer.feed_forward)](layer.feed_forward, hidden, place),
+            post_mixer_norm=post_mixer,
+            post_feed_forward_norm=post_feed_forward,
         )
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns the parameters by their path; parts of a fused parameter are views of it."""
-        own = {
-            "input_norm": self.input_norm.weight,
-            **self.mixer.tensors(),
-            "feed_forward_norm": self.feed_forward_norm.weight,
-            **self.feed_forward.tensors(),
+        norms = {
+            "input_norm": self.input_norm,
+            "post_mixer_norm": self.post_mixer_norm,
+            "feed_forward_norm": self.feed_forward_norm,
+            "post_feed_forward_norm": self.post_feed_forward_norm,
         }
+        own = {path: norm.weight for path, norm in norms.items() if norm is not None}
+        own |= self.mixer.tensors() | self.feed_forward.tensors()
         return {prefix + path: tensor for path, tensor in own.items()}
 
     def linears(self) -> tuple[Linear, ...]:
@@ -114,9 +163,8 @@ class DecoderLayer:
 
     def __call__(self, stream: ResidualStream, inputs: ForwardInputs, state: LayerState) -> None:
         mixed = self.mixer(stream.normed(self.input_norm, self.mixer.input), inputs, state)
-        stream.add(mixed, self.mixer.output)
-        inner = self.feed_forward(stream.normed(self.feed_forward_norm, self.feed_forward.input))
-        stream.add(inner, self.feed_forward.output)
+        stream.add(mixed, self.mixer.output, self.post_mixer_norm)
+        self.feed_forward(stream, self.feed_forward_norm, self.post_feed_forward_norm)
 
     def update_state(self, stream: ResidualStream, inputs: ForwardInputs, state: LayerState) -> None:
         """Changes the state as a call does, without computing its result."""

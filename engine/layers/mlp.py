@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from headway.engine.layers.linear import Linear
+from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
+from headway.engine.layers.stream import ResidualStream
 from headway.engine.models.spec import DenseSpec
-from headway.kernels import Activation
 
 
 class GatedMlp:
@@ -26,6 +27,6 @@ class GatedMlp:
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
 
-    def __call__(self, x: Activation) -> torch.Tensor:
-        """x: [tokens, hidden], normed. Returns [tokens, intermediate_size], which `output` is to multiply."""
-        return self.input.gated(x)
+    def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
+        """See FeedForward."""
+        stream.add(self.input.gated(stream.normed(norm, self.input)), self.output, post_norm)

@@ -62,11 +62,12 @@ class MtpLayer:
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
         """Returns each linear layer whose input is the output of norms, with these norms."""
-        return {
+        own = {
             self.input: (self.hidden_norm, self.token_norm),
             self.block.mixer.input: (self.block.input_norm,),
-            self.block.feed_forward.input: (self.block.feed_forward_norm,),
         }
+        reader = self.block.feed_forward.input
+        return own if reader is None else {**own, reader: (self.block.feed_forward_norm,)}
 
 
 class MtpHead:

@@ -7,11 +7,27 @@ stream's size and the weight formats of both products.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.kernels import Activation, Epilogue, NextNorm, defers_norm, linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """What is to be added. writer: of whose product with x it is; None: x is complete. norm: of the product, if any."""
+
+    x: torch.Tensor  # [tokens, in of the writer], or [tokens, hidden]
+    writer: Linear | None = None
+    norm: RMSNorm | None = None
+
+    @property
+    def plain_writer(self) -> Linear | None:
+        """Returns the writer if its product is added as it is."""
+        return self.writer if self.norm is None else None
 
 
 class ResidualStream:
@@ -30,7 +46,7 @@ class ResidualStream:
         self._residual: torch.Tensor | None = residual
         self._tokens: tuple[torch.Tensor, torch.Tensor] | None = None
         self._scale = scale
-        self._addition: tuple[torch.Tensor, Linear] | None = None
+        self._addition: _Addition | None = None
 
     @classmethod
     def of_tokens(
@@ -48,10 +64,21 @@ class ResidualStream:
         self,
         x: torch.Tensor,  # [tokens, in of the writer]
         writer: Linear,
+        norm: RMSNorm | None = None,
     ) -> None:
-        """Adds the writer's product with x, times the scale."""
-        assert self._addition is None, "a norm comes between two additions"
-        self._addition = x, writer
+        """Adds the writer's product with x, or the norm of that product, times the scale."""
+        self._wait_with(_Addition(x, writer, norm))
+
+    def add_computed(
+        self,
+        x: torch.Tensor,  # [tokens, hidden]
+    ) -> None:
+        """Adds a complete result, times the scale."""
+        self._wait_with(_Addition(x))
+
+    def tap(self) -> torch.Tensor:
+        """Returns a copy of the stream, [tokens, hidden], with all that was added so far."""
+        return self.sum().clone()
 
     def normed(self, norm: RMSNorm, reader: Linear | None = None) -> Activation:
         """Returns the norm of the stream, in the form that is best for the reader; without one, in the stream's dtype."""
@@ -62,9 +89,10 @@ class ResidualStream:
             return Activation(x)
         if self._addition is None:
             return Activation(norm(self._residual, step))
-        x, writer = self._addition
+        x, writer = self._addition.x, self._addition.plain_writer
         if (
             reader is not None
+            and writer is not None
             and self._scale == 1
             and defers_norm(self._residual, writer.stored, reader.stored)
         ):
@@ -83,11 +111,20 @@ class ResidualStream:
         delta = None if self._addition is None else self._added()
         return self._residual if delta is None else self._residual.add_(delta)
 
+    def _wait_with(self, addition: _Addition) -> None:
+        assert self._addition is None, "a norm comes between two additions"
+        self._addition = addition
+
     def _added(self) -> torch.Tensor | None:
         """Computes the addition. Returns what is still to be added to the residual, [tokens, hidden], or None."""
         assert self._addition is not None
         assert self._residual is not None
-        (x, writer), self._addition = self._addition, None
-        if self._scale != 1:
-            return writer(x).mul_(self._scale)
-        return writer.added_to(self._residual, x)
+        addition, self._addition = self._addition, None
+        if addition.writer is None:
+            return addition.x if self._scale == 1 else addition.x * self._scale
+        if addition.norm is None and self._scale == 1:
+            return addition.writer.added_to(self._residual, addition.x)
+        product = addition.writer(addition.x)
+        if addition.norm is not None:
+            product = addition.norm(product)
+        return product if self._scale == 1 else product.mul_(self._scale)

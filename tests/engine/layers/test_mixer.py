@@ -15,6 +15,8 @@ from torch.nn.functional import rms_norm, silu
 from headway.engine.layers import attention, stream
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import RowTokens
+from headway.engine.layers.placement import Placement
+from headway.engine.models.spec import AttentionSpec, NormSpec
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 
@@ -67,3 +69,36 @@ def test_accepted_tokens_reach_every_mixer(tmp_path: Path) -> None:
     inputs = sequences.inputs([(0, 0, 2), (1, 0, 2)], torch.tensor([1, 2, 3, 4]))
     model.commit(replace(inputs, rows=RowTokens(torch.arange(2), 2, 2)), torch.tensor([2, 1]), sequences.pool)
     assert mixer.committed == [[2, 1]]
+
+
+def test_what_a_layer_adds_may_be_normed(tmp_path: Path) -> None:
+    """The four norms of a layer of Gemma 3, one layer on one token, where attention gives the value back."""
+    model = load(random_mimo(tmp_path / "model", **SIZES), dtype="float64")
+    norms = NormSpec(1e-3), NormSpec(1e-2, unit_offset=True)
+    spec = replace(
+        model.spec,
+        layers=(replace(model.spec.layers[0], post_mixer_norm=norms[0], post_feed_forward_norm=norms[1]),),
+    )
+    model = CausalLM(spec, Placement(torch.device("cpu"), torch.float64), with_draft_head=False)
+    for seed, tensor in enumerate(model.tensors().values()):
+        tensor.normal_(generator=torch.Generator().manual_seed(seed))
+    own = {path.removeprefix("layers.0."): tensor for path, tensor in model.tensors().items()}
+
+    def normed(x: torch.Tensor, path: str, norm: NormSpec = spec.norm) -> torch.Tensor:
+        weight = own[path] + 1 if norm.unit_offset else own[path]
+        return rms_norm(x, x.shape[1:], weight, norm.epsilon)
+
+    found = PagedSequences(model, 1, 1).forward([(0, 0, 1)], torch.tensor([7]))
+    expected = own["embedding"][[7]]
+    value = normed(expected, "input_norm") @ own["attention.value.weight"].T + own["attention.value.bias"]
+    kind = spec.layers[0].mixer
+    assert isinstance(kind, AttentionSpec)
+    heads = value.view(1, kind.num_kv_heads, -1).repeat_interleave(kind.num_heads // kind.num_kv_heads, 1)
+    expected = expected + normed(
+        heads.flatten(1) @ own["attention.output.weight"].T, "post_mixer_norm", norms[0]
+    )
+    inner = normed(expected, "feed_forward_norm")
+    gate, up = (inner @ own[f"feed_forward.{part}.weight"].T for part in ("gate", "up"))
+    down = (silu(gate) * up) @ own["feed_forward.down.weight"].T
+    expected = expected + normed(down, "post_feed_forward_norm", norms[1])
+    torch.testing.assert_close(found, expected)

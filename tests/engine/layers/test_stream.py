@@ -55,6 +55,39 @@ def test_additions_and_norms_alternate(
     torch.testing.assert_close(stream.sum(), after + scale * product)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_norms_of_products_and_complete_results_are_added(scale: float) -> None:
+    writer, of_product, norm = Linear(random(HIDDEN, INNER, seed=1)), norm_of(2), norm_of(3)
+    start, x, complete = random(3, HIDDEN, seed=4), random(3, INNER, seed=5), random(3, HIDDEN, seed=6)
+    stream = ResidualStream(start.clone(), scale)
+    stream.add(x, writer, of_product)
+    wanted = start + scale * exact_norm(x @ writer.weight.T, of_product)
+    torch.testing.assert_close(stream.normed(norm, writer).values, exact_norm(wanted, norm))
+    given = complete.clone()
+    stream.add_computed(given)
+    torch.testing.assert_close(stream.sum(), wanted + scale * complete)
+    assert torch.equal(given, complete)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_tap_is_a_copy_that_changes_no_bit_of_what_follows(dtype: torch.dtype) -> None:
+    writer, norm = Linear(random(HIDDEN, INNER, seed=1).to(dtype)), norm_of(2)
+    norm = RMSNorm(norm.weight.to(dtype), norm.spec)
+    results = []
+    for is_tapped in (False, True):
+        stream = ResidualStream(random(3, HIDDEN, seed=3).to(dtype))
+        stream.add(random(3, INNER, seed=4).to(dtype), writer)
+        tapped = stream.tap() if is_tapped else None
+        normed = stream.normed(norm, writer).values
+        stream.add(random(3, INNER, seed=5).to(dtype), writer)
+        if tapped is not None:
+            assert torch.equal(tapped, results[0][2])
+        between = ResidualStream(random(3, HIDDEN, seed=3).to(dtype))
+        between.add(random(3, INNER, seed=4).to(dtype), writer)
+        results.append((normed, stream.sum(), between.sum()))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
 def test_the_first_norm_looks_tokens_up() -> None:
     embedding, norm = random(9, HIDDEN), norm_of(1)
     tokens = torch.tensor([3, 0, 8, 3])
