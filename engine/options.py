@@ -69,8 +69,9 @@ def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLay
     launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
     rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
     shape = model.spec
-    heads = shape.attention.num_heads + 2 * shape.attention.num_kv_heads
-    sizes = shape.hidden_size, heads * shape.attention.head_dim, 2 * shape.intermediate_size
+    attention = shape.attentions[-1]  # that of the draft layers, where there are any
+    heads = attention.num_heads + 2 * attention.num_kv_heads
+    sizes = shape.hidden_size, heads * attention.head_dim, 2 * shape.intermediate_size
     has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
     is_possible = model.has_draft_head and has_shape and _has_float8(model)
     if config.draft_layers == "fp8" and not is_possible:

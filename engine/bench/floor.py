@@ -13,7 +13,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import DELTA_NET_GRID, AttentionSpec, DeltaNetSpec, ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
-from headway.engine.state.specs import row_bytes
+from headway.engine.state.specs import block_bytes, row_bytes
 from headway.kernels import most_screened_rows, stream_read
 
 GPU_READ_BYTES, CPU_READ_BYTES = 4 << 30, 256 << 20  # far more than a cache holds
@@ -40,11 +40,11 @@ class Costs:
     most_screened_rows: int
     draft_layer_bytes: int  # of the linear layers of one draft layer as drafts take them; 0 without one
     num_draft_layers: int
-    kv_bytes: int  # keys and values of one token in one layer
+    kv_bytes: int  # keys and values of one token in all layers of the trunk
+    draft_kv_bytes: int  # likewise in one draft layer; 0 without one
     state_bytes: int  # of a row in all recurrent layers, without what they keep of a round's window
-    num_layers: int  # those with attention
     num_weights: int  # of the trunk's linear layers, the output layer excluded
-    attention_size: int  # heads x head_dim
+    attention_size: int  # heads x head_dim, of all layers of the trunk
     state_flop: int  # of a token in all delta nets: products with the state
     piece_flop: (
         int  # likewise, for each token of the piece in which it is computed: products within the piece
@@ -58,7 +58,7 @@ class Costs:
         num_drafts = depth if self.num_draft_layers > 0 else 0
         passes = max(num_drafts, self.num_draft_layers) if num_drafts > 0 else 0
         drafts = passes * self.draft_layer_bytes + num_drafts * output_bytes
-        cache = batch * context * self.kv_bytes * (self.num_layers + passes)
+        cache = batch * context * (self.kv_bytes + passes * self.draft_kv_bytes)
         return self.trunk_bytes + drafts + cache + self.moved_state_bytes(batch)
 
     def moved_state_bytes(self, batch: int) -> int:
@@ -68,7 +68,7 @@ class Costs:
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:
         """Counts the trunk alone: two operations a weight and token, attention to the tokens before, and the delta rule in pieces.
         No draft layer, no convolution, and no tokens that fill a last piece up."""
-        attention = 2 * self.attention_size * length**2 * self.num_layers
+        attention = 2 * self.attention_size * length**2
         recurrence = self.state_flop + self.piece_flop * min(length, DELTA_NET_GRID)
         return num_prompts * ((2.0 * self.num_weights + recurrence) * length + attention)
 
@@ -90,6 +90,8 @@ def costs_of(
     )
     saved_bytes = sum(linear.num_weights * (dtype.itemsize - 1) for linear in rounded)
     output_weights = spec.vocab_size * spec.hidden_size
+    kept = model.state(max_window=0)
+    attentions = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
     delta_nets = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaNetSpec)]
     return Costs(
         trunk_bytes=_bytes(trunk),
@@ -98,11 +100,11 @@ def costs_of(
         most_screened_rows=most_screened_rows(spec.hidden_size) if draft_lm_head == "int4" else 0,
         draft_layer_bytes=(_bytes(head) - saved_bytes) // max(num_draft_layers, 1),
         num_draft_layers=num_draft_layers,
-        kv_bytes=2 * spec.attention.num_kv_heads * spec.attention.head_dim * dtype.itemsize,
-        state_bytes=row_bytes(model.state(max_window=0)),
-        num_layers=sum(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers),
+        kv_bytes=block_bytes(kept[: len(spec.layers)], 1),
+        draft_kv_bytes=block_bytes(kept[len(spec.layers) :], 1) // max(num_draft_layers, 1),
+        state_bytes=row_bytes(kept),
         num_weights=sum(linear.num_weights for linear in trunk) - output_weights,
-        attention_size=spec.attention.num_heads * spec.attention.head_dim,
+        attention_size=sum(mixer.num_heads * mixer.head_dim for mixer in attentions),
         state_flop=sum(_state_flop(mixer) for mixer in delta_nets),
         piece_flop=sum(_piece_flop(mixer) for mixer in delta_nets),
     )

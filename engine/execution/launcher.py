@@ -82,12 +82,11 @@ class StepLauncher:
 
     def launch_chunks(self, chunks: Sequence[PrefillChunk]) -> torch.Tensor:
         """Launches a pass of these chunks alone. Returns [tokens, hidden]: the hidden states in the order of the chunks."""
-        attention = self.context.model.spec.attention
         tokens = prefill_inputs(
             chunks,
             self._table.numbers,
             self.context.pool.block_size,
-            gqa_group_size=attention.num_heads // attention.num_kv_heads,
+            gqa_group_sizes={kind.gqa_group_size for kind in self.context.model.spec.attentions},
         )
         hidden = run_step(self.context, None, 0, tokens).prompt_hidden
         assert hidden is not None, "the step has prompts"

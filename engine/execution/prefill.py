@@ -5,7 +5,7 @@ Tensors only; which chunks are computed, and what comes after them, others decid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, groupby
 
 import torch
@@ -34,9 +34,12 @@ def prefill_inputs(
     slots: RowTensors,
     block_size: int,
     *,
-    gqa_group_size: int,
+    gqa_group_sizes: Collection[int],
 ) -> PromptTokens:
-    """Builds the inputs of one forward pass; neighbouring chunks of equal length share a batch."""
+    """Builds the inputs of one forward pass; neighbouring chunks of equal length share a batch.
+
+    gqa_group_sizes: of all layers, which have the same batches.
+    """
     device = slots.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
     of_chunks = (
@@ -64,7 +67,7 @@ def prefill_inputs(
                 slots.granted_block_ids.index_select(0, rows),
                 starts,
                 block_size=block_size,
-                gqa_group_size=gqa_group_size,
+                gqa_group_sizes=gqa_group_sizes,
             )
         ),
         rows=RowTokens(slots.state_ids, chunks=ChunkTokens(spans)),
@@ -78,14 +81,16 @@ def _batches(
     starts: torch.Tensor,  # [chunks] int64
     *,
     block_size: int,
-    gqa_group_size: int,
+    gqa_group_sizes: Collection[int],
 ) -> Iterator[QueryBatch]:
     """Yields a batch for each run of chunks that have one length and one kernel, or several where there are too many rows."""
     first = first_token = 0
     for (length, _), group in groupby(chunks, lambda chunk: (len(chunk.token_ids), splits_keys(chunk.start))):
         cached = [chunk.start for chunk in group]
         most_cached = max(cached)
-        most_rows = max_prompt_rows(length, gqa_group_size, most_cached, tables.shape[1] * block_size)
+        max_keys = tables.shape[1] * block_size
+        limits = [max_prompt_rows(length, size, most_cached, max_keys) for size in gqa_group_sizes]
+        most_rows = min((limit for limit in limits if limit is not None), default=None)
         end = first + len(cached)
         while first < end:
             some = slice(first, min(first + (most_rows or len(cached)), end))

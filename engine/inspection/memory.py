@@ -64,7 +64,7 @@ def _divide(
     num_parameters, weights_bytes = parameter_counts(outline)
     head = outline.draft_head
     draft_bytes = 0 if head is None else head.added_bytes(config.draft_lm_head, config.draft_layers)
-    left -= weights_bytes + outline.cos_sin.nbytes + draft_bytes
+    left -= weights_bytes + outline.rotary_bytes + draft_bytes
     config = with_rows(config, facts, left)
     with problems.noted():
         check_adjustments(config, facts, left)
@@ -83,7 +83,7 @@ def _divide(
         dtype=str(outline.dtype).removeprefix("torch."),
         weights_bytes=weights_bytes,
         draft_weights_bytes=draft_bytes,
-        rotary_bytes=outline.cos_sin.nbytes,
+        rotary_bytes=outline.rotary_bytes,
         rows_bytes=rows_bytes,
         row_state_bytes=row_bytes(states),
         block_bytes=bytes_of_block,

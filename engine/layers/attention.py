@@ -7,6 +7,7 @@ import torch
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
+from headway.engine.layers.rotary import RotaryTables
 from headway.engine.models.spec import AttentionSpec
 from headway.engine.state.specs import LayerState, PagedSpec
 from headway.kernels import (
@@ -33,11 +34,11 @@ class Attention:
         spec: AttentionSpec,
         hidden_size: int,
         place: Placement,
-        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
+        tables: RotaryTables,
         *,
         first_position: int = 0,  # tokens before it have no keys
     ) -> None:
-        self._spec, self._cos_sin, self._first_position = spec, cos_sin, first_position
+        self._spec, self._cos_sin, self._first_position = spec, tables.of(spec.rope), first_position
         num_query_parts = spec.num_heads * (2 if spec.has_output_gate else 1)
         self._heads = (num_query_parts, spec.num_kv_heads, spec.num_kv_heads)
         self._cache_dtype = place.cache_dtype

@@ -10,7 +10,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
-from headway.engine.layers.rotary import rotary_table
+from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import MAX_DEPTH
@@ -26,11 +26,13 @@ class CausalLM:
     """
 
     def __init__(self, spec: ModelSpec, place: Placement, *, with_draft_head: bool) -> None:
+        """Raises ModelError for a spec that says what no layer computes."""
+        spec.check_computed()
         self.spec = spec
         self.device, self.dtype = place.device, place.dtype
-        self.cos_sin = rotary_table(spec.attention.rope, spec.max_position_embeddings, place)
+        self._tables = RotaryTables(spec.max_position_embeddings, place)
         self.embedding = place.empty(spec.vocab_size, spec.hidden_size)
-        self.layers = [DecoderLayer.of(spec, layer, place, self.cos_sin) for layer in spec.layers]
+        self.layers = [DecoderLayer.of(spec, layer, place, self._tables) for layer in spec.layers]
         self.final_norm = RMSNorm.empty(spec.hidden_size, spec.norm, place)
         self.lm_head = (
             Linear(self.embedding)
@@ -40,8 +42,13 @@ class CausalLM:
         self.draft_head: MtpHead | None = None
         if with_draft_head:
             self.draft_head = MtpHead(
-                spec, place, self.embedding, self.lm_head, self.final_norm, self.cos_sin
+                spec, place, self.embedding, self.lm_head, self.final_norm, self._tables
             )
+
+    @property
+    def rotary_bytes(self) -> int:
+        """Returns the bytes of the rotary tables, which are no parameters."""
+        return self._tables.nbytes
 
     @property
     def has_draft_head(self) -> bool:

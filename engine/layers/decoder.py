@@ -14,6 +14,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.mlp import GatedMlp
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
+from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.models.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec
 from headway.engine.state.specs import LayerState, StateSpec
@@ -84,13 +85,13 @@ class FeedForward(Protocol):
 
 
 def _attention(
-    spec: AttentionSpec, hidden_size: int, place: Placement, cos_sin: torch.Tensor, first_position: int
+    spec: AttentionSpec, hidden_size: int, place: Placement, tables: RotaryTables, first_position: int
 ) -> Mixer:
-    return Attention(spec, hidden_size, place, cos_sin, first_position=first_position)
+    return Attention(spec, hidden_size, place, tables, first_position=first_position)
 
 
 def _delta_net(
-    spec: DeltaNetSpec, hidden_size: int, place: Placement, cos_sin: torch.Tensor, first_position: int
+    spec: DeltaNetSpec, hidden_size: int, place: Placement, tables: RotaryTables, first_position: int
 ) -> Mixer:
     return DeltaNet(spec, hidden_size, place)
 
@@ -123,7 +124,7 @@ class DecoderLayer:
         spec: ModelSpec,
         layer: LayerSpec,
         place: Placement,
-        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
+        tables: RotaryTables,
         *,
         first_position: int = 0,  # positions before it have no state
     ) -> DecoderLayer:
@@ -135,7 +136,7 @@ class DecoderLayer:
         )
         return cls(
             RMSNorm.empty(hidden, spec.norm, place),
-            MIXERS[type(layer.mixer)](layer.mixer, hidden, place, cos_sin, first_position),
+            MIXERS[type(layer.mixer)](layer.mixer, hidden, place, tables, first_position),
             RMSNorm.empty(hidden, spec.norm, place),
             FEED_FORWARDS[type(layer.feed_forward)](layer.feed_forward, hidden, place),
             post_mixer_norm=post_mixer,

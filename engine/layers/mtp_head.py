@@ -14,6 +14,7 @@ from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
+from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.weights import (
     float8_bytes,
@@ -35,7 +36,7 @@ class MtpLayer:
         spec: ModelSpec,
         index: int,  # among the layers of the head
         place: Placement,
-        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
+        tables: RotaryTables,
     ) -> None:
         assert spec.draft_head is not None, "the family announces no MTP head"
         hidden = spec.hidden_size
@@ -43,7 +44,7 @@ class MtpLayer:
         self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.input = place.linear({"input": hidden}, 2 * hidden)
-        self.block = DecoderLayer.of(spec, spec.draft_head.layer, place, cos_sin, first_position=index + 1)
+        self.block = DecoderLayer.of(spec, spec.draft_head.layer, place, tables, first_position=index + 1)
         self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
@@ -84,14 +85,14 @@ class MtpHead:
         embedding: torch.Tensor,  # [vocab, hidden], the model's
         lm_head: Linear,  # the model's
         target_norm: RMSNorm,  # the model's final norm
-        cos_sin: torch.Tensor,  # [max_position, rotary_dim]
+        tables: RotaryTables,
     ) -> None:
         assert spec.draft_head is not None, "the family announces no MTP head"
         self.spec = spec.draft_head
         self._residual_scale = spec.residual_scale
         self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
         self._draft_lm_head = lm_head
-        self.layers = [MtpLayer(spec, index, place, cos_sin) for index in range(spec.draft_head.num_layers)]
+        self.layers = [MtpLayer(spec, index, place, tables) for index in range(spec.draft_head.num_layers)]
 
     @property
     def num_layers(self) -> int:

@@ -17,6 +17,24 @@ from headway.engine.models.spec import (
 POSITIONS_AT_ONCE = 1 << 16
 
 
+class RotaryTables:
+    """The tables of a model, one for each RopeSpec that its layers have. Mutable: `of` adds the ones that are new."""
+
+    def __init__(self, num_positions: int, place: Placement) -> None:
+        self._num_positions, self._place = num_positions, place
+        self._tables: dict[RopeSpec, torch.Tensor] = {}
+
+    def of(self, rope: RopeSpec) -> torch.Tensor:  # [num_positions, rotary_dim]
+        """Returns the table of the spec, see `rotary_table`."""
+        if rope not in self._tables:
+            self._tables[rope] = rotary_table(rope, self._num_positions, self._place)
+        return self._tables[rope]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self._tables.values())
+
+
 def rotary_table(rope: RopeSpec, num_positions: int, place: Placement) -> torch.Tensor:
     """Returns the cosines, then the sines, of every position: [num_positions, rotary_dim] float32 or float64.
 

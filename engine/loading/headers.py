@@ -135,11 +135,11 @@ def are_ties_undecided(found: Checkpoint) -> bool:
 
 def check_memory(folder: Path, outline: CausalLM, available: int, device: torch.device) -> None:
     """Raises ModelError where the parameters and the rotary table take more than the available bytes of the device."""
-    positions = outline.cos_sin
     num_parameters, needed = parameter_counts(outline)
-    if needed <= available < needed + positions.nbytes:
+    if needed <= available < needed + outline.rotary_bytes:
+        num_positions = outline.spec.max_position_embeddings
         raise ModelError(
-            f"the rotary table of {folder} takes {format_bytes(positions.nbytes)} for {len(positions):,} positions "
+            f"the rotary table of {folder} takes {format_bytes(outline.rotary_bytes)} for {num_positions:,} positions "
             f"beside weights of {format_bytes(needed)}, {format_bytes(available)} are available on {device}; "
             "lower --max-model-len"
         )

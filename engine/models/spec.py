@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.engine.protocol.errors import ModelError
+
 # Tokens that a delta net computes at once in the chunked form: the size that flash-linear-attention and transformers use.
 DELTA_NET_GRID = 64
 
@@ -80,6 +82,11 @@ class AttentionSpec:
     qk_norm: NormSpec | None = None
     sliding_window: int | None = None
     has_output_gate: bool = False
+
+    @property
+    def gqa_group_size(self) -> int:
+        """The heads of queries that share a head of keys and values."""
+        return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +163,10 @@ class ModelSpec:
     draft_head: MtpSpec | None = None
 
     @property
-    def attention(self) -> AttentionSpec:
-        """The attention of the first layer that has one: all have heads of one shape."""
-        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has one, that of the draft head's layers last."""
+        layers = self.layers if self.draft_head is None else (*self.layers, self.draft_head.layer)
+        return tuple(layer.mixer for layer in layers if isinstance(layer.mixer, AttentionSpec))
 
     @property
     def prompt_grid(self) -> int | None:
@@ -166,6 +174,20 @@ class ModelSpec:
         None: prompts may be cut anywhere."""
         is_recurrent = any(isinstance(layer.mixer, DeltaNetSpec) for layer in self.layers)
         return DELTA_NET_GRID if is_recurrent else None
+
+    def check_computed(self) -> None:
+        """Raises ModelError for what the layers do not compute."""
+        windows = {kind.sliding_window for kind in self.attentions} - {None}
+        if windows:
+            raise ModelError(
+                f"{self.architecture} has layers that attend to a sliding window of {min(windows, key=str)} tokens; supported is "
+                "full attention in every layer"
+            )
+        for layer in self.layers:
+            if isinstance(layer.mixer, DeltaNetSpec) and layer.mixer.norm.unit_offset:
+                raise ModelError(
+                    f"{self.architecture} has delta nets whose results are normed by 1 + weight; supported is a plain weight"
+                )
 
     @property
     def intermediate_size(self) -> int:

@@ -44,7 +44,7 @@ def model(**changes: object) -> SimpleNamespace:
         hidden_size=values["hidden"],
         intermediate_size=11_008,
         vocab_size=values["vocab_size"],
-        attention=heads,
+        attentions=(heads,),
         prompt_grid=None,
     )
     device = torch.device(str(values["device"]))

@@ -90,7 +90,7 @@ def test_hybrids_move_the_weights_states_and_caches_that_were_published(
     embedding = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     assert (costs.trunk_bytes / 2 + embedding) / 1e9 == pytest.approx(billions, rel=3e-3)
     assert costs.state_bytes / 1e6 == pytest.approx(state_megabytes, rel=5e-3)
-    assert costs.kv_bytes * costs.num_layers == token_kilobytes * 1024
+    assert costs.kv_bytes == token_kilobytes * 1024
     plain = costs.round_bytes(batch=1, depth=0, context=0)
     assert costs.round_bytes(batch=3, depth=0, context=0) - plain == 2 * 2 * costs.state_bytes
 
@@ -103,7 +103,7 @@ def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(
     prefix = "model.mtp_layers.1."
     layer = sum(t.nbytes for name, t in stored.items() if name.startswith(prefix) and t.dim() == 2)
     output = 4 * spec.vocab_size * spec.hidden_size
-    token = costs.kv_bytes
+    token = costs.draft_kv_bytes
     plain = costs.round_bytes(batch=2, depth=0, context=100)
     for depth, passes in ((1, 3), (2, 3), (3, 3), (4, 4), (5, 5)):
         extra = costs.round_bytes(batch=2, depth=depth, context=100) - plain

@@ -34,7 +34,7 @@ def batches_of(
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
         for row, (start, length) in enumerate(chunks)
     ]
-    tokens = prefill_inputs(made, slots, block_size, gqa_group_size=gqa_group_size)
+    tokens = prefill_inputs(made, slots, block_size, gqa_group_sizes=[gqa_group_size])
     return tokens.inputs.batches
 
 

@@ -182,7 +182,7 @@ def test_rotary_angles_are_rounded_to_float32_in_every_dtype(tmp_path: Path) -> 
     spec = read_model_spec(random_mimo(tmp_path / "model"))
     cpu = torch.device("cpu")
     tables = [
-        rotary_table(spec.attention.rope, 256, Placement(cpu, dtype))
+        rotary_table(spec.attentions[0].rope, 256, Placement(cpu, dtype))
         for dtype in (torch.float64, torch.bfloat16)
     ]
     assert [t.dtype for t in tables] == [torch.float64, torch.float32]

@@ -192,7 +192,7 @@ def test_the_rotary_table_is_made_for_what_is_served(tmp_path: Path) -> None:
         progress=lambda _: None,
         max_model_len=100,
     )
-    assert model.cos_sin.shape == (100, 16)
+    assert model.rotary_bytes == 100 * 16 * 4
     with pytest.raises(ModelError, match=r"rotary table .* 1,000,000,000,000 positions .*--max-model-len"):
         load(folder)
 

@@ -175,7 +175,7 @@ def test_an_accepted_config_gives_the_logits_of_transformers(
     expected.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(content)
     model = load(tmp_path, dtype="float32")
-    frequencies, factor = inverse_frequencies(model.spec.attention.rope)
+    frequencies, factor = inverse_frequencies(model.spec.attentions[0].rope)
     assert torch.equal(frequencies, expected.model.rotary_emb.inv_freq)
     assert factor == expected.model.rotary_emb.attention_scaling
     sequences = PagedSequences(model, 1, NUM_TOKENS)

@@ -53,7 +53,7 @@ def test_what_is_not_said_follows_from_what_is(tmp_path: Path) -> None:
     for key in ("head_dim", "tie_word_embeddings", "num_nextn_predict_layers"):
         del config[key]
     parsed = read(tmp_path, config)
-    attention = parsed.attention
+    attention = parsed.attentions[0]
     assert (attention.head_dim, attention.num_kv_heads, parsed.draft_head) == (12, 4, None)
     assert parsed.tied is False
 
@@ -61,7 +61,7 @@ def test_what_is_not_said_follows_from_what_is(tmp_path: Path) -> None:
 def test_rope_theta_is_also_found_in_rope_parameters(tmp_path: Path) -> None:
     config = qwen2_config(rope_parameters={"rope_type": "default", "rope_theta": 5_000.0})
     del config["rope_theta"]
-    assert read(tmp_path, config).attention.rope.theta == 5_000.0
+    assert read(tmp_path, config).attentions[0].rope.theta == 5_000.0
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_rope_theta_is_also_found_in_rope_parameters(tmp_path: Path) -> None:
 def test_of_two_spellings_of_rope_theta_transformers_choice_counts(
     changes: dict[str, object], expected: float, tmp_path: Path
 ) -> None:
-    assert read(tmp_path, qwen2_config(**changes)).attention.rope.theta == expected
+    assert read(tmp_path, qwen2_config(**changes)).attentions[0].rope.theta == expected
 
 
 def test_keys_that_are_left_out_have_the_config_classs_defaults(tmp_path: Path) -> None:
     config = qwen2_config()
     del config["rope_theta"], config["rms_norm_eps"]
     parsed = read(tmp_path, config)
-    assert (parsed.attention.rope.theta, parsed.norm.epsilon) == (10_000.0, 1e-6)
+    assert (parsed.attentions[0].rope.theta, parsed.norm.epsilon) == (10_000.0, 1e-6)
 
 
 @pytest.mark.parametrize(

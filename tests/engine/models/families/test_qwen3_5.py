@@ -90,7 +90,7 @@ def with_head(spec: ModelSpec, **change: Any) -> ModelSpec:
 
 TARGET_SWITCHES = {
     "norms multiply by the weight": lambda spec: replace(spec, norm=replace(spec.norm, unit_offset=False)),
-    "whole heads turn": lambda spec: turned(spec, {"rope": replace(spec.attention.rope, rotary_dim=16)}),
+    "whole heads turn": lambda spec: turned(spec, {"rope": replace(spec.attentions[0].rope, rotary_dim=16)}),
     "head norms multiply by the weight": lambda spec: turned(
         spec, {"qk_norm": replace(spec.norm, unit_offset=False)}
     ),
