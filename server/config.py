@@ -35,7 +35,7 @@ class ServiceLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on instead of host and port.
+    """Its repr leaves the keys out. served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on instead of host and port.
     chat_template: a file, instead of the template in the model's files. tool_format: None for that of the chat template."""
 
     host: str = "127.0.0.1"
@@ -50,8 +50,8 @@ class ServerConfig:
     unix_socket: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
-    api_key: list[str] = field(default_factory=list)
-    admin_key: str | None = None
+    api_key: list[str] = field(default_factory=list, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
     cors_origin: list[str] = field(default_factory=list)
     max_body_bytes: int = 8 * 2**20
     max_waiting_tokens: int | None = None
@@ -91,7 +91,7 @@ class ChatConfig:
     """The configuration of `headway chat`. None: as the server and its model have it."""
 
     url: str = "http://localhost:8000"
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     system: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None

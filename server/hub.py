@@ -5,6 +5,7 @@ Downloads configuration, tokenizer and safetensors only; never code, never pickl
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -22,11 +23,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 
 from headway.engine import ModelError, is_folder
 from headway.server.config import ModelSource
+from headway.server.keys import without_credentials
 
 EMBEDDED = "headway.engine.demo"
 EMBEDDED_NAME = "headway-demo"
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja"]
 UNWANTED_FILES = ["*/*"]
+_URL_LOGGERS = ("httpx", "httpx2")  # they log each URL, with the password that HF_ENDPOINT may have
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -76,6 +79,8 @@ def _downloaded(repository: str, source: ModelSource) -> Path:
 
 
 def _download(repository: str, source: ModelSource) -> Path:
+    for name in _URL_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         folder = snapshot_download(
             repository,
@@ -97,7 +102,11 @@ def _download(repository: str, source: ModelSource) -> Path:
             f"{repository} has no revision {source.revision}; give a branch, tag or commit"
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
-        raise ModelError(f"{repository} cannot be fetched: {error}") from error
+        raise ModelError(f"{repository} cannot be fetched: {without_credentials(str(error))}") from None
+    except UnicodeEncodeError:
+        raise ModelError(
+            "HF_TOKEN or HF_ENDPOINT has characters that are not ASCII; copy the token again from the Hub's settings"
+        ) from None
     except (LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise ModelError(
             f"the Hub cannot be reached and {repository} is not complete in the local cache ({_first_line(error)}); "
@@ -107,4 +116,4 @@ def _download(repository: str, source: ModelSource) -> Path:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return without_credentials(str(error).strip().partition("\n")[0]) or type(error).__name__

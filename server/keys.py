@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from starlette.datastructures import Headers
@@ -18,8 +19,8 @@ CHALLENGE = {"WWW-Authenticate": "Bearer"}
 class Keys:
     """api: any of them opens the API; none of them leaves it open. The admin key opens everything."""
 
-    api: tuple[str, ...] = ()
-    admin: str | None = None
+    api: tuple[str, ...] = field(default=(), repr=False)
+    admin: str | None = field(default=None, repr=False)
 
     def check(self, authorization: str) -> None:
         """authorization: the header's value. Raises ApiError 401."""
@@ -59,6 +60,11 @@ def credentials(headers: Headers) -> str:
     by x-api-key, where the former has no bearer token."""
     given, key = headers.get("Authorization", ""), headers.get("x-api-key", "")
     return f"Bearer {key}" if key and not _token(given) else given
+
+
+def without_credentials(text: str) -> str:
+    """Returns the text without the user and the password that its URLs have before their hosts: errors are logged."""
+    return re.sub(r"(?<=://)[^/?#\s]*@", "***@", text)
 
 
 def _token(authorization: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from headway.engine import MAX_DEPTH, ConfigError
+from headway.server.keys import without_credentials
 
 DEFAULT_MAX_DEPTH = 3
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -73,7 +74,16 @@ def parse_depth(text: str) -> str | int:
 def parse_key(text: str) -> str:
     """An empty one would let everybody in who sends none."""
     if not re.fullmatch("[!-~]+", text):
-        raise ValueError("1 character or more, printable ASCII without spaces")
+        wanted = "1 character or more, printable ASCII without spaces"
+        if re.fullmatch(r"[!-~]+[\r\n]+", text):
+            wanted += "; it ends in a line break, which echo adds: `printf %s KEY | base64` encodes a key without one"
+        raise ValueError(wanted)
+    return text
+
+
+def parse_pem_path(text: str) -> str:
+    if "-----BEGIN" in text:
+        raise ValueError("the path of a file in PEM form, not what the file holds")
     return text
 
 
@@ -132,7 +142,7 @@ Value = Parsed | list[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One flag. A parser raises ValueError whose message says what the value must be."""
+    """One flag. A parser raises ValueError whose message says what the value must be. is_secret: of a value only its length is told."""
 
     flag: str
     parse: Callable[[str], Parsed]
@@ -141,6 +151,7 @@ class Option:
     metavar: str = "N"
     aliases: tuple[str, ...] = ()
     is_list: bool = False
+    is_secret: bool = False
 
     @property
     def key(self) -> str:
@@ -209,11 +220,12 @@ SERVER = [
            "all are served, answers carry the first", "NAME", is_list=True),
     Option("chat-template", str, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
     Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
-    Option("tls-cert", str, None, "serve https with this certificate (PEM); needs --tls-key", "PATH"),
-    Option("tls-key", str, None, "the key of --tls-cert", "PATH"),
+    Option("tls-cert", parse_pem_path, None, "serve https with this certificate (PEM); needs --tls-key", "PATH", is_secret=True),
+    Option("tls-key", parse_pem_path, None, "the key of --tls-cert", "PATH", is_secret=True),
     Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "
-           "others see the command line", "KEY", is_list=True),
-    Option("admin-key", parse_key, None, "the key for /abort and for changing limits; without it nobody may", "KEY"),
+           "others see the command line", "KEY", is_list=True, is_secret=True),
+    Option("admin-key", parse_key, None, "the key for /abort and for changing limits; without it nobody may. Better in the variable, too",
+           "KEY", is_secret=True),
     Option("cors-origin", parse_origin, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
     Option("max-body", parse_body_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
     Option("max-waiting-tokens", parse_count, None, "prompt tokens that may wait; more get status 429 (default: no limit)"),
@@ -251,7 +263,8 @@ INSPECTION = [
 ]  # fmt: skip
 CHAT = [
     Option("url", parse_url, "http://localhost:8000", "where the server is", "URL"),
-    Option("api-key", parse_key, None, "the key that the server wants; better in the variable: others see the command line", "KEY"),
+    Option("api-key", parse_key, None, "the key that the server wants; better in the variable: others see the command line",
+           "KEY", is_secret=True),
     Option("system", str, None, "a message that says what the model is to be (default: the model's own)", "TEXT"),
     Option("max-tokens", parse_count, None, "tokens of an answer at most (default: the server's)"),
     *SAMPLING,
@@ -312,4 +325,11 @@ def _parse(option: Option, source: str, text: str) -> Value:
     try:
         return option.parse(text)
     except ValueError as error:
-        raise ConfigError(f"{source} is {text!r}, it must be {error}") from None
+        raise ConfigError(f"{source} is {_shown(option, text)}, it must be {error}") from None
+
+
+def _shown(option: Option, text: str) -> str:
+    """Of a secret, and of what a URL has before its host, nothing is repeated: errors are logged."""
+    if option.is_secret and text:
+        return f"a text of {len(text)} characters (not shown)"
+    return repr(without_credentials(text))

@@ -31,7 +31,7 @@ from headway.server.formats import find_format
 from headway.server.grammars import Grammars
 from headway.server.hub import model_folder, model_name
 from headway.server.in_flight import InFlight
-from headway.server.keys import Keys
+from headway.server.keys import Keys, without_credentials
 from headway.server.metrics import Metrics
 from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
@@ -159,7 +159,7 @@ def _open_tracing(endpoint: str | None) -> Trace | None:
         module = importlib.import_module("headway.server.tracing")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--otlp-endpoint is {endpoint!r}, it must be left out without OpenTelemetry ({error}); "
+            f"--otlp-endpoint is {without_credentials(endpoint)!r}, it must be left out without OpenTelemetry ({error}); "
             "install it from a clone: .venv/bin/pip install -e '.[otel]'"
         ) from None
     tracing: Trace = module.open_tracing(endpoint)

@@ -187,7 +187,7 @@ WRONG = [
     ),
     ("HEADWAY_DRAIN_SECONDS", "nan", "HEADWAY_DRAIN_SECONDS is 'nan'"),
     ("HEADWAY_API_KEY", "", "HEADWAY_API_KEY is '', it must be 1 character or more"),
-    ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is 'a b', it must be"),
+    ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is a text of 3 characters (not shown), it must be"),
     (
         "HEADWAY_MAX_WAITING_TOKENS",
         "0",
@@ -211,7 +211,9 @@ def test_a_wrong_variable_is_named_and_so_is_its_flag(
     assert capsys.readouterr().err.startswith(f"headway: {complaint}")
     if flag != "--no-prefix-caching":
         assert cli.main(["serve", f"{flag}={value}"]) == 1
-        assert value in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert value in error or "(not shown)" in error
+        assert error.startswith(f"headway: {complaint.replace(variable, flag)}")
     assert not served
 
 

@@ -33,7 +33,8 @@ FILES = {
 }
 WANTED = ["config.json", "model.safetensors", "tokenizer.json"]
 RESOLVE = """
-import sys
+import logging, sys
+logging.basicConfig(level="INFO")
 from headway.engine import ModelError
 from headway.server.config import ModelSource
 from headway.server.hub import model_folder
@@ -74,7 +75,9 @@ def handler_of(hub: StandIn) -> type[BaseHTTPRequestHandler]:
 
         def answer_api(self, repository: str, rest: list[str]) -> None:
             has_token = self.headers.get("Authorization") == "Bearer good"
-            if repository not in ("ORG/NAME", "ORG/gated") and not (
+            if repository == "ORG/broken":
+                self.answer(400)
+            elif repository not in ("ORG/NAME", "ORG/gated") and not (
                 repository == "ORG/private" and has_token
             ):
                 self.answer(401 if not has_token else 404, error="RepoNotFound")
@@ -197,6 +200,20 @@ def test_an_unreachable_hub_says_how_to_serve_a_folder(tmp_path: Path, variables
     assert "cannot be reached" in refused.stderr
     assert "headway serve PATH" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [("ORG/NAME", "good"), ("ORG/broken", "good"), ("ORG/NAME", "b\u00e4d")],
+    ids=["fetched", "refused", "token"],
+)
+def test_keys_of_the_hub_are_neither_logged_nor_in_an_error(
+    hub: StandIn, tmp_path: Path, name: str, token: str
+) -> None:
+    endpoint = hub.url.replace("://", "://me:correct-horse@")
+    resolved = resolve(tmp_path, name, HF_ENDPOINT=endpoint, HF_TOKEN=token)
+    assert resolved.returncode == (0 if (name, token) == ("ORG/NAME", "good") else 1)
+    assert not any(secret in resolved.stderr for secret in ("correct-horse", token, "Traceback"))
 
 
 def test_a_folder_is_served_as_it_is_under_its_own_name(tmp_path: Path) -> None:
