@@ -22,11 +22,14 @@ from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_lo
 from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, bench
 from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
+from headway.server.cli.environment import remarks_on_services, warnings_of_unknown, without_services
 from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
 from headway.server.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.engine_inspector import EngineInspector
 
 Config = TypeVar("Config")
+
+logger = logging.getLogger("headway.server")
 
 SERVE_GROUPS = {
     "server": options.SERVER,
@@ -46,6 +49,7 @@ INSPECT_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
+ALL_GROUPS = (SERVE_GROUPS, COMPLETE_GROUPS, CHAT_GROUPS, INSPECT_GROUPS)
 MODEL_HELP = (
     "a folder in Hugging Face layout, or ORG/NAME on the Hugging Face Hub "
     "(HF_TOKEN, HF_ENDPOINT and the Hub's offline cache are respected); "
@@ -84,11 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "complete": (_complete, COMPLETE_GROUPS),
     }
     run, groups = runs.get(arguments.command, (_bench, {}))
+    environment = without_services(os.environ)
     try:
-        return run(arguments, os.environ)
+        return run(arguments, environment)
     except HeadwayError as error:
         if isinstance(error, ConfigError):
-            error = name_the_variable(error, arguments, _options(groups), os.environ)
+            error = name_the_variable(error, arguments, _options(groups), environment)
         print(f"headway: {error}", file=sys.stderr)
         return 1
     except ReaderGoneError:
@@ -166,8 +171,18 @@ def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
+    _log_the_environment()
     source = _source(arguments.model, values, environment)
     return _command("serve", "serve")(config, source, _engine_config(values))
+
+
+def _log_the_environment() -> None:
+    """The variables that the environment has in vain."""
+    known = {option.variable for groups in ALL_GROUPS for option in _options(groups)} | {"HEADWAY_MODEL"}
+    for line in remarks_on_services(os.environ):
+        logger.info(line)
+    for line in warnings_of_unknown(os.environ, known):
+        logger.warning(line)
 
 
 def _bench(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
@@ -183,6 +198,7 @@ def _warm_up(arguments: argparse.Namespace, environment: Mapping[str, str]) -> i
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
+    _log_the_environment()
     source = _source(arguments.model, values, environment)
     return _command("warmup", "warm_up")(source, _engine_config(values))
 

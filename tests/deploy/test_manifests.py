@@ -13,12 +13,16 @@ import pytest
 import yaml
 from headway_testing.tools import installed
 
+from headway.server import cli
 from headway.server.config import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUSTOMIZATIONS = ["base", "overlays/cpu"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+OPTION_OF = {
+    option.variable: option for groups in cli.ALL_GROUPS for group in groups.values() for option in group
+}
 Object = dict[str, Any]
 
 
@@ -44,6 +48,94 @@ def objects(folder: str) -> dict[str, Object]:
 
 def grace_seconds(text: str) -> int:
     return int(text.removesuffix("s"))
+
+
+# --- settings ------------------------------------------------------------------------------------------
+
+
+def set_by_environment() -> dict[str, dict[str, str]]:
+    """{file: {variable: value}} of what is set before a user sets anything."""
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["headway"]
+    in_compose = {name: value for name, value in service["environment"].items() if value is not None}
+    unit = (DEPLOY / "systemd/headway.service").read_text()
+    in_unit = " ".join(re.findall(r"^Environment=(.+)$", unit, re.MULTILINE))
+    (in_image,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", DOCKERFILE, re.MULTILINE)
+    in_pods = {
+        f"kubernetes/{folder}": {
+            **made["ConfigMap"]["data"],
+            **{entry["name"]: entry["value"] for entry in container_of(made).get("env", [])},
+        }
+        for folder, made in ((folder, objects(folder)) for folder in KUSTOMIZATIONS)
+    }
+    return {
+        "compose.yaml": {
+            name: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for name, value in in_compose.items()
+        },
+        "headway.service": dict(entry.split("=", 1) for entry in in_unit.split()),
+        "Dockerfile": dict(entry.split("=", 1) for entry in in_image.replace("\\\n", " ").split()),
+        **in_pods,
+    }
+
+
+def command_lines() -> dict[str, list[str]]:
+    """{file: arguments of headway}."""
+    unit = (DEPLOY / "systemd/headway.service").read_text()
+    (in_image,) = re.findall(r"^CMD (\[.+\])$", DOCKERFILE, re.MULTILINE)
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["headway"]
+    return {
+        "compose.yaml": service.get("command", ["serve"]),
+        "headway.service": re.findall(r"^ExecStart=\S+ (.+)$", unit, re.MULTILINE)[0].split(),
+        "Dockerfile": yaml.safe_load(in_image),
+        **{f"kubernetes/{folder}": container_of(objects(folder))["args"] for folder in KUSTOMIZATIONS},
+    }
+
+
+def container_of(made: dict[str, Object]) -> Object:
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return container  # type: ignore[no-any-return]
+
+
+def test_what_is_deployed_leaves_the_defaults_as_they_are() -> None:
+    """An address that others reach and logs for machines are meant; the port is told because another could be in the environment."""
+    meant = {
+        "HEADWAY_HOST": "0.0.0.0",
+        "HEADWAY_PORT": "8000",
+        "HEADWAY_LOG_FORMAT": "json",
+        "HEADWAY_MODEL": "",
+    }
+    others = {
+        file: {
+            name: text
+            for name, text in variables.items()
+            if name.startswith("HEADWAY_") and meant.get(name) != text
+        }
+        for file, variables in set_by_environment().items()
+    }
+    assert not any(others.values()), others
+    for file, arguments in command_lines().items():
+        told = vars(cli._parser().parse_args(arguments))
+        given = {name: value for name, value in told.items() if value is not None}
+        assert given.pop("command") == "serve"
+        assert given == ({"port": "8000"} if file.startswith("kubernetes") else {})
+
+
+def test_every_variable_and_flag_that_is_spoken_of_exists() -> None:
+    files = [file for file in DEPLOY.rglob("*") if file.suffix in (".yaml", ".md", ".service", ".yml")]
+    text = "\n".join(file.read_text() for file in files) + DOCKERFILE
+    assert set(re.findall(r"HEADWAY_[A-Z_]+", text)) <= OPTION_OF.keys() | {"HEADWAY_MODEL"}
+    flags = set(re.findall(r"`(--[a-z-]+)", text))
+    assert len(flags) > 10
+    assert flags <= {f"--{option.flag}" for option in OPTION_OF.values()}
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_a_pod_listens_at_its_port_whatever_the_services_beside_it_are_called(folder: str) -> None:
+    made = objects(folder)
+    (port,) = container_of(made)["ports"]
+    arguments = container_of(made)["args"]
+    assert arguments[arguments.index("--port") + 1] == str(port["containerPort"])
+    assert made["Deployment"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    assert f"HEADWAY_PORT={port['containerPort']}" in DOCKERFILE
 
 
 # --- the image -----------------------------------------------------------------------------------------
@@ -160,7 +252,8 @@ def test_compose_publishes_to_this_machine_only() -> None:
     assert len(published) == 3
     assert all(port.startswith(("127.0.0.1:", "${BIND:-127.0.0.1}:")) for port in published), published
     keys = services["headway"]["environment"]
-    assert {name for name, value in keys.items() if value is None} == {"HEADWAY_API_KEY", "HEADWAY_ADMIN_KEY"}
+    handed_on = {name for name, value in keys.items() if value is None}
+    assert handed_on == {"HEADWAY_DEPTH", "HEADWAY_API_KEY", "HEADWAY_ADMIN_KEY"}
 
 
 def test_compose_mounts_what_exists_and_scrapes_what_it_runs() -> None:

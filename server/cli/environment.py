@@ -1,0 +1,52 @@
+"""The environment's HEADWAY_* variables: which are the operator's, which Kubernetes has set, and which are misspelt.
+
+Values of variables are never told: they may be keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+PREFIX = "HEADWAY_"
+# Beside a Service called headway, or headway-NAME, a pod gets these: of each port its protocol, number and address.
+_OF_A_SERVICE = re.compile(
+    r"HEADWAY_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+
+
+def without_services(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment without what Kubernetes sets for a Service called headway. Its HEADWAY_PORT is an address."""
+    return {name: value for name, value in environment.items() if not _is_of_a_service(name, value)}
+
+
+def remarks_on_services(environment: Mapping[str, str]) -> list[str]:
+    """Returns at most one line."""
+    names = sorted(name for name, value in environment.items() if _is_of_a_service(name, value))
+    if not names:
+        return []
+    line = (
+        f"{', '.join(names)}: ignored, because Kubernetes sets them for a Service called headway; set the port by --port. "
+        "enableServiceLinks: false in the pod's spec keeps such variables away"
+    )
+    return [line]
+
+
+def warnings_of_unknown(environment: Mapping[str, str], known: Iterable[str]) -> list[str]:
+    """Returns a line for each variable that is neither known nor Kubernetes' own."""
+    known = set(known)
+    own = without_services(environment)
+    unknown = sorted(name for name in own if name.startswith(PREFIX) and name not in known)
+    return [f"{name} is ignored: there is no such variable{_hint(name, known)}" for name in unknown]
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    is_address = name.startswith(PREFIX) and name.endswith("_PORT") and "://" in value
+    return is_address or _OF_A_SERVICE.fullmatch(name) is not None
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    names = [other.removeprefix(PREFIX) for other in known]
+    near = get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.8)
+    return f"; did you mean {PREFIX}{near[0]}?" if near else "; `headway serve --help` names all in brackets"

@@ -1,0 +1,84 @@
+"""The variables of the environment: those of Kubernetes are not the operator's, misspelt ones are named, and secrets are never shown."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from headway.server import cli
+from headway.server.cli import serve
+from headway.server.config import ServerConfig
+
+SECRET = "correct-horse"
+OF_A_SERVICE = {
+    "HEADWAY_SERVICE_HOST": "10.96.7.7", "HEADWAY_SERVICE_PORT": "80", "HEADWAY_SERVICE_PORT_HTTP": "80",
+    "HEADWAY_PORT": "tcp://10.96.7.7:80", "HEADWAY_PORT_80_TCP": "tcp://10.96.7.7:80", "HEADWAY_PORT_80_TCP_PROTO": "tcp",
+    "HEADWAY_PORT_80_TCP_PORT": "80", "HEADWAY_PORT_80_TCP_ADDR": "10.96.7.7",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """What `headway serve` would have started."""
+    configs: list[ServerConfig] = []
+    monkeypatch.setattr(serve, "serve", lambda config, *_: configs.append(config) or 0)
+    return configs
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        OF_A_SERVICE,
+        {"HEADWAY_PORT": "tcp://[fd00:10:96::7]:80"},
+        {"HEADWAY_PORT": "udp://10.96.7.7:53"},
+        {name.replace("HEADWAY_", "HEADWAY_API_"): value for name, value in OF_A_SERVICE.items()},
+    ],
+    ids=["all", "ipv6", "udp", "service-headway-api"],
+)
+@pytest.mark.parametrize(("flags", "port"), [([], 8000), (["--port", "7"], 7)], ids=["default", "flag"])
+def test_what_kubernetes_sets_for_a_service_is_ignored_and_told_once(
+    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    variables: dict[str, str], flags: list[str], port: int,
+) -> None:  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.INFO, "headway.server"):
+        assert cli.main(["serve", *flags]) == 0
+    assert [config.port for config in served] == [port]
+    (line,) = caplog.messages
+    assert line.startswith(f"{', '.join(sorted(variables))}: ignored")
+    assert "Kubernetes" in line
+    assert "enableServiceLinks: false" in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("HEADWAY_DEPHT", "did you mean HEADWAY_DEPTH?"),
+        ("HEADWAY_APIKEY", "did you mean HEADWAY_API_KEY?"),
+        ("HEADWAY_SERVED_MODEL_NAMES", "did you mean HEADWAY_SERVED_MODEL_NAME?"),
+        ("HEADWAY_COLOUR", "`headway serve --help` names all in brackets"),
+    ],
+)
+def test_an_unknown_variable_is_named_with_the_nearest_one_and_without_its_value(
+    served: list[ServerConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+    hint: str,
+) -> None:
+    monkeypatch.setenv(variable, SECRET)
+    monkeypatch.setenv("HEADWAY_URL", "http://localhost:8000")  # of `headway chat`
+    assert cli.main(["serve"]) == 0
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message == f"{variable} is ignored: there is no such variable; {hint}"
+    assert len(served) == 1
