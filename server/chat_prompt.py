@@ -17,6 +17,7 @@ from headway.server.template_frames import MarkedConversation
 __all__ = ["Conversation", "chat_prompt", "conversation_for", "ending"]
 
 MAX_NESTING = 64
+MAX_TOOL_NESTING = 136  # the 64 levels of its schema, each within a map or a list, and what is around them
 THREAD_CHARACTERS = 8192  # longer chats are searched for structural tokens off the event loop
 # Names that the renderer itself gives to a template, and what a client should use instead.
 OWN_NAMES = {
@@ -90,9 +91,10 @@ def _checked_and_marked(conversation: Conversation, marker: Marker) -> MarkedCon
 def _check(conversation: Conversation) -> None:
     ending(conversation.adds_generation_prompt, conversation.continues_final_message)
     for part, key, entry in conversation.entries():
-        if is_nested_beyond(entry, MAX_NESTING):
+        most = MAX_TOOL_NESTING if part == "tools" else MAX_NESTING
+        if is_nested_beyond(entry, most):
             path = f"{part}[{key}]" if isinstance(key, int) else f"{part}.{key}"
-            limit = f"it may have {MAX_NESTING} levels of objects and arrays at most"
+            limit = f"it may have {most} levels of objects and arrays at most"
             message = f"{path} is nested too deeply, {limit}; send a simpler value"
             raise ApiError(message, param=path, code="invalid_value")
     for name in conversation.template_variables:

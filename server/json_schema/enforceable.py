@@ -42,6 +42,7 @@ Schema = dict[str, object]
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 5000
+LIFTED_LEVELS = 24  # the library reads 127 levels of objects and arrays; a schema within another takes two or more of them
 MAX_SHOWN = 64  # characters of a value that an error repeats
 
 # Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot write spaces for ever.
@@ -61,7 +62,7 @@ def enforceable(schema: object, param: str) -> Schema:
     if found is False:
         raise walk.refusal("", "#", "is false, which no value fits; write a schema that some value fits")
     walk.check_references()
-    return {**(found if isinstance(found, dict) else {}), "x-guidance": WRITING}
+    return {**walk.with_lifted(found if isinstance(found, dict) else {}), "x-guidance": WRITING}
 
 
 class _Walk:
@@ -72,6 +73,7 @@ class _Walk:
         self._param = param
         self._places: set[str] = set()
         self._references: list[tuple[str, str]] = []
+        self._lifted: Schema = {}
         self._is_old = False  # a draft in which `$ref` makes void what stands beside it
 
     def refusal(self, keyword: str, place: str, why: str) -> RequestError:
@@ -105,7 +107,18 @@ class _Walk:
             members = written.get("allOf", [])
             assert isinstance(members, list), members
             written["allOf"] = [*members, *extra]
-        return written
+        return self._lift(written) if depth and depth % LIFTED_LEVELS == 0 else written
+
+    def _lift(self, written: Schema) -> Schema:
+        """Returns a reference to the schema, which becomes a definition at the root."""
+        name = f"x-lifted-{len(self._lifted)}"
+        self._lifted[name] = written
+        return {"$ref": f"#/$defs/{name}"}
+
+    def with_lifted(self, root: Schema) -> Schema:
+        definitions = root.get("$defs", {})
+        assert isinstance(definitions, dict), definitions
+        return {**root, "$defs": {**definitions, **self._lifted}} if self._lifted else root
 
     def _read_draft(self, schema: Schema) -> None:
         draft = schema.get("$schema")

@@ -351,7 +351,8 @@ REFUSED = {
     "nothing-to-continue": (
         Conversation([USER, {"role": "assistant"}], adds_generation_prompt=False, continues_final_message=True),
         "continue_final_message", r"messages\[1\] has no content to continue"),
-    "deep": (Conversation([USER], tools=[deep(40)]), "tools[0]", "nested too deeply, it may have 64 levels"),
+    "deep": (Conversation([USER], documents=[deep(40)]), "documents[0]", "nested too deeply, it may have 64 levels"),
+    "deep-tool": (Conversation([USER], tools=[deep(80)]), "tools[0]", "nested too deeply, it may have 136 levels"),
     "deep-call": (Conversation(called(x=deep(4000))), "messages[1]", "nested too deeply"),
     **{name: (Conversation([USER], template_variables={name: 1}), f"chat_template_kwargs.{name}", remedy)
        for name, remedy in [("messages", "use the field messages"), ("tools", "use the field tools"),
