@@ -176,7 +176,9 @@ class EngineClient:
             progress=beat.progress if beat else 0.0,
             step=beat.step if beat else 0,
             heartbeat_age_seconds=process.heartbeat_age_seconds if process else None,
-            is_alive=process is not None and process.is_alive and self._num_failed_starts < MAX_FAILED_STARTS,
+            is_alive=self._state != "stopped"
+            and self._num_failed_starts < MAX_FAILED_STARTS
+            and (process is None or process.is_alive),
             num_restarts=self._num_restarts,
             num_failed_starts=self._num_failed_starts,
             failure=self._failure,

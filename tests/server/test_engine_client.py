@@ -248,6 +248,24 @@ async def test_a_first_start_that_crashes_is_given_up_after_three_times() -> Non
         assert client.status().num_restarts == 2
 
 
+async def test_between_starts_that_crash_the_engine_counts_as_alive_until_it_is_given_up() -> None:
+    async with started("crash-at-start") as client:
+        told = []
+        while client.status().state != "stopped":
+            told.append((client.status().is_alive, client._process is None))
+            await asyncio.sleep(0.002)
+        assert {is_alive for is_alive, _ in told} == {True}
+        assert {is_between for _, is_between in told} == {True, False}
+        assert not client.status().is_alive
+
+
+async def test_an_engine_that_is_killed_and_comes_back_is_alive_in_between(client: EngineClient) -> None:
+    os.kill(pid_of(client), signal.SIGKILL)
+    await until(lambda: client._process is None)
+    assert (client.status().state, client.status().is_alive) == ("restarting", True)
+    await until(lambda: client.status().state == "serving")
+
+
 async def test_a_process_that_cannot_be_started_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
