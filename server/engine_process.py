@@ -8,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -33,6 +30,7 @@ from headway.engine import (
     ToEngine,
     TokenTable,
 )
+from headway.server.private_folder import SOCKET, private_folder
 from headway.server.process_signs import is_stopped, processor_ticks
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
@@ -122,9 +120,8 @@ class EngineProcess:
     async def start(self) -> None:
         """Raises OSError; `close` frees what was taken until then."""
         loop = asyncio.get_running_loop()
-        folder = Path(tempfile.mkdtemp(prefix="headway-"))
-        self._taken.callback(shutil.rmtree, folder, ignore_errors=True)
-        address = f"ipc://{folder}/engine"
+        folder = self._taken.enter_context(private_folder())
+        address = f"ipc://{folder / SOCKET}"
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -223,7 +220,7 @@ class EngineProcess:
         await self._child.wait()
 
     def close(self) -> None:
-        """Frees the resources of the ended process."""
+        """Kills the process if it has not ended, and frees its resources."""
         self._taken.close()
 
     def _read(self) -> None:

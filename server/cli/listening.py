@@ -26,6 +26,12 @@ def listen(config: ServerConfig) -> socket.socket:
     return _listen_on(config.host, config.port)
 
 
+def remove_path(listener: socket.socket, config: ServerConfig) -> None:
+    """Removes the path that is listened at. Where nobody listens any more it may be another server's."""
+    if config.unix_socket is not None and listener.fileno() >= 0:
+        Path(config.unix_socket).unlink(missing_ok=True)
+
+
 def allow_many_connections() -> None:
     """Each connection is a descriptor; the usual soft limit of 1,024 is for programs that call select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

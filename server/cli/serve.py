@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 import msgspec
@@ -23,7 +26,7 @@ from headway.server.app import create_app
 from headway.server.chat_template import ChatRenderer, load_chat_template
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.http_protocol import BoundedHttpProtocol
-from headway.server.cli.listening import allow_many_connections, listen, sites_of, url_of
+from headway.server.cli.listening import allow_many_connections, listen, remove_path, sites_of, url_of
 from headway.server.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.engine_client import EngineClient
 from headway.server.engine_process import Patience
@@ -49,7 +52,8 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     """Runs until a signal. What can be found wrong before the engine starts is found here."""
     _check_tls(config)
     allow_many_connections()
-    with closing(listen(config)) as listener:
+    with leaving_on_signals(), closing(listen(config)) as listener, ExitStack() as stack:
+        stack.callback(remove_path, listener, config)
         folder = model_folder(source)
         template_file = None if config.chat_template is None else Path(config.chat_template)
         vocab_size = read_model_spec(folder).vocab_size
@@ -103,15 +107,36 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     return 0
 
 
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Makes signals end the process while no event loop heeds them: as process 1 of a container it would ignore SIGTERM."""
+    before = {number: signal.signal(number, _leave) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """The second time without waiting for threads that download."""
+    for each in SIGNALS:
+        signal.signal(each, lambda number, _: os._exit(128 + number))
+    sys.exit(128 + number)
+
+
 class DrainingServer(uvicorn.Server):
-    """uvicorn, which on a signal also lets the engine finish what runs, up to the drain time.
+    """uvicorn, which on a signal also lets the engine finish what runs, up to the drain time. The second signal ends all at once.
 
     Mutable as its base: the state of one run.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, engine: EngineClient) -> None:
         self._engine = engine
+        self._config = config
         self._drain_seconds = config.drain_seconds
+        self._sockets: list[socket.socket] = []
+        self._captures = False
         super().__init__(
             uvicorn.Config(
                 app,
@@ -128,21 +153,45 @@ class DrainingServer(uvicorn.Server):
             )
         )
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._sockets = sockets or []
+        await super().serve(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.drain(self._drain_seconds)
+        self._remove_paths()
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures signals like its base, but the process exits with status 0 instead of dying by the signal again."""
+        """Captures signals like its base, but the process exits with status 0 instead of dying by the signal again. May be nested."""
+        if self._captures:
+            yield
+            return
         loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        self._captures = True
         try:
             yield
         finally:
-            for number in SIGNALS:
+            self._captures = False
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            logger.warning("a second signal: ending at once, without waiting for requests")
+            self._remove_paths()
+            self._engine.kill()
+            os._exit(128 + sig)
+        super().handle_exit(sig, frame)
+
+    def _remove_paths(self) -> None:
+        for listener in self._sockets:
+            remove_path(listener, self._config)
 
 
 class Trace(Protocol):
@@ -182,8 +231,15 @@ def _check_tls(config: ServerConfig) -> None:
 async def _run(
     server: DrainingServer, services: Services, config: ServerConfig, listener: socket.socket
 ) -> None:
-    if config.chat_template is not None and services.chat is not None:
-        await _check_template(services.chat, config.chat_template)
+    with server.capture_signals():  # also before and after it serves
+        if config.chat_template is not None and services.chat is not None:
+            await _check_template(services.chat, config.chat_template)
+        await _serve(server, services, config, listener)
+
+
+async def _serve(
+    server: DrainingServer, services: Services, config: ServerConfig, listener: socket.socket
+) -> None:
     services.engine.start()
     announcing = asyncio.create_task(_announce(server, services, config, url_of(listener, config)))
     observing = asyncio.create_task(services.metrics.history.run())

@@ -462,6 +462,36 @@ async def test_sigterm_lets_requests_finish_up_to_the_drain_time(
             socket.create_connection(address)
 
 
+@pytest.mark.parametrize("first", serve.SIGNALS)
+@pytest.mark.parametrize("second", serve.SIGNALS)
+async def test_the_second_signal_waits_for_nothing(
+    services: Services, monkeypatch: pytest.MonkeyPatch, first: int, second: int
+) -> None:
+    """Before the server serves, too: while a template is checked."""
+    ends: list[str | int] = []
+    engine = DrainedEngine()
+    monkeypatch.setattr(engine, "kill", lambda: ends.append("engine"), raising=False)
+    monkeypatch.setattr("os._exit", ends.append)
+    server = DrainingServer(create_app(services), ServerConfig(), engine)
+    with server.capture_signals():
+        os.kill(os.getpid(), first)
+        await until(lambda: server.should_exit)
+        assert ends == []
+        os.kill(os.getpid(), second)
+        await until(lambda: len(ends) == 2)
+    assert ends == ["engine", 128 + second]
+
+
+@pytest.mark.parametrize("number", serve.SIGNALS)
+def test_a_signal_before_the_server_runs_ends_the_command(number: int) -> None:
+    """Process 1 of a container would not die by it."""
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as left, serve.leaving_on_signals():
+        signal.raise_signal(number)
+    assert left.value.code == 128 + number
+    assert signal.getsignal(number) == before
+
+
 class LoadingEngine(FakeEngine):
     """Mutable: loads for a moment, then fails or is ready."""
 

@@ -1,4 +1,4 @@
-"""The variables of the environment: those of Kubernetes are not the operator's, misspelt ones are named, and secrets are never shown."""
+"""The variables of the environment: those of Kubernetes are not the operator's, and misspelt ones are named."""
 
 from __future__ import annotations
 

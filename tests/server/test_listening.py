@@ -75,6 +75,13 @@ async def test_a_path_is_listened_at_also_after_another_server(services: Service
             transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "socket"))
             async with httpx.AsyncClient(transport=transport) as client:
                 assert (await client.get(f"{url}/ready")).status_code == 200
+        assert not (tmp_path / "socket").exists()
+
+
+def test_a_start_that_fails_leaves_no_path(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    assert cli.main(["serve", "/no/such/model", "--unix-socket", str(path)]) == 1
+    assert not path.exists()
 
 
 async def test_the_path_of_a_live_server_stays_its_own(services: Services, tmp_path: Path) -> None:

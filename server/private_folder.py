@@ -1,0 +1,72 @@
+"""A folder for the socket between the API process and its engine, and the removal of those that killed servers have left.
+
+The folder is locked while its owner lives. The lock is the kernel's: it ends with the process, whatever ends that, and holds
+between containers that share the folder of temporary files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "headway-engine-"
+SOCKET = "engine"
+
+logger = logging.getLogger("headway.server")
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Yields a new folder that is removed in the end, and removes what others have left. Raises OSError."""
+    sweep()
+    folder, lock = _locked_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep() -> None:
+    """Removes folders whose owners are gone: only one's own, and only what a server puts there."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is locked, another user's, or just removed
+            _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    lock = _open(folder)
+    try:
+        if os.fstat(lock).st_uid != os.geteuid():
+            return
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / SOCKET).unlink(missing_ok=True)
+        folder.rmdir()
+        logger.info("removed %s, which a server that was killed had left", folder)
+    finally:
+        os.close(lock)
+
+
+def _locked_folder() -> tuple[Path, int]:
+    """A sweep may come between the making of a folder and its lock: then another one is made."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            lock = _open(folder)
+        except FileNotFoundError:
+            continue
+        with suppress(OSError):  # a file system without locks, on which no sweep gets one either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
