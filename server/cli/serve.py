@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ from headway.server.tokenizer_info import load_tokenizer_info
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # An idle connection: longer than most clients and balancers wait, so that few send into its end.
 KEPT_SECONDS = 75
+ECHO_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # for answers to be written after the engine has ended their requests
 
 logger = logging.getLogger("headway.server")
@@ -137,6 +139,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = config.drain_seconds
         self._sockets: list[socket.socket] = []
         self._captures = False
+        self._signalled_seconds = float("-inf")
         super().__init__(
             uvicorn.Config(
                 app,
@@ -182,6 +185,11 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """`timeout` and others send a signal to the process and to its group: one that follows at once is the same."""
+        now = time.monotonic()
+        if self.should_exit and now - self._signalled_seconds < ECHO_SECONDS:
+            return
+        self._signalled_seconds = now
         if self.should_exit:
             logger.warning("a second signal: ending at once, without waiting for requests")
             self._remove_paths()

@@ -476,6 +476,8 @@ async def test_the_second_signal_waits_for_nothing(
     with server.capture_signals():
         os.kill(os.getpid(), first)
         await until(lambda: server.should_exit)
+        os.kill(os.getpid(), first)  # as `timeout` does: to the process, and to its group
+        await asyncio.sleep(2 * serve.ECHO_SECONDS)
         assert ends == []
         os.kill(os.getpid(), second)
         await until(lambda: len(ends) == 2)
