@@ -10,6 +10,7 @@ from headway.engine.grammar.compile import (
 )
 from headway.engine.models.model_files import (
     MAX_TOKENIZER_BYTES,
+    check_readable,
     is_folder,
     is_regular_file,
     read_json_object,
@@ -122,6 +123,7 @@ __all__ = [
     "TokenEvent",
     "TokenLogprobs",
     "TokenTable",
+    "check_readable",
     "collected_warnings",
     "compile_matcher",
     "configure_logging",

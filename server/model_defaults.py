@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import reprlib
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ from headway.server.errors import ApiError
 from headway.server.protocol.parameters import RANGES, GenerationFields, check_generation
 
 SAMPLING_KEYS = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
+MIN_CHARACTERS = 4  # letters of the smallest alphabet that people have models for: that of DNA
+NOBODYS_CHARACTER = (
+    "\U0010fffd"  # of private use: by a vocabulary that does not have it, it is the unknown token
+)
 MAX_NAMES_SHOWN = 4
 
 logger = logging.getLogger("headway.server")
@@ -70,6 +75,19 @@ def token_content(token: object) -> str | None:
     """The text of a special token in these files: a string, or an object with it in `content`. None for anything else."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
+
+
+def check_writes(file: Path, tokenizer: HFTokenizer) -> None:
+    """file: tokenizer.json. Raises ModelError for one by which next to no text can be written: every prompt would be empty."""
+    nothing = set(tokenizer.encode(NOBODYS_CHARACTER, add_special_tokens=False).ids)
+    characters = string.ascii_letters + string.digits
+    found = tokenizer.encode_batch(list(characters), add_special_tokens=False)
+    num_written = sum(not set(encoding.ids) <= nothing for encoding in found)
+    if num_written < MIN_CHARACTERS:
+        raise ModelError(
+            f"{file} has {tokenizer.get_vocab_size():,} entries, which write {num_written} of the {len(characters)} letters and "
+            f"digits, the least is {MIN_CHARACTERS}; fetch the model's tokenizer.json again"
+        )
 
 
 def check_vocabulary(file: Path, tokenizer: HFTokenizer, vocab_size: int) -> None:

@@ -12,7 +12,14 @@ from pathlib import Path
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, normalizers
 
-from headway.engine import MAX_TOKENIZER_BYTES, ModelError, SamplingParams, TokenTable, is_regular_file
+from headway.engine import (
+    MAX_TOKENIZER_BYTES,
+    ModelError,
+    SamplingParams,
+    TokenTable,
+    check_readable,
+    is_regular_file,
+)
 from headway.server.chat_template import ChatTemplate, load_chat_template
 from headway.server.control_text import ChatPrompt, TokenParts, control_pattern, is_structural, token_parts
 from headway.server.detokenizer import Vocabulary
@@ -20,6 +27,7 @@ from headway.server.encoding import EncodingPool
 from headway.server.fim import NAMES, Fim, make_fim
 from headway.server.model_defaults import (
     check_vocabulary,
+    check_writes,
     read_model_defaults,
     read_tokenizer_config,
     token_content,
@@ -214,6 +222,7 @@ def load_tokenizer(
         )
     # One text at a time gains nothing from the library's own threads, whose freed memory would not return to the system.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    check_readable(path)
     try:
         tokenizer = HFTokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
@@ -221,6 +230,7 @@ def load_tokenizer(
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if vocab_size is not None:
+        check_writes(path, tokenizer)
         check_vocabulary(path, tokenizer, vocab_size)
     defaults = read_model_defaults(folder, tokenizer, vocab_size)
     start, end = defaults.start_token_id, defaults.end_token_id

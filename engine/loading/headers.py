@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.placement import Placement
 from headway.engine.models.family import WeightNames
-from headway.engine.models.model_files import is_regular_file, read_json_object
+from headway.engine.models.model_files import check_readable, is_regular_file, read_json_object
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.errors import ModelError
@@ -202,6 +202,7 @@ def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
     """The open file that holds each tensor; of two files the later in the order of their names, as in transformers."""
     stored: dict[str, Reader] = {}
     for file in _weight_files(folder):
+        check_readable(file)
         try:
             reader: Reader = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
         except (SafetensorError, OSError) as error:

@@ -49,6 +49,14 @@ def is_regular_file(path: Path, *, max_bytes: int | None = None) -> bool:
     return True
 
 
+def check_readable(path: Path) -> None:
+    """Raises ModelError for a file that cannot be opened, for libraries that would not say why."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
 def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str | None:
     """The text of a UTF-8 file; None if there is no such file. Raises ModelError."""
     if not is_regular_file(path, max_bytes=max_bytes):

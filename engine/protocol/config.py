@@ -5,6 +5,7 @@ Knows nothing of what is measured later (number of blocks, memory in use): that 
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from typing import Literal
 
@@ -18,6 +19,7 @@ MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 CPU_MAX_EXTRA_ROWS = 16
 MIN_PREFILL_CHUNK = 16
+LEAST_MAX_THREADS, THREADS_PER_CORE = 64, 4
 
 # What makes drafts; in an engine that runs, auto has been resolved to one of the others.
 DrafterName = Literal["auto", "mtp", "ngram", "none"]
@@ -88,7 +90,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
         is_enough = self.prefill_chunk is None or self.prefill_chunk >= MIN_PREFILL_CHUNK
         _require(is_enough, "prefill_chunk", self.prefill_chunk, f"{MIN_PREFILL_CHUNK} or more")
-        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
+        cores, most = os.cpu_count() or 1, max_threads()
+        is_possible = self.threads is None or 1 <= self.threads <= most
+        _require(is_possible, "threads", self.threads, f"1 to {most:,} (this machine has {cores:,} cores)")
         _require(0 <= self.audit_rate <= 1, "audit_rate", self.audit_rate, "0 to 1")
         if self.synthetic_acceptance is not None:
             _check_rates(self.synthetic_acceptance, self.depth, flag)
@@ -97,6 +101,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         """Requests that can run at once: max_running; the smaller default while nobody has decided."""
         return self.max_running or CPU_MAX_RUNNING
+
+
+def max_threads() -> int:
+    """Threads beyond the cores only wait for each other, thousands of them for minutes."""
+    return max(LEAST_MAX_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1))
 
 
 def _check_rates(rates: tuple[float, ...], depth: int, flag: str) -> None:

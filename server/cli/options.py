@@ -11,6 +11,7 @@ from headway.engine import MAX_DEPTH, ConfigError
 from headway.server.keys import without_credentials
 
 DEFAULT_MAX_DEPTH = 3
+_INT_LIMIT = 2**63  # of what is sent to the engine
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
@@ -20,7 +21,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?|)b?", text.strip().lower())
     if match is None:
         raise ValueError("a size such as 2GiB or 512MiB")
-    return int(float(match[1]) * (_SIZE_UNITS | _BINARY_UNITS)[match[2]])
+    size = int(float(match[1]) * (_SIZE_UNITS | _BINARY_UNITS)[match[2]])
+    if size >= _INT_LIMIT:
+        raise ValueError("a size below 8 EiB, such as 2GiB or 512MiB")
+    return size
 
 
 def parse_body_size(text: str) -> int:
@@ -53,9 +57,12 @@ def parse_switch(text: str) -> bool:
 
 def parse_int(text: str) -> int:
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise ValueError("a whole number") from None
+    if not -_INT_LIMIT < value < _INT_LIMIT:
+        raise ValueError("a whole number below 2^63")
+    return value
 
 
 def parse_count(text: str) -> int:

@@ -185,6 +185,22 @@ WRONG = [
         "int8",
         "HEADWAY_DRAFT_LM_HEAD is 'int8', it must be one of auto, full, int4, fp8 (int8 was removed: use auto)",
     ),
+    (
+        "HEADWAY_THREADS",
+        "10000",
+        f"HEADWAY_THREADS is 10000, it must be 1 to {max(64, 4 * (os.cpu_count() or 1))} (this",
+    ),
+    ("HEADWAY_THREADS", "0", "HEADWAY_THREADS is 0, it must be 1 to "),
+    (
+        "HEADWAY_MAX_WAITING",
+        "9" * 20,
+        f"HEADWAY_MAX_WAITING is '{'9' * 20}', it must be a whole number below 2^63",
+    ),
+    (
+        "HEADWAY_KV_CACHE_MEMORY",
+        "99999999TiB",
+        "HEADWAY_KV_CACHE_MEMORY is '99999999TiB', it must be a size below 8 EiB",
+    ),
     ("HEADWAY_DRAIN_SECONDS", "nan", "HEADWAY_DRAIN_SECONDS is 'nan'"),
     ("HEADWAY_API_KEY", "", "HEADWAY_API_KEY is '', it must be 1 character or more"),
     ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is a text of 3 characters (not shown), it must be"),

@@ -13,7 +13,8 @@ from headway_testing import tiny_tokenizers
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as HFTokenizer
 
 from headway.engine import ModelError, SamplingParams
 from headway.server.tokenizer import Tokenizer, load_tokenizer
@@ -84,6 +85,24 @@ def test_sampling_defaults_are_the_models_where_it_names_them(folder: Path) -> N
     write(folder, "generation_config.json", temperature=0.7, top_k=20, top_p=0.8, do_sample=True)
     expected = SamplingParams(temperature=0.7, top_k=20, top_p=0.8)
     assert load_tokenizer(folder).default_sampling == expected
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE(vocab={"a": 0, "b": 1}, merges=[]),
+        models.WordLevel(vocab={"<unk>": 0, "the": 1}, unk_token="<unk>"),
+        models.Unigram([("<unk>", 0.0), ("x", -1.0)], unk_id=0),
+    ],
+    ids=["bpe", "words", "unigram"],
+)
+def test_a_tokenizer_that_writes_next_to_nothing_is_refused(tmp_path: Path, model: models.Model) -> None:
+    """It would read every prompt as empty, or as unknown tokens alone."""
+    HFTokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        ModelError, match=r"tokenizer\.json has 2 entries, which write [012] of the 62 letters and digits"
+    ):
+        load_tokenizer(tmp_path, 2)
 
 
 @pytest.mark.parametrize(

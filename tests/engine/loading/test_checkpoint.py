@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -294,6 +295,25 @@ def test_a_fault_of_the_folder_is_named(
     with pytest.raises(ModelError) as caught:
         load(tmp_path)
     assert [part for part in (str(tmp_path), *parts) if part not in str(caught.value)] == []
+
+
+def test_weights_without_the_right_to_read_are_no_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To root every file is open."""
+    random_mimo(tmp_path)
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: object) -> object:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *arguments)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(
+        ModelError, match=r"model\.safetensors cannot be read: Permission denied; give user \d+ the right"
+    ):
+        load(tmp_path)
 
 
 def test_a_tensor_of_the_trunk_cannot_be_done_without(tmp_path: Path) -> None:
