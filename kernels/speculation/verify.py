@@ -51,7 +51,7 @@ def verify_speculative_tokens(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total])."""
+    """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total] themselves)."""
     if takes_triton(input_tokens):
         check_dense(input_tokens, output_tokens)
         tokens, rows = input_tokens.view(-1), num_decode_requests + num_prefill_requests

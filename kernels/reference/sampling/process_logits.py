@@ -16,7 +16,7 @@ def process_logits(
     positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
     processors: LogitsProcessorState,
 ) -> torch.Tensor:
-    """[rows, window, vocab] float32 or float64, `logits` left as they are where anything changes.
+    """Returns [rows, window, vocab] float32 or float64, memory of its own: `logits` stay as they are, also when the result is written to.
 
     In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words
     to -inf; at a row's forced position, 0 for the forced token and -inf for all others, unless its output has that token
@@ -24,16 +24,18 @@ def process_logits(
     the last, and so on: the target's K + 1 places have K drafts, a drafter's single place those that it made so far. A place
     with NaN or +inf has NaN or +inf in the result: `sample` looks for them there.
     """
-    values = logits.to(_wide_type(logits))
+    wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.is_cuda:
+        values = logits.to(wide)
         adjusted = _adjusted(values, window_tokens, positions, processors)
         return torch.where(processors.is_used[:, None, None], adjusted, values)
     index = processors.is_used.nonzero()[:, 0]
-    if len(index) == len(values):
-        return _adjusted(values, window_tokens, positions, processors)
+    if len(index) == len(logits):
+        return _adjusted(logits.to(wide), window_tokens, positions, processors)
+    values = logits.to(wide, copy=True)
     if len(index) > 0:
         some = _adjusted(values[index], window_tokens[index], positions[index], processors.at(index))
-        values = values.index_copy(0, index, some)
+        values.index_copy_(0, index, some)
     return values
 
 
@@ -50,10 +52,6 @@ def count_tokens(
     recent = processors.recent_tokens
     places = torch.arange(recent.shape[1], device=tokens.device)
     recent.copy_(torch.cat([recent, tokens], 1).gather(1, places + kept[:, None]))
-
-
-def _wide_type(logits: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)
 
 
 def _adjusted(

@@ -14,7 +14,7 @@ def verify_speculative_tokens(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total]).
+    """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total] themselves).
 
     Packed: decode rows of S+1 tokens, then one token a prefill row. A row's first token is accepted; the
     next is as long as it is what the target chose after the one before. S = 2, two decode rows:

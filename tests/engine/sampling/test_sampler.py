@@ -35,6 +35,26 @@ def test_rows_without_processors_get_the_same_tokens_beside_one_with_some(
     check(8, 700, torch.device("cpu"), dtype, is_masked=is_masked)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("adjusted", [(), (0,), (2,), (0, 1, 2)], ids=str)
+def test_logits_that_are_kept_stay_raw_whichever_rows_have_processors_and_masks(
+    adjusted: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Row 0 is masked. Processors are there without a row of these that uses any: another row of the engine does."""
+    num_rows, vocab_size, device = 3, 64, torch.device("cpu")
+    logits = torch.randn(num_rows, 1, vocab_size).to(dtype)
+    table = AdjustmentTable(num_rows, vocab_size, device)
+    for row in adjusted:
+        table.set_up(row, ADJUSTED, TokenHistory((3, 4), (5,), ()))
+    rows = rows_of(num_rows, device).first(num_rows, table.first(num_rows))
+    allowed = torch.full((1, 1, vocab_size // 32), 7, dtype=torch.int32)
+    masks = Masks(torch.tensor([0, -1, -1]), allowed)
+    given, no_window = logits.clone(), torch.zeros(num_rows, 0, dtype=torch.int64)
+    tokens = pick_tokens(given, rows, torch.arange(num_rows), no_window, masks=masks, keeps_logits=True)
+    assert torch.equal(given, logits)
+    assert tokens[0, 0] in (0, 1, 2, 32, 33, 34)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_probabilities_of_a_whole_vocabulary_have_one_order(*, is_masked: bool) -> None:
