@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.reference._activations import silu, wide
+
 
 def gated_rms_norm(
     x: torch.Tensor,  # [tokens, heads, dim]
@@ -13,9 +15,7 @@ def gated_rms_norm(
 ) -> torch.Tensor:
     """Returns [tokens, heads, dim]. Statistics and gate are in float32 (float64 for float64); the norm is rounded before the
     weight multiplies it, the product before the gate does."""
-    values = x if x.dtype == torch.float64 else x.float()
+    values = wide(x)
     normed = values * torch.rsqrt((values * values).mean(-1, keepdim=True) + epsilon)
     weighted = weight * normed.to(x.dtype)
-    gates = gate if gate.dtype == torch.float64 else gate.float()
-    # PyTorch's own silu computes the last elements of a tensor by other instructions than the rest.
-    return (weighted * (gates / (1 + torch.exp(-gates)))).to(x.dtype)
+    return (weighted * silu(wide(gate))).to(x.dtype)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.reference._activations import gated_product
+
 
 def silu_mul(
     gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
 ) -> torch.Tensor:
     """[tokens, intermediate]: silu(gate) * up."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate).mul_(up)
+    return gated_product(*gate_up.chunk(2, dim=-1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.reference._activations import gated_product
 from headway.kernels.types._deferred_norm import DeferredNorm
 
 
@@ -21,6 +22,5 @@ def gated_linear(
     else:
         product = (torch.nn.functional.linear(x, weight) * norm.factor(x.shape[1])).to(x.dtype)
         product = product if bias is None else product + bias
-    gate, up = product.chunk(2, dim=-1)
-    result = torch.nn.functional.silu(gate) * up
+    result = gated_product(*product.chunk(2, dim=-1))
     return result if out is None else out.copy_(result)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from headway.kernels.reference.recurrent._activations import sigmoid, softplus, wide
+from headway.kernels.reference._activations import sigmoid, softplus, wide
 from headway.kernels.types._delta_rule import DeltaRule
 
 UNIT_EPSILON = 1e-6

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.reference.recurrent._activations import silu, wide
+from headway.kernels.reference._activations import silu, wide
 from headway.kernels.types._delta_rule import TokenSpans
 
 

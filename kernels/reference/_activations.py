@@ -1,0 +1,45 @@
+"""Activations whose bits do not depend on where an element stands in its tensor, nor on the number of threads.
+
+On a CPU `torch.sigmoid`, `silu`, `softplus`, `gelu` and `pow` compute the last elements of a thread's part of a tensor by other
+instructions than the rest, and so does `rsqrt` in types of 16 bits; `exp`, `log1p` and the operations of arithmetic do not.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_ELEMENTS_OF_ONE_THREAD = 2**15 - 1  # ATen's GRAIN_SIZE is one more
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Returns x in float32, or in float64; x itself where it has that type."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    growth = torch.neg(x).exp_().add_(1)
+    return torch.div(x, growth, out=growth)
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+
+
+def gated_product(
+    gate: torch.Tensor,  # [tokens, n]: columns of a wider tensor
+    up: torch.Tensor,  # [tokens, n]
+) -> torch.Tensor:
+    """Returns silu(gate) * up in their type; the activation is rounded before it is multiplied.
+
+    PyTorch's own silu takes a third of the time of the one above. Columns of a wider tensor it computes row by row, each by the
+    same instructions, unless threads share them and one begins within a row: so few elements at once are one thread's.
+    """
+    if gate.numel() <= _ELEMENTS_OF_ONE_THREAD:
+        return torch.nn.functional.silu(gate).mul_(up)
+    step = max(_ELEMENTS_OF_ONE_THREAD // gate.shape[1], 1)
+    parts = zip(gate.split(step), up.split(step), strict=True)
+    return torch.cat([torch.nn.functional.silu(some).mul_(others) for some, others in parts])
