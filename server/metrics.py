@@ -311,7 +311,7 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     )
     yield _labelled(
         "headway_audits",
-        "Finished requests that were computed again without drafts (--audit-rate), with the same tokens or with different ones, "
+        "Finished requests that were computed again without drafts (--audit-rate), with the same tokens and log-probabilities or with different ones, "
         "and those that were dropped because the server was not idle for so long.",
         "outcome",
         dict.fromkeys(get_args(AuditOutcome), 0) | stats.audits_by_outcome,

@@ -26,13 +26,13 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
     def cut(self, count: int) -> TokenLogprobs:
         """Returns the entries of the first `count` tokens."""
-        num_top = count * self.num_top
+        return self.part(0, count)
+
+    def part(self, start: int, stop: int) -> TokenLogprobs:
+        """Returns the entries of tokens [start, stop)."""
+        own, top = slice(start, stop), slice(start * self.num_top, stop * self.num_top)
         return TokenLogprobs(
-            self.num_top,
-            self.logprobs[:count],
-            self.ranks[:count],
-            self.top_ids[:num_top],
-            self.top_logprobs[:num_top],
+            self.num_top, self.logprobs[own], self.ranks[own], self.top_ids[top], self.top_logprobs[top]
         )
 
 

@@ -1,4 +1,4 @@
-"""Computes a share of the finished requests again, without drafts and without cached prefixes, and compares the tokens.
+"""Computes a share of the finished requests again, without drafts and without cached prefixes, and compares tokens and log-probabilities.
 
 Audits use idle capacity only: they run while the scheduler has no request, and are taken back when one comes. What they have
 computed by then is kept as tokens. They count in no statistics of requests. Knows ids, no text.
@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-import msgspec
-
 from headway.engine.grammar.guide import Guide
+from headway.engine.protocol.logprobs import TokenLogprobs, join
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.protocol.stats import AuditOutcome
@@ -30,12 +29,28 @@ MAX_RUNNING, BLOCK_SHARE = 8, 1 / 8
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Watched:
+    """A request that will be audited. logprobs: of its tokens so far, if it asked for them. Mutable: written by the auditor."""
+
+    request: Request
+    label: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: TokenLogprobs | None = None
+
+    def note(self, event: TokenEvent) -> None:
+        if event.logprobs is not None:
+            self.logprobs.append(event.logprobs)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+
+
 @dataclass(slots=True, eq=False)
 class _Audit:
     """A request that is computed again. Mutable: written by the auditor.
 
     label: the request's name in logs. expected: the tokens that it got; got: those that were computed again so far, which are the same.
-    guide: of the audit itself. num_cached, num_preemptions: of the request.
+    logprobs, prompt_logprobs: what it got of these, None where it asked for none. guide: of the audit itself. num_cached, num_preemptions: of the request.
     """
 
     label: str
@@ -43,20 +58,25 @@ class _Audit:
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
     expected: list[int]
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: TokenLogprobs | None
     guide: Guide | None
     num_cached: int
     num_preemptions: int
     got: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, request: Request, label: str) -> _Audit:
-        """request: has ended."""
+    def of(cls, watched: _Watched) -> _Audit:
+        """watched: its request has ended."""
+        request = watched.request
         return cls(
-            label,
+            watched.label,
             request.prompt_token_ids,
-            msgspec.structs.replace(request.sampling, num_logprobs=None, num_prompt_logprobs=None),
+            request.sampling,
             request.stop_token_ids,
             request.output_token_ids,
+            join(watched.logprobs) if watched.logprobs else None,
+            watched.prompt_logprobs,
             None if request.guide is None else request.guide.at_beginning(),
             request.num_prompt_cached,
             request.num_preemptions,
@@ -65,6 +85,19 @@ class _Audit:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.expected)
+
+    def difference(self, event: TokenEvent) -> str | None:
+        """Returns what differs of the tokens that are computed again next."""
+        start = len(self.got)
+        for place, token_id in enumerate(event.token_ids, start):
+            if self.expected[place : place + 1] != [token_id]:
+                return f"token {place + 1} is another one"
+            own = None if event.logprobs is None else event.logprobs.part(place - start, place - start + 1)
+            if self.logprobs is not None and own != self.logprobs.part(place, place + 1):
+                return f"token {place + 1} has other log-probabilities"
+        if event.prompt_logprobs is not None and event.prompt_logprobs != self.prompt_logprobs:
+            return "the prompt has other log-probabilities"
+        return None
 
     def request(self, request_id: int) -> Request:
         """Returns a request for the tokens that are missing, which goes on where the last one stopped."""
@@ -91,7 +124,7 @@ class Auditor:
         self._scheduler = scheduler
         self._rate = rate
         self._draw = draw
-        self._watched: dict[int, tuple[Request, str]] = {}
+        self._watched: dict[int, _Watched] = {}
         self._queue: deque[_Audit] = deque()
         self._running: dict[int, _Audit] = {}  # by the id of the request that computes it
         self._ids = count(-1, -1)
@@ -104,14 +137,16 @@ class Auditor:
     def watch(self, request: Request, label: str) -> None:
         """Decides whether a request that the scheduler has taken in will be audited. label: its name in logs."""
         if self._draw() < self._rate:
-            self._watched[request.request_id] = request, label
+            self._watched[request.request_id] = _Watched(request, label)
 
     def end(self, request_id: int) -> None:
         """Notes that the request has ended: the tokens that it has got by now are those that were sent."""
-        request, label = self._watched.pop(request_id, (None, ""))
-        if request is None or request.finish_reason is FinishReason.ERROR or not request.output_token_ids:
+        watched = self._watched.pop(request_id, None)
+        if watched is None or watched.request.finish_reason is FinishReason.ERROR:
             return
-        self._queue.append(_Audit.of(request, label))
+        if not watched.request.output_token_ids:
+            return
+        self._queue.append(_Audit.of(watched))
         if len(self._queue) > MAX_QUEUED:
             self._queue.popleft()
             self._count("dropped")
@@ -148,6 +183,8 @@ class Auditor:
                 self._compare(event, self._running[event.request_id])
             elif event.request_id >= 0:
                 kept.append(event)
+                if event.request_id in self._watched:
+                    self._watched[event.request_id].note(event)
                 if event.finish_reason is not None:
                     self.end(event.request_id)
         return kept
@@ -160,12 +197,8 @@ class Auditor:
         return is_small and len(self._running) < min(MAX_RUNNING, self._scheduler.num_rows)
 
     def _compare(self, event: TokenEvent, audit: _Audit) -> None:
-        start = len(audit.got)
-        expected = audit.expected[start : start + len(event.token_ids)]
-        if event.token_ids != expected:
-            pairs = zip(event.token_ids, expected, strict=False)
-            place = start + next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
-            self._report(event.request_id, f"token {place + 1} is another one")
+        if (difference := audit.difference(event)) is not None:
+            self._report(event.request_id, difference)
             return
         audit.got += event.token_ids
         if event.finish_reason is FinishReason.ERROR:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from itertools import cycle
@@ -17,6 +18,7 @@ from headway_testing.hybrid import HybridOracle
 from headway_testing.local import LocalEngine
 
 from headway.engine.build import assemble
+from headway.engine.execution import prompt_ends
 from headway.engine.execution import step as round_step
 from headway.engine.grammar.compile import json_schema_source
 from headway.engine.protocol.config import EngineConfig
@@ -357,6 +359,91 @@ def test_a_fault_is_found_within_twenty_requests(
     lines = [record.getMessage() for record in caplog.records if "audit: request" in record.getMessage()]
     assert len(lines) == outcomes["different"]
     assert all("without drafts and cached prefixes" in line for line in lines)
+
+
+def rounds_scores_of_drafted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log-probabilities of rounds with drafts are off by their last bit; nothing else is."""
+    original = round_step.RoundOutcome.score
+
+    def faulty(outcome: round_step.RoundOutcome, rows: torch.Tensor) -> torch.Tensor:
+        scores = original(outcome, rows)
+        return scores.nextafter(torch.zeros_like(scores)) if outcome.depth else scores
+
+    monkeypatch.setattr(round_step.RoundOutcome, "score", faulty)
+
+
+def scores_masked_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token of a request with a grammar has the log-probability of masked logits while another request runs."""
+    original = prompt_ends.pick_tokens
+
+    def faulty(*args: Any, keeps_logits: bool = False, **kwargs: Any) -> torch.Tensor:
+        rows = args[1]
+        return original(*args, keeps_logits=keeps_logits and rows.adjustments is None, **kwargs)
+
+    monkeypatch.setattr(prompt_ends, "pick_tokens", faulty)
+
+
+def rounds_scores_of_prompts_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores of a prompt's tokens are off by their last bit where it is computed beside another one."""
+    original = prompt_ends.PromptEnds._score_prompt
+
+    def faulty(ends: Any, chunk: Any, hidden: torch.Tensor) -> Any:
+        found = original(ends, chunk, hidden)
+        is_alone = len(hidden) == len(chunk.token_ids)
+        return (
+            found if found is None or is_alone else (found[0], found[1].nextafter(torch.zeros_like(found[1])))
+        )
+
+    monkeypatch.setattr(prompt_ends.PromptEnds, "_score_prompt", faulty)
+
+
+@pytest.mark.parametrize(
+    ("plant", "told"),
+    [
+        (rounds_scores_of_drafted_tokens, r"token \d+ has other log-probabilities"),
+        (scores_masked_logits, "token 1 has other log-probabilities"),
+        (rounds_scores_of_prompts_beside_others, "the prompt has other log-probabilities"),
+    ],
+)
+def test_a_fault_of_log_probabilities_alone_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plant(monkeypatch)
+    engine = LocalEngine(config_of(), token_table=TABLE)
+    engine.loop._auditor._rate = 0.0
+    running = engine.submit(
+        [9], max_tokens=60, sampling=SamplingParams(temperature=0.0, presence_penalty=0.5)
+    )
+    engine.step()
+    engine.loop._auditor._rate = 1.0
+    scored = SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=1)
+    grammar = Grammar(json_schema_source(json.dumps(SCHEMA)), None)
+    for first in range(40, 43):
+        engine.submit([first, 50], max_tokens=30, stop_token_ids=[3], sampling=scored, grammar=grammar)
+    outcomes = run_audits(engine)
+    assert outcomes["different"] > 0
+    assert sum(outcomes.values()) == 3
+    assert engine.outputs[running].finish_reason is FinishReason.LENGTH
+    assert re.search(told, caplog.text)
+
+
+def test_an_interrupted_audit_goes_on_comparing_log_probabilities() -> None:
+    engine = LocalEngine(config_of())
+    scored = SamplingParams(temperature=0.8, seed=4, num_logprobs=3, num_prompt_logprobs=2)
+    engine.submit(range(40), max_tokens=40, sampling=scored)
+    engine.run()
+    while (open_audits := engine.loop._auditor.num_open) == 1 and not engine.loop._auditor._running:
+        engine.step()
+    assert open_audits == 1
+    for _ in range(3):
+        for _ in range(4):
+            engine.step()
+        engine.submit([5], max_tokens=2)
+        engine.run()
+    assert set(run_audits(engine)) == {"same"}
 
 
 # --- where audits mean nothing -------------------------------------------------------------------------------
