@@ -8,7 +8,7 @@ SERVE_ARGS ?=
 TEST_ARGS ?=
 CLIENTS_VENV := .venv-clients
 
-.PHONY: serve chat test test-long test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
+.PHONY: serve chat test test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
 
 # Debian's python3 has no venv module of its own.
 $(BIN)/pip:
@@ -45,6 +45,11 @@ test: $(VENV)/.ready-test
 # compiled for every architecture; the whole cross products of the kernels' parameters, in Triton's interpreter too.
 test-long: $(VENV)/.ready-test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'long and not gpu'
+
+# Random requests to real servers with drafts, crowds and preemption, against depth 0 alone: make test-exact-http
+# EXACT_ARGS="--requests 200 --seed 7 --families qwen3 --threads 2" runs a slice.
+test-exact-http: $(VENV)/.ready-test
+	PYTHONPATH=tests/support $(BIN)/python -P -m headway_testing.exact_http $(EXACT_ARGS)
 
 # The clients that people use, in versions of their own, against running servers. In an environment of their own, for
 # they and the project want different versions of the same packages.

@@ -41,5 +41,5 @@ def gated_product(
     if gate.numel() <= _ELEMENTS_OF_ONE_THREAD:
         return torch.nn.functional.silu(gate).mul_(up)
     step = max(_ELEMENTS_OF_ONE_THREAD // gate.shape[1], 1)
-    parts = zip(gate.split(step), up.split(step), strict=True)
+    parts = zip(torch.split(gate, step), torch.split(up, step), strict=True)
     return torch.cat([torch.nn.functional.silu(some).mul_(others) for some, others in parts])

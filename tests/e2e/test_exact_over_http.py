@@ -1,0 +1,38 @@
+"""Answers of real servers, log-probabilities included, are those of a server without drafts to each request alone."""
+
+from __future__ import annotations
+
+import pytest
+from headway_testing.exact_http import FAMILIES, Outcome, check, first_difference, lasting
+
+NUM_REQUESTS = 1000  # of all families and numbers of threads together
+NUM_THREADS = (1, 2)
+
+
+def assert_exact(outcome: Outcome) -> None:
+    assert outcome.differences == []
+    assert outcome.statuses[200] >= 0.9 * outcome.num_requests, "refused requests compare nothing"
+    assert outcome.coverage["drafts accepted"] > 0
+
+
+def test_random_requests_in_a_crowd_get_what_each_gets_alone() -> None:
+    assert_exact(check("qwen3", 2, 40, seed=0, settings=["depth 3, preempted"]))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_thousand_random_requests_get_what_each_gets_alone(family: str, num_threads: int) -> None:
+    """At depths 0, 3, 8 and auto, with n-grams, in crowds and with preemption."""
+    outcome = check(family, num_threads, NUM_REQUESTS // len(FAMILIES) // len(NUM_THREADS), seed=1)
+    assert_exact(outcome)
+    assert outcome.coverage["preemptions"] > 0
+
+
+def test_a_difference_is_told_by_its_place() -> None:
+    one = {"id": "a", "choices": [{"logprobs": {"token_logprobs": [-1.5, -2.0]}}]}
+    other = {"id": "b", "choices": [{"logprobs": {"token_logprobs": [-1.5, -2.0000001]}}]}
+    place = ".choices[0].logprobs.token_logprobs[1]"
+    assert first_difference(lasting(one), lasting(other)) == (place, -2.0, -2.0000001)
+    assert lasting(one) == lasting(one | {"id": "c"})
