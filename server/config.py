@@ -8,6 +8,7 @@ from typing import Literal
 from headway.engine import LogFormat
 
 MetricsNames = Literal["headway", "vllm", "both"]
+UnknownFields = Literal["ignore", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,14 @@ class ServiceLimits:
 
     keep_alive_seconds: after so long without an event a stream gets a comment, so that nothing between
     server and client takes it for dead; 0 for none. force_include_usage: every stream ends with its usage.
+    refuses_unknown_fields: a body with a field that nobody knows is refused.
     """
 
     max_body_bytes: int = 8 * 2**20
     request_seconds: float = 0.0
     keep_alive_seconds: float = 15.0
     force_include_usage: bool = False
+    refuses_unknown_fields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class ServerConfig:
     engine_timeout: float = 10.0
     keep_alive: float = 15.0
     force_include_usage: bool = False
+    unknown_fields: UnknownFields = "ignore"
     tool_format: str | None = None
 
 

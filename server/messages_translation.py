@@ -40,20 +40,23 @@ NAMES = {
 class ThinkingModel:
     """What a request's wishes about thinking depend on. template: the source of the chat template.
 
-    is_bounded: a single token closes the model's reasoning, so that a budget of tokens can be enforced.
+    is_bounded: a single token closes the model's reasoning, so that a budget of tokens can be enforced. thinks: there is reasoning.
     """
 
     template: str = ""
     is_bounded: bool = False
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text came in."""
+    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text came in. ignored: fields
+    without effect."""
 
     chat: ChatRequest
     turns: Sequence[Turn]
     format_path: str = "output_config.format"
+    ignored: Sequence[str] = ()
 
     def told(self, error: ApiError) -> ApiError:
         """The error in the words of the Messages API: its field, and fields that its message names."""
@@ -102,7 +105,7 @@ def translate(
     if isinstance(body, MessagesRequest):
         chat.max_tokens, chat.stream, chat.stop = body.max_tokens, body.stream, body.stop_sequences
         chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
-    return Translation(chat, turns, format_path)
+    return Translation(chat, turns, format_path, thinking.ignored)
 
 
 def _check_edits(body: PromptFields) -> None:
@@ -183,6 +186,7 @@ class _Thinking:
 
     effort: str | None = None
     budget_tokens: int | None = None
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, body: PromptFields, model: ThinkingModel) -> _Thinking:
@@ -196,8 +200,13 @@ class _Thinking:
         wanted = body.thinking
         if wanted is not None:
             _check_thinking(wanted)
+        ignored = ["output_config.effort"] if effort and not effort_variables(effort, model.template) else []
         if wanted is not None and wanted.type == "disabled":
-            return cls("none")
+            return cls("none", ignored=tuple(ignored))
+        if wanted is not None and not model.thinks:
+            ignored.append("thinking")
+        elif wanted is not None and wanted.budget_tokens is not None and not model.is_bounded:
+            ignored.append("thinking.budget_tokens")
         is_told = effort is not None and bool(effort_variables(effort, model.template))
         if not is_told and wanted is not None:
             # A template that only turns thinking on and off is told to turn it on.
@@ -206,6 +215,7 @@ class _Thinking:
         return cls(
             effort if is_told else None,
             wanted.budget_tokens if wanted is not None and model.is_bounded else None,
+            tuple(ignored),
         )
 
 

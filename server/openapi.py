@@ -13,6 +13,7 @@ from headway.server.protocol import (
     completions,
     messages_api,
     models,
+    other_names,
     parameters,
     response_objects,
     responses,
@@ -92,6 +93,12 @@ UNSERVED = {
     "MessagesThinking": unserved.MESSAGES_THINKING,
     "MessagesOutput": unserved.MESSAGES_OUTPUT,
 }
+OTHER_NAMES = {
+    "CompletionRequest": other_names.COMPLETIONS,
+    "ChatRequest": other_names.CHAT,
+    "ResponsesRequest": other_names.RESPONSES,
+    "MessagesRequest": other_names.MESSAGES,
+}
 
 
 # Strings of which the checks know a few alone.
@@ -119,9 +126,12 @@ def description() -> Schema:
         _properties(schemas[name]).update({field: _unserved(field, group) for field, group in table.items()})
     for name, words in WORDS.items():
         _properties(schemas[name]).update({field: {"enum": [*values]} for field, values in words.items()})
+    for name, others in OTHER_NAMES.items():
+        properties = _properties(schemas[name])
+        properties.update({other: properties[own] for other, own in others.items()})
     for schema in schemas.values():
         if schema.get("additionalProperties") is False:
-            schema["additionalProperties"] = {"type": "null"}  # null is left out, whatever the field
+            del schema["additionalProperties"]  # unknown fields are ignored
     paths: dict[str, Schema] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)

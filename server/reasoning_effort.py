@@ -20,19 +20,12 @@ _EFFORT = re.compile(r"\breasoning_effort\b")
 def with_effort(conversation: Conversation, effort: str | None, template: str) -> Conversation:
     """The conversation with the variable by which its template knows how long to think. effort: None leaves that to the template.
 
-    Templates that only turn thinking on and off do so for every effort but `none`. Raises ApiError where the template can do neither,
-    and where the request gives the variable another value itself.
+    Templates that only turn thinking on and off do so for every effort but `none`; others are told nothing. Raises ApiError where the
+    request gives the variable another value itself.
     """
     if effort is None:
         return conversation
     variables = effort_variables(effort, template)
-    if not variables and effort != "none":
-        raise ApiError(
-            f"reasoning_effort is {effort!r}, it must be 'none' or left out: the model's chat template has no setting for how long "
-            "it thinks",
-            param="reasoning_effort",
-            code="unsupported_parameter",
-        )
     for name, value in variables.items():
         own = conversation.template_variables.get(name, value)
         if own != value:
@@ -49,3 +42,8 @@ def effort_variables(effort: str, template: str) -> Mapping[str, object]:
     if _EFFORT.search(template):
         return {"reasoning_effort": effort}
     return {name: effort != "none" for name, pattern in _SWITCHES.items() if pattern.search(template)}
+
+
+def is_without_effect(effort: str | None, template: str, *, thinks: bool) -> bool:
+    """Whether an effort is wished for that the model cannot be told. thinks: the model does, so that `none` is such a wish, too."""
+    return effort is not None and (thinks or effort != "none") and not effort_variables(effort, template)

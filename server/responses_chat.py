@@ -32,10 +32,10 @@ NAMES = {
     "reasoning_effort": "reasoning.effort", "response_format": "text.format", "response_format.json_schema": "text.format",
     "tool_choice.function": "tool_choice",
 }  # fmt: skip
-# Fields that have one name and one meaning in both; of these three the form differs.
+# Fields that have one name and one meaning in both; of these four the form differs.
 SHARED = sorted(
     {*ResponsesRequest.__struct_fields__}.intersection(ChatRequest.__struct_fields__)
-    - {"tools", "tool_choice", "stream_options"}
+    - {"tools", "tool_choice", "stream_options", "reasoning_effort"}
 )
 
 
@@ -50,7 +50,7 @@ def as_chat(body: ResponsesRequest) -> tuple[ChatRequest, FieldNames]:
         tools=tools,
         tool_choice=choice,
         response_format=_response_format(body.text),
-        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        reasoning_effort=_effort(body),
         max_completion_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
         **{name: getattr(body, name) for name in SHARED},
@@ -64,17 +64,17 @@ def _check(body: ResponsesRequest) -> None:
     check_count("metadata", list(body.metadata or ()), MAX_METADATA, "entries")
     for i, value in enumerate(body.include or ()):
         require(value in INCLUDES, f"include[{i}]", repr(value[:200]), f"one of {', '.join(INCLUDES)}")
-    verbosity = None if body.text is None else body.text.verbosity
-    if verbosity not in (None, "medium"):
-        message = (
-            f"text.verbosity is {verbosity[:64]!r}, it must be 'medium' or left out: say it in the instructions, or bound the "
-            f"answer with max_output_tokens. See {PAGE}"
-        )
-        raise ApiError(message, param="text.verbosity", code="unsupported_parameter")
     if body.speculation is not None:
         wanted = body.speculation.draft_positions
         limit = "false or left out: /v1/chat/completions tells them"
         require(not wanted, "speculation.draft_positions", "true", limit)
+
+
+def _effort(body: ResponsesRequest) -> str | None:
+    effort, other = None if body.reasoning is None else body.reasoning.effort, body.reasoning_effort
+    is_one = effort is None or other in (None, effort)
+    require(is_one, "reasoning_effort", repr(other), f"reasoning.effort = {effort!r}, or left out")
+    return effort if other is None else other
 
 
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:

@@ -241,6 +241,8 @@ SERVER = [
            "computes or loads is not", "S"),
     Option("keep-alive", parse_seconds, 15.0, "silence in a stream before a comment is sent; 0 for none", "S"),
     Option("force-include-usage", parse_switch, False, "end every stream with its usage, whatever its stream_options say"),
+    Option("unknown-fields", one_of("ignore", "refuse"), "ignore", "what is done with fields of a body that nobody knows: ignore (a header "
+           "of the answer tells them) or refuse", "NAME"),
     Option("tool-format", str, None, "the form in which the model calls tools and reasons, such as hermes, qwen_xml or llama_json (default: as "
            "its chat template tells; /ready shows it); plain for none", "NAME"),
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),

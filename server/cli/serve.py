@@ -91,7 +91,11 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             chat_note=None if template is None else template.note,
             output_format=output_format,
             limits=ServiceLimits(
-                config.max_body_bytes, config.request_timeout, config.keep_alive, config.force_include_usage
+                config.max_body_bytes,
+                config.request_timeout,
+                config.keep_alive,
+                config.force_include_usage,
+                refuses_unknown_fields=config.unknown_fields == "refuse",
             ),
             keys=Keys(tuple(config.api_key), config.admin_key),
             running=InFlight(config.max_waiting_tokens),

@@ -11,7 +11,9 @@ from msgspec import UNSET, UnsetType
 from headway.engine import MAX_LOGPROBS
 from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
+from headway.server.protocol import other_names
 from headway.server.protocol.checks import check_count, require
+from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.parameters import (
     MAX_INTEGER,
     GenerationFields,
@@ -28,7 +30,7 @@ from headway.server.protocol.tools import (
     template_calls,
     template_tools,
 )
-from headway.server.protocol.unserved import CHAT, MESSAGE, Table
+from headway.server.protocol.unserved import CHAT, CONTENT_PART, MESSAGE, Table
 from headway.server.protocol.usage import DraftPositions, SpeculationReport, Usage
 
 MAX_MESSAGES = 4096
@@ -44,8 +46,11 @@ TEXT_TYPES = ("text", "input_text", "output_text")
 THOUGHT_TYPES = ("thinking", "redacted_thinking", "reasoning")
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     """Only text is served. Other fields of a text part carry no text and are ignored."""
+
+    unserved: ClassVar[Table] = CONTENT_PART
+    passes_unknown: ClassVar[bool] = True
 
     type: str
     text: str | None = None
@@ -82,6 +87,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     unserved: ClassVar[Table] = CHAT
+    other_names: ClassVar[OtherNames] = other_names.CHAT
 
     messages: list[Message]
     max_completion_tokens: int | None = None

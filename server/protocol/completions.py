@@ -9,7 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from headway.engine import MAX_LOGPROBS
 from headway.server.errors import ApiError
+from headway.server.protocol import other_names
 from headway.server.protocol.checks import require
+from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.parameters import (
     MAX_INTEGER,
     MAX_N,
@@ -29,6 +31,7 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
     suffix: the text after a gap that the completion fills; an empty one is none."""
 
     unserved: ClassVar[Table] = COMPLETIONS
+    other_names: ClassVar[OtherNames] = other_names.COMPLETIONS
 
     prompt: Prompt
     suffix: str | None = None

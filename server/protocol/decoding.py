@@ -1,7 +1,7 @@
 """Bytes to a body of a known kind; what is wrong is named by its path, in the words of JSON.
 
-Most bodies are decoded at once. One that does not fit is read again without types: fields that are null or change
-nothing are dropped, whole numbers written as 5.0 become 5, and what is wrong then is refused by its path.
+Most bodies are decoded at once. One that does not fit is read again without types: fields that are null, change nothing or are
+unknown are dropped, whole numbers written as 5.0 become 5, and what is wrong then is refused by its path.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
+from types import NoneType
 from typing import TypeVar, get_args
 
 import msgspec
 
 from headway.server.errors import ApiError
+from headway.server.protocol.other_names import NO_VALUE, OtherNames
 from headway.server.protocol.unserved import PAGE, Group, Table
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -23,6 +26,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 MAX_TIDIED = 4096
 MAX_NAME = 64  # characters of an unknown name that an error repeats
 MAX_EXACT = 2**53  # whole numbers up to here are exact as floats
+MIN_LIKENESS = 0.8  # of a name that is offered in the place of an unknown one
 
 _EXPECTED = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "an array",
@@ -31,17 +35,23 @@ _EXPECTED = {
 _FOUND = _EXPECTED | {"bool": "a boolean", "null": "null"}
 
 
-def decode(body: bytes, kind: type[Body]) -> Body:
-    """The body as JSON, whatever its content type. Raises ApiError that names the field at fault."""
+def decode(
+    body: bytes, kind: type[Body], ignored: list[str] | None = None, *, refuses_unknown: bool = False
+) -> Body:
+    """The body as JSON, whatever its content type. Raises ApiError that names the field at fault.
+
+    ignored: the paths of fields without effect are added to it, of each name in a kind of object the first. refuses_unknown: a field
+    that nobody knows is refused, too.
+    """
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
-        return _decode_again(body, kind)
+        return _decode_again(body, kind, [] if ignored is None else ignored, refuses_unknown)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(error) from None
 
 
-def _decode_again(body: bytes, kind: type[Body]) -> Body:
+def _decode_again(body: bytes, kind: type[Body], ignored: list[str], refuses_unknown: bool) -> Body:
     try:
         value = msgspec.json.decode(body)
     except msgspec.ValidationError:  # without types only a number can be at fault
@@ -49,12 +59,15 @@ def _decode_again(body: bytes, kind: type[Body]) -> Body:
         raise ApiError(message, code="invalid_value") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(error) from None
+    reader = _Reader(refuses_unknown)
     try:
-        return msgspec.convert(_tidied(value, kind, ""), kind)
+        found = msgspec.convert(reader.tidied(value, kind, ""), kind)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except RecursionError as error:
         raise _unreadable(error) from None
+    ignored += reader.ignored.values()
+    return found
 
 
 def _unreadable(error: Exception) -> ApiError:
@@ -63,40 +76,112 @@ def _unreadable(error: Exception) -> ApiError:
     return ApiError(f"the body is not valid JSON in UTF-8: {error}", code="invalid_json")
 
 
-def _tidied(value: object, kind: type[msgspec.Struct], where: str) -> object:
-    """The value without fields that are null or change nothing. where: its path with a dot at the end, or ""."""
-    if not isinstance(value, dict):
-        return value
-    fields = _fields(kind)
-    unserved: Table = getattr(kind, "unserved", {})
-    kept: dict[str, object] = {}
-    for name, entry in value.items():
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one body. ignored: by kind of object and name, the first path of a field without effect."""
+
+    refuses_unknown: bool
+    ignored: dict[tuple[type, str], str] = field(default_factory=dict)
+
+    def tidied(self, value: object, kind: type[msgspec.Struct], where: str) -> object:
+        """The value without fields that are null or have no effect. where: its path with a dot at the end, or ""."""
+        if not isinstance(value, dict):
+            return value
+        fields = _fields(kind)
+        unserved: Table = getattr(kind, "unserved", {})
+        other_names: OtherNames = getattr(kind, "other_names", {})
+        kept: dict[str, object] = {}
+        for name, entry in value.items():
+            path = f"{where}{name[:MAX_NAME]}"
+            if entry is None:
+                if name in _nullable(kind):
+                    kept[name] = None
+            elif name in fields:
+                kept[name] = self._tidied_field(entry, fields[name], path)
+            elif name in other_names:
+                pass
+            elif name not in unserved:
+                self._pass_unknown(name, entry, where, kind)
+            elif not unserved[name].is_neutral(name, entry):
+                if not unserved[name].is_ignored:
+                    raise unserved_error(path, unserved[name])
+                self._ignore(name, entry, path, kind)
+        self._rename({name: value[name] for name in value if name in other_names}, other_names, kept, where)
+        return kept
+
+    def _rename(
+        self, given: dict[str, object], other_names: OtherNames, kept: dict[str, object], where: str
+    ) -> None:
+        """Values of other names become those of their fields. Raises ApiError for two names whose values differ."""
+        names = {own: own for own in kept}
+        for name, entry in given.items():
+            if entry is None or entry in NO_VALUE.get(name, ()):
+                continue
+            own = other_names[name]
+            value = self._tidied_field(entry, None, where + name)
+            other = kept.setdefault(own, value)
+            first = names.setdefault(own, name)
+            if other not in (value, [value]) and [other] != value:
+                message = f"{where}{name} is {_shown(value)} and {where}{first} is {_shown(other)}: they are two names of one field; send one of them"
+                raise ApiError(message, param=where + name, code="invalid_value")
+
+    def _tidied_field(self, value: object, kind: type[msgspec.Struct] | None, path: str) -> object:
+        """kind: of the value, or of its entries if it is a list; None if it is no object."""
+        if isinstance(value, list) and len(value) <= MAX_TIDIED:
+            return [self._tidied_field(entry, kind, f"{path}[{i}]") for i, entry in enumerate(value)]
+        if isinstance(value, float) and abs(value) <= MAX_EXACT and value.is_integer():
+            return int(value)
+        return value if kind is None else self.tidied(value, kind, f"{path}.")
+
+    def _pass_unknown(self, name: str, value: object, where: str, kind: type[msgspec.Struct]) -> None:
+        """Raises ApiError for a name that is probably a served one, misspelt: ignoring it would change what is asked for."""
+        served = (*_fields(kind), *getattr(kind, "other_names", {}))
+        meant = next((known for known in served if is_slip(name, known)), None)
+        is_refused = self.refuses_unknown and not getattr(kind, "passes_unknown", False)
+        if meant is None and is_refused:
+            names = [*served, *getattr(kind, "unserved", {})]
+            meant = next(iter(difflib.get_close_matches(name, names, 1, MIN_LIKENESS)), None)
         path = f"{where}{name[:MAX_NAME]}"
-        if entry is None:
-            continue
-        if name in fields:
-            kept[name] = _tidied_field(entry, fields[name], path)
-        elif name not in unserved:
-            if kind.__struct_config__.forbid_unknown_fields:
-                raise _unknown(name[:MAX_NAME], where, kind)
-        elif not unserved[name].passes(name, entry):
-            raise unserved_error(path, unserved[name])
-    return kept
+        if meant is not None or is_refused:
+            hint = "docs/api.md lists the known ones" if meant is None else f"did you mean {where}{meant}?"
+            message = f"Unrecognized request argument supplied: {path}; {hint}"
+            raise ApiError(message, param=path, code="unknown_parameter")
+        self._ignore(name, value, path, kind)
+
+    def _ignore(self, name: str, value: object, path: str, kind: type[msgspec.Struct]) -> None:
+        if value not in ("", [], {}):
+            self.ignored.setdefault((kind, name), path)
 
 
-def _tidied_field(value: object, kind: type[msgspec.Struct] | None, path: str) -> object:
-    """kind: of the value, or of its entries if it is a list; None if it is no object."""
-    if isinstance(value, list) and len(value) <= MAX_TIDIED:
-        return [_tidied_field(entry, kind, f"{path}[{i}]") for i, entry in enumerate(value)]
-    if isinstance(value, float) and abs(value) <= MAX_EXACT and value.is_integer():
-        return int(value)
-    return value if kind is None else _tidied(value, kind, f"{path}.")
+def _shown(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MAX_NAME else f"{text[:MAX_NAME]}..."
+
+
+def is_slip(name: str, known: str) -> bool:
+    """Whether the name is the known one with a letter more, less or different, or with two neighbours swapped."""
+    if abs(len(name) - len(known)) > 1 or name == known:
+        return False
+    start = next(
+        (i for i, (a, b) in enumerate(zip(name, known, strict=False)) if a != b),
+        len(min(name, known, key=len)),
+    )
+    rest, wanted = name[start:], known[start:]
+    swapped = wanted[1:2] + wanted[:1] + wanted[2:]
+    return rest[1:] == wanted[1:] or rest[1:] == wanted or rest == wanted[1:] or rest == swapped
 
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
     """Returns by field name the kind of object that the field holds, alone or in a list."""
     return {field.encode_name: next(_structs(field.type), None) for field in msgspec.structs.fields(kind)}
+
+
+@cache
+def _nullable(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Fields that a body must have and that may be null: there null is no field that was left out."""
+    fields = msgspec.structs.fields(kind)
+    return frozenset(f.encode_name for f in fields if f.required and NoneType in get_args(f.type))
 
 
 def _structs(annotation: object) -> Iterator[type[msgspec.Struct]]:
@@ -109,17 +194,6 @@ def _structs(annotation: object) -> Iterator[type[msgspec.Struct]]:
 def unserved_error(path: str, group: Group) -> ApiError:
     message = f"{path} is known, but not served with this value. It is for {group.purpose}; {group.instead}. See {PAGE}"
     return ApiError(message, param=path, code="unsupported_parameter")
-
-
-def _unknown(name: str, where: str, kind: type[msgspec.Struct]) -> ApiError:
-    names = {known: where + known for known in (*_fields(kind), *getattr(kind, "unserved", {}))}
-    for outer, inner in _fields(kind).items():
-        if inner is not None:
-            names |= {known: f"{where}{outer}.{known}" for known in _fields(inner) if known not in names}
-    close = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {names[close[0]]}?" if close else "docs/api.md lists the known ones"
-    message = f"Unrecognized request argument supplied: {where}{name}; {hint}"
-    return ApiError(message, param=where + name, code="unknown_parameter")
 
 
 def _refusal(message: str) -> ApiError:

@@ -10,8 +10,16 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from headway.server.protocol import other_names
+from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.parameters import RANGES as CHAT_RANGES
-from headway.server.protocol.unserved import MESSAGES, MESSAGES_OUTPUT, MESSAGES_THINKING, Table
+from headway.server.protocol.unserved import (
+    MESSAGES,
+    MESSAGES_BLOCK,
+    MESSAGES_OUTPUT,
+    MESSAGES_THINKING,
+    Table,
+)
 
 RANGES = {name: CHAT_RANGES[name] for name in ("temperature", "top_p", "top_k")}
 ROLES = ("user", "assistant", "system")
@@ -25,11 +33,14 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EDITS = ("clear_thinking_20251015",)
 
 
-class MessagesBlock(msgspec.Struct):
+class MessagesBlock(msgspec.Struct, forbid_unknown_fields=True):
     """A block of content of any type; each type has some of the fields. Other fields carry no text and are ignored.
 
     input: of a tool_use. content, is_error: of a tool_result. thinking: of a thinking block. tool_name: of a tool_reference.
     """
+
+    unserved: ClassVar[Table] = MESSAGES_BLOCK
+    passes_unknown: ClassVar[bool] = True
 
     type: str
     text: str | None = None
@@ -46,17 +57,21 @@ class MessagesBlock(msgspec.Struct):
 Content = str | list[MessagesBlock]
 
 
-class MessagesTurn(msgspec.Struct):
+class MessagesTurn(msgspec.Struct, forbid_unknown_fields=True):
+    passes_unknown: ClassVar[bool] = True
+
     role: str
     content: Content
 
 
-class MessagesTool(msgspec.Struct):
+class MessagesTool(msgspec.Struct, forbid_unknown_fields=True):
     """type: custom, or None for it; other types, which have other fields, are refused by name. What clients keep with a tool
     beside these fields is ignored.
 
     input_schema: a JSON Schema of the arguments. strict: arguments are held against it while they are generated.
     """
+
+    passes_unknown: ClassVar[bool] = True
 
     type: str | None = None
     name: str | None = None
@@ -97,7 +112,9 @@ class MessagesOutput(msgspec.Struct, forbid_unknown_fields=True):
     format: MessagesFormat | None = None
 
 
-class MessagesEdit(msgspec.Struct):
+class MessagesEdit(msgspec.Struct, forbid_unknown_fields=True):
+    passes_unknown: ClassVar[bool] = True
+
     type: str
 
 
@@ -128,13 +145,14 @@ class MessagesCountRequest(PromptFields, forbid_unknown_fields=True, kw_only=Tru
 
 
 class MessagesRequest(PromptFields, forbid_unknown_fields=True, kw_only=True):
+    other_names: ClassVar[OtherNames] = other_names.MESSAGES
+
     max_tokens: int
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     stream: bool | None = None
-    metadata: object = None
 
 
 class MessagesCount(msgspec.Struct):

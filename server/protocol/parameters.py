@@ -89,13 +89,6 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    # Labels and hints of OpenAI's that change nothing here.
-    user: object = None
-    metadata: object = None
-    safety_identifier: object = None
-    prompt_cache_key: object = None
-    prompt_cache_retention: object = None
-    prompt_cache_options: object = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

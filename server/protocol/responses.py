@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from headway.server.protocol import chat, parameters
+from headway.server.protocol import chat, other_names, parameters
 from headway.server.protocol.chat import ContentPart
+from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.parameters import MAX_INTEGER, Ranges, SamplingFields
 from headway.server.protocol.structured import JsonSchema
-from headway.server.protocol.unserved import RESPONSES, RESPONSES_TOOL, Table
+from headway.server.protocol.unserved import INPUT_ITEM, RESPONSES, RESPONSES_TOOL, Table
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -18,12 +19,15 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDES = (LOGPROBS, ENCRYPTED_REASONING)
 
 
-class InputItem(msgspec.Struct):
+class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     """An item of the conversation; fields of other kinds of items are ignored, for their type is refused.
 
     type: None for a message. role, content: of a message; content is also the text of an item of reasoning, whose
     encrypted_content, else its summary, takes its place where it is missing. call_id, name, arguments: of a function's call; call_id, output: of its result.
     """
+
+    unserved: ClassVar[Table] = INPUT_ITEM
+    passes_unknown: ClassVar[bool] = True
 
     type: str | None = None
     role: str | None = None
@@ -49,13 +53,17 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ToolReference(msgspec.Struct, omit_defaults=True):
+class ToolReference(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    passes_unknown: ClassVar[bool] = True
+
     type: str
     name: str | None = None
 
 
-class ChoiceOfTools(msgspec.Struct, omit_defaults=True):
+class ChoiceOfTools(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One function by its name (type function), or some of the tools (type allowed_tools) by a mode, auto or required."""
+
+    passes_unknown: ClassVar[bool] = True
 
     type: str
     name: str | None = None
@@ -97,9 +105,11 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """store: no answer is kept, whatever it says. The last four: Headway's and other servers' own fields, as in chats."""
+    """store: no answer is kept, whatever it says. reasoning_effort: reasoning.effort, as chats have it.
+    The last four: Headway's and other servers' own fields, as in chats."""
 
     unserved: ClassVar[Table] = RESPONSES
+    other_names: ClassVar[OtherNames] = other_names.RESPONSES
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -108,6 +118,7 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    reasoning_effort: str | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None

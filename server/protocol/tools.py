@@ -40,7 +40,9 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
     custom: object = None
 
 
-class NamedFunction(msgspec.Struct):
+class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
+    passes_unknown: ClassVar[bool] = True
+
     name: str
 
 
@@ -56,15 +58,19 @@ class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
 ToolChoice = str | NamedChoice
 
 
-class FunctionCall(msgspec.Struct):
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     """arguments: JSON as text, or the value itself."""
+
+    passes_unknown: ClassVar[bool] = True
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     """A call of an earlier answer. What clients keep with it beside these fields is ignored."""
+
+    passes_unknown: ClassVar[bool] = True
 
     function: FunctionCall | None = None
     id: str | None = None

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.body import read_body
 from headway.server.chat_answer import begin_chat
 from headway.server.choice import Delta
 from headway.server.choice_output import NumberedCall, Part
@@ -28,8 +27,8 @@ from headway.server.protocol.chat import (
     ChoiceLogprobs,
     DeltaCall,
 )
-from headway.server.protocol.decoding import decode
 from headway.server.protocol.usage import DraftPositions
+from headway.server.request_body import body_of
 from headway.server.response import (
     GenerationResponse,
     collect,
@@ -46,7 +45,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
-    body = decode(await read_body(request), ChatRequest)
+    body = await body_of(request, ChatRequest)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     answer, prompt = await begin_chat(body, request, services, prefix="chatcmpl-", kind=kind)
     writer = ChatWriter(body, answer, prompt, services.tokenizer)

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.access import record_of
-from headway.server.body import read_body
 from headway.server.choice import Delta
 from headway.server.errors import ApiError
 from headway.server.fim import FAMILIES
@@ -29,7 +28,7 @@ from headway.server.protocol.completions import (
     Prompt,
     check,
 )
-from headway.server.protocol.decoding import decode
+from headway.server.request_body import body_of
 from headway.server.response import (
     GenerationResponse,
     collect,
@@ -50,7 +49,7 @@ DEFAULT_MAX_TOKENS = 16
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     services = services_of(request)
-    body = decode(await read_body(request), CompletionRequest)
+    body = await body_of(request, CompletionRequest)
     check_model(body.model, services)
     record = record_of(request)
     record.model = body.model or services.model_name

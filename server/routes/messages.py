@@ -12,20 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine import RequestError
-from headway.server.body import read_body
 from headway.server.chat_answer import begin_chat
 from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.errors import ApiError, as_api_error
 from headway.server.messages_output import PING, MessageWriter
 from headway.server.messages_translation import ThinkingModel, Translation, translate
 from headway.server.protocol import chat
-from headway.server.protocol.decoding import decode
 from headway.server.protocol.messages_api import (
     MessagesCount,
     MessagesCountRequest,
     MessagesRequest,
     PromptFields,
 )
+from headway.server.request_body import body_of, tell_ignored
 from headway.server.services import Services, check_model, engine_info, services_of
 from headway.server.sse import EventStreamResponse, unless_disconnected
 
@@ -38,7 +37,7 @@ Work = Callable[[Translation], Coroutine[Any, Any, Result]]
 @router.post("")
 async def create_message(request: Request) -> Response:
     services = services_of(request)
-    body = decode(await read_body(request), MessagesRequest)
+    body = await body_of(request, MessagesRequest)
     writer = await _translated(body, services, partial(_begin, body, request, services))
     if body.stream:
         seconds = services.limits.keep_alive_seconds
@@ -51,7 +50,7 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """The length of the prompt that the same body of /v1/messages would have, whether it fits or not."""
     services = services_of(request)
-    body = decode(await read_body(request), MessagesCountRequest)
+    body = await body_of(request, MessagesCountRequest)
     count = await _translated(body, services, partial(_count, services))
     return Response(msgspec.json.encode(count), media_type="application/json")
 
@@ -79,8 +78,15 @@ async def _told(translation: Translation, work: Work[Result]) -> Result:
 async def _begin(
     body: MessagesRequest, request: Request, services: Services, translation: Translation
 ) -> MessageWriter:
+    tell_ignored(request, *translation.ignored)
     answer, prompt = await begin_chat(
-        translation.chat, request, services, prefix="msg_", kind="message", fits_context=True
+        translation.chat,
+        request,
+        services,
+        prefix="msg_",
+        kind="message",
+        fits_context=True,
+        effort_name="thinking",
     )
     thinking = body.thinking
     return MessageWriter(
@@ -102,4 +108,4 @@ def _thinking_model(services: Services) -> ThinkingModel:
     form = services.output_format
     end = None if form.is_harmony else form.thinking_end
     is_bounded = end is not None and services.tokenizer.token_id(end) is not None
-    return ThinkingModel(services.template_source, is_bounded)
+    return ThinkingModel(services.template_source, is_bounded, form.thinking_end is not None)

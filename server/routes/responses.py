@@ -12,12 +12,10 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.body import read_body
 from headway.server.chat_answer import begin_chat
 from headway.server.errors import ApiError
 from headway.server.field_names import FieldNames
 from headway.server.logprobs import PartLogprobs
-from headway.server.protocol.decoding import decode
 from headway.server.protocol.response_events import (
     Completed,
     Created,
@@ -37,6 +35,7 @@ from headway.server.protocol.response_objects import (
 )
 from headway.server.protocol.responses import ResponsesRequest, TextFormat, TextOptions
 from headway.server.protocol.usage import Usage
+from headway.server.request_body import body_of, tell_ignored
 from headway.server.response import GenerationResponse, collect
 from headway.server.responses_chat import as_chat
 from headway.server.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems
@@ -50,10 +49,16 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     services = services_of(request)
-    body = decode(await read_body(request), ResponsesRequest)
+    body = await body_of(request, ResponsesRequest)
     chat, names = as_chat(body)
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        tell_ignored(request, "text.verbosity")
+    if body.store:
+        tell_ignored(request, "store")
     with names.telling():
-        answer, _ = await begin_chat(chat, request, services, prefix="resp_", kind="response")
+        answer, _ = await begin_chat(
+            chat, request, services, prefix="resp_", kind="response", effort_name="reasoning.effort"
+        )
     writer = ResponseWriter(body, answer, names, services.tokenizer, bool(chat.logprobs))
     if body.stream:
         seconds = services.limits.keep_alive_seconds

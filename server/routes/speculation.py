@@ -8,10 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine import DraftCheck, DrafterName, EngineStats
-from headway.server.body import read_body
 from headway.server.keys import credentials
 from headway.server.protocol.checks import check_range
-from headway.server.protocol.decoding import decode
+from headway.server.request_body import body_of
 from headway.server.services import Services, engine_info, max_draft_tokens, services_of
 
 router = APIRouter(prefix="/v1/speculation")
@@ -55,7 +54,7 @@ async def limit_speculation(request: Request) -> Response:
     """Changes the depth of running requests, too: it never changes a text. The limit survives a restart of the engine."""
     services = services_of(request)
     services.keys.check_admin(credentials(request.headers))
-    body = decode(await read_body(request), SpeculationLimit)
+    body = await body_of(request, SpeculationLimit)
     check_range("max_draft_tokens", body.max_draft_tokens, 0, engine_info(services).depth)
     services.depth_limit.max_draft_tokens = body.max_draft_tokens
     has_limit = body.max_draft_tokens is not None

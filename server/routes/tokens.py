@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headway.server.body import read_body
 from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.detokenizer import Vocabulary
 from headway.server.errors import ApiError
@@ -20,9 +19,9 @@ from headway.server.logprobs import token_name
 from headway.server.prompt import check_ids
 from headway.server.protocol.chat import check_effort
 from headway.server.protocol.checks import require
-from headway.server.protocol.decoding import decode
 from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
 from headway.server.protocol.tools import check_tools
+from headway.server.request_body import body_of, tell_ignored_effort
 from headway.server.services import Services, check_model, engine_info, services_of
 
 router = APIRouter()
@@ -41,9 +40,10 @@ async def tokenizer_info(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """The ids that a completion or a chat would start from, however many."""
     services = services_of(request)
-    body = decode(await read_body(request), TokenizeRequest)
+    body = await body_of(request, TokenizeRequest)
     check_model(body.model, services)
     text, encode = await _encoder(body, services)
+    tell_ignored_effort(request, body.reasoning_effort, "reasoning_effort")
     names = None if body.return_token_strs is False else services.tokenizer.full_vocabulary
     work = partial(_tokens, encode, names, engine_info(services).max_model_len)
     answer = await services.tokenizer.pool.run([text], work)
@@ -53,7 +53,7 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     services = services_of(request)
-    body = decode(await read_body(request), DetokenizeRequest)
+    body = await body_of(request, DetokenizeRequest)
     check_model(body.model, services)
     tokenizer = services.tokenizer
     vocabulary = tokenizer.vocabulary if body.skip_special_tokens else tokenizer.full_vocabulary

@@ -189,11 +189,11 @@ async def test_a_path_cannot_write_lines_of_its_own(
 
 
 ERRORS = {
-    "unserved": ("POST", URL, {"prompt": PROMPT, "json_schema": {"a": PROMPT}}, "unsupported_parameter", "json_schema"),
+    "unserved": ("POST", URL, {"prompt": PROMPT, "structural_tag": {"a": PROMPT}}, "unsupported_parameter", "structural_tag"),
     "range": ("POST", URL, {"prompt": PROMPT, "temperature": 3.5}, "invalid_value", "temperature"),
     "type": ("POST", URL, {"prompt": PROMPT, "n": "secret"}, "invalid_type", "n"),
     "unknown": ("POST", URL, {"prompt": PROMPT, "max_tokenz": 1}, "unknown_parameter", "max_tokenz"),
-    "text-as-name": ("POST", URL, {PROMPT: 1}, "unknown_parameter", None),
+    "text-as-name": ("POST", URL, {"prompt": PROMPT, "stop ": PROMPT}, "unknown_parameter", None),
     "nested": (
         "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT, "tools": [1]}]},
         "unsupported_parameter", "messages[0].tools",

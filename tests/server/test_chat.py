@@ -181,7 +181,7 @@ WRONG = [
     ("messages", [], "messages"), ("messages", "hello", "messages"), ("messages", None, "messages"),
     ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"), ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [{"role": "user", "content": None}], "messages[0].content"),
-    ("messages", [*HELLO, {"role": "user", "content": "x", "extra": 1}], "messages[1].extra"),
+    ("messages", [*HELLO, {"role": "user", "content": "x", "contents": 1}], "messages[1].contents"),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
     ("messages", image("image_url"), "messages[0].content[0].type"),
     ("messages", image("input_audio"), "messages[0].content[0].type"), ("messages", image("file"), "messages[0].content[0].type"),
@@ -191,9 +191,9 @@ WRONG = [
     ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "file": {}}]}], "messages[0].content[0].type"),
     ("messages", HELLO * 4097, "messages"), ("tools", [{"type": "function"}], "tools[0].function"), ("tool_choice", "required", "tool_choice"),
     ("functions", [{}], "functions"), ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
-    ("modalities", ["text", "audio"], "modalities"), ("prediction", {"type": "content"}, "prediction"),
-    ("reasoning_effort", "high", "reasoning_effort"), ("max_completion_tokens", 0, "max_completion_tokens"),
-    ("max_tokens", 0, "max_tokens"), ("top_logprobs", 2, "top_logprobs"), ("logprobs", 2, "logprobs"), ("prompt", "x", "prompt"),
+    ("modalities", ["text", "audio"], "modalities"), ("web_search_options", {}, "web_search_options"),
+    ("reasoning_effort", "extreme", "reasoning_effort"), ("max_completion_tokens", 0, "max_completion_tokens"),
+    ("max_tokens", 0, "max_tokens"), ("top_logprobs", 2, "top_logprobs"), ("logprobs", 2, "logprobs"), ("message", "x", "message"),
     ("echo", True, "echo"), ("best_of", 2, "best_of"), ("max_tokens", 300, "max_tokens"),
 ]  # fmt: skip
 

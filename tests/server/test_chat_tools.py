@@ -184,7 +184,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": named("f", parameters="{}")}, "tools[0].function.parameters", "must be an object"),
     ({"tools": named("f", strict="yes")}, "tools[0].function.strict", "true or false"),
     ({"tools": named("f", paramters={})}, "tools[0].function.paramters", "did you mean tools[0].function.parameters?"),
-    ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].name", "tools[0].function.name"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function", "tools[0].function is missing"),
     ({"tools": {}}, "tools", "must be an array"), ({"tools": named("f") * 129}, "tools", "at most 128"),
     ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "'required'"), ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": [TOOL], "tool_choice": 1}, "tool_choice", "must be a string or an object"),
@@ -232,10 +232,6 @@ class TestAFormatWithoutCalls:
         assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
         assert "--tool-format" in error["message"]
         assert (await rendered(client, recorded, tools=[TOOL], tool_choice="none")).tools == [TOOL]
-
-    async def test_an_effort_other_than_none_is_refused(self, client: httpx.AsyncClient) -> None:
-        error = await refusal(client, reasoning_effort="high")
-        assert (error["param"], error["code"]) == ("reasoning_effort", "unsupported_parameter")
 
 
 async def test_a_conversation_that_was_begun_elsewhere_goes_on(

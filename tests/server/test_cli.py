@@ -70,13 +70,13 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
         --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
-        --deterministic --fast-math --require-speculation --force-include-usage --metrics-names both --chat-template /t"""
+        --deterministic --fast-math --require-speculation --force-include-usage --unknown-fields refuse --metrics-names both --chat-template /t"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name=["m", "n"], drain_seconds=1.5, log_level="debug", unix_socket="/s",
         tls_cert="/c", tls_key="/k", api_key=["a", "b"], admin_key="c", cors_origin=["*"], max_body_bytes=2**20,
         max_waiting_tokens=9, request_timeout=60.0, keep_alive=5.0,
-        log_format="json", otlp_endpoint="http://c", force_include_usage=True, metrics_names="both", chat_template="/t",
+        log_format="json", otlp_endpoint="http://c", force_include_usage=True, unknown_fields="refuse", metrics_names="both", chat_template="/t",
     )  # fmt: skip
     engine = EngineConfig(
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, chooses_depth=True, max_running=5,

@@ -249,7 +249,6 @@ async def test_draft_positions_of_the_best_begin_behind_the_echo_of_their_own_pr
 WRONG = [
     ("stop_token_ids", [600]), ("stop_token_ids", [-1]), ("stop_token_ids", list(range(65))),
     ("stop_token_ids", list(range(1, 65))), ("truncate_prompt_tokens", 0), ("cache_salt", ""), ("cache_salt", "x" * 257),
-    ("store", True), ("service_tier", "flex"),
     ("suffix", "end"), ("top_k", 10**30), ("max_tokens", 10**30), ("max_tokens", 0),
 ]  # fmt: skip
 

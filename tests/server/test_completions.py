@@ -213,7 +213,7 @@ WRONG = [
     ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"600": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", [1]),
     ("logit_bias", {str(i): 1 for i in range(1025)}), ("min_tokens", -1), ("min_tokens", 17), ("allowed_token_ids", []),
     ("allowed_token_ids", [600]), ("bad_words", [""]), ("bad_words", ["x" * 257]), ("bad_words", ["xqzj" * 20]), ("bad_words", ["a"] * 129),
-    ("stream_options", {"include_usage": True}), ("nonsense", 1), ("echo", 1), ("speculation", 3),
+    ("stream_options", {"include_usage": True}), ("prompts", 1), ("echo", 1), ("speculation", 3),
 ]  # fmt: skip
 
 
@@ -238,9 +238,11 @@ async def test_a_body_without_a_prompt_is_told_so(client: httpx.AsyncClient) -> 
 async def test_a_wrong_inner_field_is_named_with_its_path(client: httpx.AsyncClient) -> None:
     error = await refusal(client, speculation={"max_draft_tokens": -1})
     assert error["param"] == "speculation.max_draft_tokens"
-    error = await refusal(client, stream=True, stream_options={"x": 1})
-    assert (error["param"], error["code"]) == ("stream_options.x", "unknown_parameter")
-    assert error["message"].startswith("Unrecognized request argument supplied: stream_options.x; ")
+    error = await refusal(client, stream=True, stream_options={"include_usages": True})
+    assert (error["param"], error["code"]) == ("stream_options.include_usages", "unknown_parameter")
+    assert error["message"].startswith(
+        "Unrecognized request argument supplied: stream_options.include_usages; "
+    )
 
 
 @pytest.mark.parametrize(

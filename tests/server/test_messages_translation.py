@@ -197,7 +197,7 @@ def test_tools_and_their_choice_are_those_of_a_chat() -> None:
 
 def test_what_generates_is_the_chats() -> None:
     fields = {"max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "stream": True}
-    chat = translated(**fields, stop_sequences=["a", "b"], metadata={"user_id": "u"}).chat
+    chat = translated(**fields, stop_sequences=["a", "b"]).chat
     assert {name: getattr(chat, name) for name in fields} == fields
     assert chat.stop_strings == ("a", "b")
 
@@ -285,10 +285,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format", "left out"),
     ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type", "compact_20260112"),
     ({"max_tokens": None}, "max_tokens", "is missing"),
-    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "tools of your own"), ({"service_tier": "flex"}, "service_tier", "leave it out"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "`tools` of your own"), ({"seed": 1}, "seed", "/v1/chat/completions"),
     ({"output_config": {"task_budget": {"total": 1}}}, "output_config.task_budget", "max_tokens"),
-    ({"container": "c"}, "container", "the whole conversation"), ({"speed": "fast"}, "speed", "leave it out"),
-    ({"max_completion_tokens": 3}, "max_completion_tokens", "did you mean max_tokens"), ({"stop_sequence": ["x"]}, "stop_sequence", "stop_sequences"),
+    ({"container": "c"}, "container", "the whole conversation"), ({"typical_p": 0.5}, "typical_p", "`top_p`"),
+    ({"max_completion_tokens": 3}, "max_completion_tokens", "max_tokens is 5"), ({"stop_sequence": ["x"]}, "stop_sequence", "stop_sequences"),
 ]  # fmt: skip
 
 
