@@ -20,6 +20,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from headway.engine import INTERNAL_ERROR, EngineDeadError, HeadwayError, QueueFullError, RequestError
+from headway.server.unserved_paths import help_for
 
 RETRY_AFTER = {"Retry-After": "1"}
 NO_RETRY = {"x-should-retry": "false"}  # heeded by OpenAI's clients, which repeat every 5xx otherwise
@@ -41,15 +42,6 @@ _MESSAGES_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-# APIs of OpenAI, Anthropic and other servers, below /v1 or without it.
-UNSERVED_PATHS = re.compile(
-    r"(/v1)?/(responses|embeddings|messages|audio|images|videos|files|uploads|batches|moderations|fine_tuning|assistants"
-    r"|threads|vector_stores|realtime|conversations|evals|containers|rerank|score|classify|pooling|generate|infill"
-    r"|invocations|edits|engines|complete|embedding|generate_stream|skills|chatkit|agents|live|organization|projects"
-    r"|decisions|content_provenance_checks|safety|vaults|webhook_endpoints|webhook_event_types)(/.*)?"
-    r"|(/v1)?/chat/completions/.+|/v2/(rerank|embed)|/api/(generate|chat|tags|ps|show|embed|embeddings|pull)"
-)
 
 # Every code that an error may have; a metric counts by them. A test compares them with the code.
 CODES = (
@@ -197,16 +189,10 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 def _unsupported(path: str) -> ApiError | None:
     """A refusal by 400: proxies such as LiteLLM take a server that answers 404 out of service for everybody."""
-    if UNSERVED_PATHS.fullmatch(path) is None:
+    instead = help_for(path.removesuffix("/"))
+    if instead is None:
         return None
-    instead = (
-        "use POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, POST /v1/messages, GET /v1/models, "
-        "POST /tokenize or POST /detokenize; docs/api.md describes them"
-    )
-    if "/responses/" in path:
-        instead = "no answer is kept here: send the whole conversation as the input of POST /v1/responses; docs/api.md describes it"
-    message = f"{path} is not served here; {instead}"
-    return ApiError(message, code="unsupported_endpoint")
+    return ApiError(f"{path} is not served here: {instead}", code="unsupported_endpoint")
 
 
 def _allowed_methods(request: Request) -> set[str]:
