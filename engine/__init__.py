@@ -8,6 +8,7 @@ from headway.engine.grammar.compile import (
     make_tokenizer,
     regex_source,
 )
+from headway.engine.grammar.gbnf import is_gbnf, lark_of_gbnf
 from headway.engine.models.model_files import (
     MAX_TOKENIZER_BYTES,
     check_readable,
@@ -128,8 +129,10 @@ __all__ = [
     "compile_matcher",
     "configure_logging",
     "is_folder",
+    "is_gbnf",
     "is_regular_file",
     "json_schema_source",
+    "lark_of_gbnf",
     "lark_source",
     "make_grammar_check",
     "make_tokenizer",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from headway.engine import RequestError, json_schema_source, lark_source, regex_source
+from headway.engine import RequestError, is_gbnf, json_schema_source, lark_of_gbnf, lark_source, regex_source
 from headway.server.formats import find_format
 from headway.server.formats.lark import slashes
 from headway.server.grammar_frames import TextForm, ToolCalls
@@ -68,6 +68,8 @@ def _source(form: TextForm) -> str:
     if form.kind == "choice":
         texts = msgspec.json.decode(form.value, type=list[str])
         return lark_source("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
+    if is_gbnf(form.value):
+        return lark_source(lark_of_gbnf(form.value))
     if form.value.lstrip().startswith("{"):  # the library takes JSON for a list of grammars
         message = f"{form.param} is JSON, it must be a Lark grammar"
         raise RequestError(message, param=form.param, code="invalid_grammar")

@@ -76,8 +76,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """What completions and chats have besides. At most one of structured_outputs, response_format and those
-    named guided, in whatever form."""
+    """What completions and chats have besides. At most one of structured_outputs, response_format, those named guided and the five after
+    them, which SGLang, llama.cpp, TGI and Ollama have, says what the text may be."""
 
     n: int | None = None
     max_tokens: int | None = None
@@ -89,6 +89,11 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    json_schema: JsonSchema | str | None = None
+    ebnf: str | None = None
+    grammar: str | ResponseFormat | None = None
+    format: str | JsonSchema | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -21,11 +21,16 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's form. type: None for text. schema: that of a json_object, as llama.cpp and others have it."""
+    """OpenAI's form. type: None for text. schema, name, strict, description: those of a json_schema or a json_object beside its type,
+    as llama.cpp and the Responses API have them. value: of the types json, json_schema and regex, as TGI has it."""
 
     type: str | None = None
     json_schema: JsonSchemaFormat | None = None
     schema: JsonSchema | None = None
+    value: JsonSchema | str | None = None
+    name: str | None = None
+    strict: bool | None = None
+    description: str | None = None
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,19 +8,20 @@ import msgspec
 
 from headway.server.errors import ApiError
 from headway.server.grammar_frames import TextForm
-from headway.server.protocol.checks import check_strings, require
+from headway.server.protocol.checks import check_strings, missing, require
 from headway.server.protocol.parameters import GenerationFields
 from headway.server.protocol.structured import JsonSchema, ResponseFormat, StructuredOutputs
 
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 64
-FORMAT_TYPES = ("text", "json_object", "json_schema")
+FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
 def text_form(fields: GenerationFields) -> TextForm | None:
-    """Returns the form that the text must have; None for any text. Raises ApiError for two forms, and for ill-formed ones."""
-    forms = list(_forms(fields))
+    """Returns the form that the text must have; None for any text. Raises ApiError for two forms, and for ill-formed ones. One form by
+    several names is one."""
+    forms = [*{(form.kind, form.value): form for form in reversed([*_forms(fields)])}.values()][::-1]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
         message = f"{first} and {second} both say what the text may be; send one of them"
@@ -30,19 +31,30 @@ def text_form(fields: GenerationFields) -> TextForm | None:
 
 def _forms(fields: GenerationFields) -> Iterator[TextForm]:
     if fields.response_format is not None:
-        yield from _of_response_format(fields.response_format)
+        yield from _of_response_format(fields.response_format, "response_format")
+    if isinstance(fields.grammar, ResponseFormat):
+        yield from _of_response_format(fields.grammar, "grammar")
     outputs = fields.structured_outputs or StructuredOutputs()
-    for prefix, value in (("guided_", fields.guided_json), ("structured_outputs.", outputs.json)):
-        yield from _of_schema(value, f"{prefix}json")
+    for param, value in (
+        ("guided_json", fields.guided_json),
+        ("structured_outputs.json", outputs.json),
+        ("json_schema", fields.json_schema),
+        ("format", None if isinstance(fields.format, str) else fields.format),
+    ):
+        yield from _of_schema(value, param)
+    if isinstance(fields.format, str):
+        require(fields.format in ("", "json"), "format", repr(fields.format[:64]), "'json' or a schema")
     for param, wants in (
         ("guided_json_object", fields.guided_json_object),
         ("structured_outputs.json_object", outputs.json_object),
+        ("format", fields.format == "json"),
     ):
         if wants:
             yield TextForm("json_object", "", param)
     for param, pattern in (
         ("guided_regex", fields.guided_regex),
         ("structured_outputs.regex", outputs.regex),
+        ("regex", fields.regex),
     ):
         if pattern:
             yield TextForm("regex", pattern, param)
@@ -56,40 +68,61 @@ def _forms(fields: GenerationFields) -> Iterator[TextForm]:
     for param, grammar in (
         ("guided_grammar", fields.guided_grammar),
         ("structured_outputs.grammar", outputs.grammar),
+        ("ebnf", fields.ebnf),
+        ("grammar", fields.grammar if isinstance(fields.grammar, str) else None),
     ):
         if grammar:
             yield TextForm("lark", grammar, param)
 
 
-def _of_response_format(wanted: ResponseFormat) -> Iterator[TextForm]:
-    where = "response_format"
+def _of_response_format(wanted: ResponseFormat, where: str) -> Iterator[TextForm]:
     kind = "text" if wanted.type is None else wanted.type
     require(kind in FORMAT_TYPES, f"{where}.type", repr(kind), f"one of {', '.join(FORMAT_TYPES)}")
-    is_schema = kind == "json_schema"
     if wanted.json_schema is not None:
-        require(is_schema, f"{where}.type", repr(kind), "'json_schema' where there is a json_schema")
-    if wanted.schema is not None:
-        limit = "in json_schema, or with the type json_object"
-        require(kind == "json_object", f"{where}.schema", "there", limit)
-        yield from _of_schema(wanted.schema, f"{where}.schema", passes_empty=False)
-    elif kind == "json_object":
-        yield TextForm("json_object", "", where)
-    elif is_schema:
-        held = wanted.json_schema
-        if held is None or held.schema is None:
-            path = f"{where}.json_schema" if held is None else f"{where}.json_schema.schema"
-            raise ApiError(
-                f"{path} is missing; it is required", param=path, code="missing_required_parameter"
-            )
-        num_characters = len(held.name or "")
-        limit = f"at most {MAX_NAME_CHARACTERS}"
         require(
-            num_characters <= MAX_NAME_CHARACTERS,
-            f"{where}.json_schema.name",
-            f"{num_characters} characters",
-            limit,
+            kind == "json_schema",
+            f"{where}.type",
+            repr(kind),
+            "'json_schema' where there is a json_schema",
         )
-        yield from _of_schema(held.schema, f"{where}.json_schema.schema", passes_empty=False)
+    if kind == "regex":
+        pattern = wanted.value if isinstance(wanted.value, str) else None
+        if not pattern:
+            raise missing(f"{where}.value")
+        yield TextForm("regex", pattern, f"{where}.value")
+        return
+    schemas = _schemas(wanted, where)
+    for path in schemas:
+        require(kind != "text", path, "there", "with the type json_schema, json_object or json")
+    _check_name(wanted, where)
+    if len({msgspec.json.encode(schema) for schema in schemas.values()}) > 1:
+        first, second = [*schemas][:2]
+        message = f"{first} and {second} differ; send one of them"
+        raise ApiError(message, param=second, code="invalid_value")
+    if schemas:
+        path, schema = next(iter(schemas.items()))
+        yield from _of_schema(schema, path, passes_empty=False)
+    elif kind == "json_schema":
+        raise missing(f"{where}.json_schema" if wanted.json_schema is None else f"{where}.json_schema.schema")
+    elif kind != "text":
+        yield TextForm("json_object", "", where)
+
+
+def _schemas(wanted: ResponseFormat, where: str) -> dict[str, JsonSchema | str]:
+    """Returns by its path each schema of the format: clients have it in three places."""
+    value = wanted.value
+    if isinstance(value, dict) and wanted.type == "json_schema" and isinstance(value.get("schema"), dict):
+        value = value["schema"]  # TGI's, which holds what OpenAI's json_schema does
+    held = None if wanted.json_schema is None else wanted.json_schema.schema
+    found = {f"{where}.json_schema.schema": held, f"{where}.schema": wanted.schema, f"{where}.value": value}
+    return {path: schema for path, schema in found.items() if schema is not None}
+
+
+def _check_name(wanted: ResponseFormat, where: str) -> None:
+    path = f"{where}.name" if wanted.json_schema is None else f"{where}.json_schema.name"
+    name = (wanted.name if wanted.json_schema is None else wanted.json_schema.name) or ""
+    limit = f"at most {MAX_NAME_CHARACTERS}"
+    require(len(name) <= MAX_NAME_CHARACTERS, path, f"{len(name)} characters", limit)
 
 
 def _of_schema(

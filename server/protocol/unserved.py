@@ -105,9 +105,9 @@ SHARED = (
           _never("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
                  "dynatemp_exponent", "smoothing_curve", "adaptive_decay", "length_penalty", "early_stopping", "beam_width", "mm_processor_kwargs", "media_io_kwargs", "mm_payload", "images_config", "video_config",
                  "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video", "return_mm_kwargs", "backend_sampling"), is_ignored=True),
-    Group("vLLM, Ollama", "output in a given form, by another name", "use `structured_outputs` with `json`, `regex`, `choice` or `grammar`",
+    Group("vLLM, llama.cpp", "output in a given form, by another name", "use `structured_outputs` with `json`, `regex`, `choice` or `grammar`",
           _never("structural_tag", "guided_whitespace_pattern", "grammar_type")
-          | {"format": ("",), "grammar_lazy": (False,), "grammar_triggers": ([],)}, example={"structured_outputs": {"choice": ["yes", "no"]}}),
+          | {"grammar_lazy": (False,), "grammar_triggers": ([],)}, example={"structured_outputs": {"choice": ["yes", "no"]}}),
     Group("vLLM, others", "beam search", "sample several answers with `n`", {"use_beam_search": (False,), "num_beams": (1,)}, example={"n": 2}),
     Group("vLLM, SGLang, llama.cpp", "log-probabilities of other kinds", f"use `logprobs` and, for those of the prompt, `echo`, at {TEXTS}",
           _never("prompt_logprobs", "sampling_logprobs_mode")
@@ -230,8 +230,8 @@ MESSAGES = table((
            "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "min_tokens": (0,), "stop_token_ids": ([],),
            "include_stop_str_in_output": (False,), "ignore_eos": (False,), "skip_special_tokens": (True,), "truncate_prompt_tokens": (),
            "logprobs": (False,), "top_logprobs": (0,), "response_format": ({"type": "text"},), "structured_outputs": ({},), "regex": ("",), "json_schema": ({},), "ebnf": ("",),
-           "grammar": ("",), "guided_json": ({}, ""), "guided_json_object": (False,), "guided_regex": ("",), "guided_choice": ([],), "guided_grammar": ("",),
-           "chat_template_kwargs": ({},), "documents": ([],), "add_generation_prompt": (True,), "continue_final_message": (False,)},
+           "grammar": ("",), "format": ("",), "guided_json": ({}, ""), "guided_json_object": (False,), "guided_regex": ("",), "guided_choice": ([],),
+           "guided_grammar": ("",), "chat_template_kwargs": ({},), "documents": ([],), "add_generation_prompt": (True,), "continue_final_message": (False,)},
           example={"seed": 7, "stop": ["."], "min_p": 0.1, "guided_choice": ["yes", "no"]}, path=CHATS),
     *map(_by_a_chat, SHARED),
 ), own={"thinking", "system"})  # fmt: skip
@@ -266,7 +266,7 @@ RESPONSES = table((
     Group("vLLM, SGLang, llama.cpp", "output in a given form, by other names",
           "use `text.format`, or `structured_outputs` with `json`, `regex`, `choice` or `grammar`",
           {"guided_json": ({}, ""), "guided_json_object": (False,), "guided_regex": ("",), "guided_choice": ([],), "guided_grammar": ("",),
-           "regex": ("",), "json_schema": ({}, ""), "ebnf": ("",), "grammar": ("",)}, example={"structured_outputs": {"choice": ["yes", "no"]}}),
+           "regex": ("",), "json_schema": ({}, ""), "ebnf": ("",), "grammar": ("",), "format": ("",)}, example={"structured_outputs": {"choice": ["yes", "no"]}}),
     Group("vLLM", "the ids of tokens, as in chats", f"use {CHATS}", {"return_token_ids": (False,)},
           example={"messages": _MESSAGES, "return_token_ids": True}, path=CHATS),
     Group("vLLM", "an answer that goes on with the last message, as in chats", f"use {CHATS}",

@@ -33,11 +33,37 @@ FORMAT = {
 }
 LARK = 'start: "move " DIRECTION\nDIRECTION: "up" | "down"'
 FITS = '{"x": 1, "y": -2}'
+GBNF = r"""# a list, as llama.cpp writes it
+root ::= "\x5b" item ("," item)* "]"
+item ::= [0-9]+ | "\u00e9" [/]
+"""
 FORMS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "json-object": ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1, null]}', '{\n  "a": 1\n}'], ["[]", "1", "{", '{  "a": 1}']),
     "json-schema": ({"response_format": FORMAT}, [FITS, '{"x":1,"y":2}'], ['{"x": 1}', '{"x": 1, "y": 2, "z": 3}', '{"x": 1.5, "y": 2}']),
     "any-schema": ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, ["1", "[]"], ["", "one"]),
     "json-object-of-a-schema": ({"response_format": {"type": "json_object", "schema": POINT}}, [FITS], ['{"y": 2}']),
+    "schema-beside-the-type": ({"response_format": {"type": "json_schema", "schema": POINT}}, [FITS], ["{}"]),
+    "schema-and-name-beside-the-type": ({"response_format": {"type": "json_schema", "name": "p", "strict": True, "schema": POINT}}, [FITS], ["{}"]),
+    "one-schema-in-two-places": ({"response_format": {**FORMAT, "schema": FORMAT["json_schema"]["schema"]}}, [FITS], ["{}"]),
+    "json-value": ({"response_format": {"type": "json", "value": POINT}}, [FITS], ["{}"]),
+    "json-value-as-text": ({"response_format": {"type": "json", "value": json.dumps(POINT)}}, [FITS], ["{}"]),
+    "json-of-a-schema": ({"response_format": {"type": "json", "schema": POINT}}, [FITS], ["{}"]),
+    "json-without-a-schema": ({"response_format": {"type": "json"}}, ["{}"], ["[]"]),
+    "json-schema-value": ({"response_format": {"type": "json_schema", "value": {"name": "p", "schema": POINT}}}, [FITS], ["{}"]),
+    "regex-value": ({"response_format": {"type": "regex", "value": "[a-c]{2}"}}, ["ab"], ["abc"]),
+    "tgi-grammar": ({"grammar": {"type": "json", "value": POINT}}, [FITS], ["{}"]),
+    "tgi-grammar-regex": ({"grammar": {"type": "regex", "value": "[a-c]{2}"}}, ["ab"], ["abc"]),
+    "sglang-regex": ({"regex": "[a-c]{2}"}, ["ab"], ["abc"]),
+    "sglang-json-schema-as-text": ({"json_schema": json.dumps(POINT)}, [FITS], ["{}"]),
+    "llama-json-schema": ({"json_schema": POINT}, [FITS], ["{}"]),
+    "sglang-ebnf": ({"ebnf": 'root ::= verb " " ("up" | "down")\nverb ::= "move" | [j-k] "ump"'},
+                    ["move up", "jump down", "kump up"], ["move", "lump up"]),
+    "llama-gbnf": ({"grammar": GBNF}, ["[1,22]", "[7]", "[é/]"], ["[]", "[1,]", "[a]"]),
+    "lark-as-grammar": ({"grammar": LARK}, ["move up", "move down"], ["move", "move left"]),
+    "gbnf-as-guided-grammar": ({"guided_grammar": GBNF}, ["[1,22]"], ["[]"]),
+    "ollama-json": ({"format": "json"}, ["{}"], ["[]"]),
+    "ollama-schema": ({"format": POINT}, [FITS], ["{}"]),
+    "one-form-by-two-names": ({"regex": "[a-c]{2}", "guided_regex": "[a-c]{2}"}, ["ab"], ["abc"]),
     "guided-json": ({"guided_json": POINT}, [FITS], ["{}"]),
     "guided-json-as-text": ({"guided_json": json.dumps(POINT)}, [FITS], ["{}"]),
     "guided-json-object": ({"guided_json_object": True}, ["{}"], ["[]"]),
@@ -115,6 +141,7 @@ async def test_every_choice_has_the_grammar(client: httpx.AsyncClient, engine: F
     [
         ({"guided_regex": "a", "guided_choice": ["a"]}, ["guided_regex", "guided_choice"]),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, ["response_format", "structured_outputs.regex"]),
+        ({"regex": "a", "guided_regex": "b"}, ["guided_regex", "regex"]), ({"ebnf": GBNF, "json_schema": {"type": "object"}}, ["json_schema", "ebnf"]),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, ["structured_outputs.regex", "structured_outputs.choice"]),
     ],
 )  # fmt: skip
@@ -166,7 +193,14 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "two-types": ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.type", "json_schema"),
     "misplaced-schema": ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "json_object"),
     "long-name": ({"response_format": {"type": "json_schema", "json_schema": {"name": "a" * 65, "schema": {}}}}, "response_format.json_schema.name", "at most 64"),
-    "unknown": ({"response_format": {"type": "text", "strict": True}}, "response_format.strict", "Unrecognized"),
+    "unknown": ({"response_format": {"type": "text", "strcit": True}}, "response_format.strcit", "did you mean response_format.strict"),
+    "two-schemas": ({"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": POINT}}}, "response_format.schema", "differ; send one"),
+    "no-pattern": ({"response_format": {"type": "regex"}}, "response_format.value", "is missing"),
+    "no-schema-anywhere": ({"response_format": {"type": "json_schema", "name": "x"}}, "response_format.json_schema", "is missing"),
+    "format": ({"format": "yaml"}, "format", "'json' or a schema"),
+    "gbnf-rule": ({"grammar": "root ::= nowhere"}, "grammar", "Rule 'nowhere' not found"),
+    "gbnf-cut": ({"ebnf": 'root ::= "a'}, "ebnf", "Unexpected end of input"),
+    "gbnf-operator": ({"ebnf": "root ::= [a-z&&[b]]"}, "ebnf", "has one of &&, --, ~~"),
     "keyword": ({"guided_json": {"properties": {"a/b": {"type": "array", "uniqueItems": True}}}}, "guided_json", "uniqueItems at #/properties/a~1b cannot be enforced"),
     "misspelt": ({"guided_json": {"maxLenght": 3}}, "guided_json", "'maxLenght' at # is no keyword that is known; did you mean maxLength?"),
     "no-json": ({"guided_json": "{"}, "guided_json", "is no JSON schema"),

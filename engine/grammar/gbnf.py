@@ -1,0 +1,49 @@
+"""Grammars as llama.cpp, SGLang and vLLM write them (`root ::= ...`), in the dialect of Lark that the engine compiles."""
+
+from __future__ import annotations
+
+import re
+
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from headway.engine.protocol.errors import RequestError
+
+_ROOT = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
+_PARTS = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
+_CODES = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+# In a set of characters these are operators of the regular expressions that a set becomes.
+_OPERATORS = ("&&", "--", "~~")
+
+
+def is_gbnf(grammar: str) -> bool:
+    """Whether the grammar has the rule with which this form begins, and Lark's does not."""
+    return _ROOT.search(grammar) is not None
+
+
+def lark_of_gbnf(grammar: str) -> str:
+    """Raises RequestError with the reason why it cannot be read."""
+    try:
+        return str(gbnf_to_lark(_PARTS.sub(_plain, grammar)))
+    except RequestError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the library raises this very class
+        raise RequestError(f"the grammar cannot be enforced: {error}") from None
+
+
+def _plain(part: re.Match[str]) -> str:
+    """Characters by their codes as themselves: the library drops zeros of codes."""
+    text = part[0]
+    if text.startswith("[") and any(operator in text for operator in _OPERATORS):
+        message = f"the grammar cannot be enforced: the set {text[:64]} has one of {', '.join(_OPERATORS)}; write the second character as \\x.."
+        raise RequestError(message)
+    return text if text.startswith("#") else _CODES.sub(_character, text)
+
+
+def _character(code: re.Match[str]) -> str:
+    digits = code[1] or code[2] or code[3]
+    if digits is None or int(digits, 16) > 0x10FFFF or 0xD800 <= int(digits, 16) < 0xE000:
+        return code[0]
+    character = chr(int(digits, 16))
+    if character.isalnum() or ord(character) >= 0xA0:
+        return character
+    return f"\\x{ord(character):02x}"
