@@ -46,12 +46,33 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """The choice of one function by its name."""
+class ToolReference(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool by the name of its function, which stands within `function` or beside the type."""
+
+    passes_unknown: ClassVar[bool] = True
 
     type: str
     function: NamedFunction | None = None
-    allowed_tools: object = None
+    name: str | None = None
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    passes_unknown: ClassVar[bool] = True
+
+    mode: str | None = None
+    tools: list[ToolReference] | None = None
+
+
+class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """The choice of one function by its name, or of some tools (type allowed_tools) by a mode, auto or required, which stands with them
+    within `allowed_tools` or beside the type."""
+
+    type: str
+    function: NamedFunction | None = None
+    name: str | None = None
+    allowed_tools: AllowedTools | None = None
+    mode: str | None = None
+    tools: list[ToolReference] | None = None
     custom: object = None
 
 
@@ -126,8 +147,8 @@ def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
         return
     if choice.type != "function":
         message = (
-            f"tool_choice.type is {choice.type!r}, it must be 'function'; to allow some tools only, send those alone. "
-            f"See {PAGE}"
+            f"tool_choice.type is {choice.type[:64]!r}, it must be 'function' or 'allowed_tools': other kinds of tools are not "
+            f"served. See {PAGE}"
         )
         raise ApiError(message, param="tool_choice.type", code="unsupported_parameter")
     if choice.function is None:

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.server.allowed_tools import with_allowed_tools
 from headway.server.chat_answer import begin_chat
 from headway.server.choice import Delta
 from headway.server.choice_output import NumberedCall, Part
@@ -45,9 +46,10 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
-    body = await body_of(request, ChatRequest)
+    body, names = with_allowed_tools(await body_of(request, ChatRequest))
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    answer, prompt = await begin_chat(body, request, services, prefix="chatcmpl-", kind=kind)
+    with names.telling():
+        answer, prompt = await begin_chat(body, request, services, prefix="chatcmpl-", kind=kind)
     writer = ChatWriter(body, answer, prompt, services.tokenizer)
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)

@@ -25,6 +25,12 @@ TOOL = {"type": "function", "function": WEATHER}
 TIME = {"type": "function", "function": {"name": "time"}}
 
 
+def allowed(tools: list[dict[str, Any]], mode: str = "auto") -> dict[str, Any]:
+    """A choice among some tools, as OpenAI's chats have it."""
+    named = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
 @pytest.fixture
 def recorded() -> RecordingChat:
     return RecordingChat()
@@ -56,6 +62,38 @@ async def refusal(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     response = await client.post(URL, json={"messages": [HELLO], **body})
     assert response.status_code == 400, response.text
     return response.json()["error"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required", None])
+@pytest.mark.parametrize("is_flat", [False, True], ids=["nested", "flat"])
+async def test_a_choice_among_some_tools_is_a_chat_with_those_alone(
+    client: httpx.AsyncClient, recorded: RecordingChat, engine: FakeEngine, mode: str | None, is_flat: bool
+) -> None:
+    choice = allowed([TIME], mode or "auto")
+    if mode is None:
+        del choice["allowed_tools"]["mode"]
+    if is_flat:
+        tools = [
+            {"type": "function", "name": tool["function"]["name"]}
+            for tool in choice["allowed_tools"]["tools"]
+        ]
+        choice = {"type": "allowed_tools", **choice["allowed_tools"], "tools": tools}
+    conversation = await rendered(client, recorded, tools=[TOOL, TIME], tool_choice=choice)
+    assert conversation.tools == [TIME]
+    grammars = [submit.grammar for submit in engine.submitted]
+    await rendered(client, recorded, tools=[TIME], tool_choice=mode or "auto")
+    assert [submit.grammar for submit in engine.submitted] == grammars * 2
+    assert (grammars[0] is not None) == (mode == "required")
+
+
+async def test_a_function_may_be_named_beside_the_type(
+    client: httpx.AsyncClient, recorded: RecordingChat, engine: FakeEngine
+) -> None:
+    for choice in ({"type": "function", "name": "time"}, {"type": "function", "function": {"name": "time"}}):
+        await rendered(client, recorded, tools=[TOOL, TIME], tool_choice=choice)
+    first, second = (submit.grammar for submit in engine.submitted)
+    assert first is not None
+    assert first == second
 
 
 @pytest.mark.parametrize(
@@ -190,7 +228,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL], "tool_choice": 1}, "tool_choice", "must be a string or an object"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice.function.name", "(weather)"),
-    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.type", "send those alone"),
+    ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.type", "'function' or 'allowed_tools'"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.allowed_tools.tools", "is missing"),
+    ({"tools": [TOOL], "tool_choice": allowed([TIME])}, "tool_choice.allowed_tools.tools[0].function.name", "one of the tools"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}}, "tool_choice.tools[0].name", "'x'"),
+    ({"tools": [TOOL], "tool_choice": allowed([TOOL], mode="any")}, "tool_choice.allowed_tools.mode", "'auto' or 'required'"),
+    ({"tools": [TOOL], "tool_choice": allowed([], mode="required")}, "tool_choice", "no tools"),
+    ({"tools": [TIME, {"type": "function", "function": {**WEATHER, "name": "a b"}}], "tool_choice": allowed([{"function": {"name": "a b"}}])},
+     "tools[1].function.name", "letters"),
     ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
     ({"functions": [WEATHER]}, "functions", "`tools`"), ({"function_call": {"name": "weather"}}, "function_call", "`tool_choice`"),
     ({"reasoning_effort": "much"}, "reasoning_effort", "one of none"), ({"thinking_budget_tokens": -2}, "thinking_budget_tokens", "-1 to"),
