@@ -24,6 +24,7 @@ CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer bega
 
 FIELD_PATH = re.compile(r"[\w.\[\]-]{1,128}", re.ASCII)
 IGNORED = "X-Headway-Ignored"
+_PARTS = re.compile(r"[.\[]")  # what follows the path of an object or list
 MAX_TOLD = 32  # of the fields that were ignored
 
 logger = logging.getLogger("headway.access")
@@ -111,9 +112,10 @@ class AccessLog:
 
 
 def _told(paths: Sequence[str]) -> str:
-    """Returns the paths as a header's value. A client chooses an unknown name freely: what is no name is not repeated."""
+    """Returns the paths as a header's value, without those within others. A client chooses an unknown name freely: what is no name is not repeated."""
     names = dict.fromkeys(path for path in paths if FIELD_PATH.fullmatch(path))
-    return ", ".join(list(names)[:MAX_TOLD])
+    outermost = [path for path in names if not any(path[: m.start()] in names for m in _PARTS.finditer(path))]
+    return ", ".join(outermost[:MAX_TOLD])
 
 
 def _log(record: RequestRecord, *, is_news: bool) -> None:

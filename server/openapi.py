@@ -83,7 +83,7 @@ UNSERVED = {
     "ChatRequest": unserved.CHAT,
     "Message": unserved.MESSAGE,
     "ResponsesRequest": unserved.RESPONSES,
-    "FunctionTool": unserved.RESPONSES_TOOL,
+    "ResponseTool": unserved.RESPONSES_TOOL,
     "Tool": unserved.TOOL,
     "FunctionDefinition": unserved.FUNCTION,
     "TokenizeRequest": unserved.TOKENIZE,

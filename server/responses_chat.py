@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from headway.server.errors import ApiError
 from headway.server.field_names import FieldNames
 from headway.server.protocol.chat import ChatRequest
-from headway.server.protocol.checks import check_count, check_range, missing, require
+from headway.server.protocol.checks import check_count, check_range, require
 from headway.server.protocol.responses import (
     INCLUDES,
     LOGPROBS,
     MAX_METADATA,
     RANGES,
-    ChoiceOfTools,
     ResponsesRequest,
     TextOptions,
 )
 from headway.server.protocol.structured import JsonSchemaFormat, ResponseFormat
-from headway.server.protocol.tools import (
-    MAX_TOOLS,
-    FunctionDefinition,
-    NamedChoice,
-    NamedFunction,
-    Tool,
-    ToolChoice,
-)
-from headway.server.protocol.unserved import PAGE
 from headway.server.responses_input import messages_of
+from headway.server.responses_tools import ResponseTools, tools_of
 
 NAMES = {
     "messages": "input", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
@@ -39,23 +29,22 @@ SHARED = sorted(
 )
 
 
-def as_chat(body: ResponsesRequest) -> tuple[ChatRequest, FieldNames]:
-    """Returns the chat, and the names of its fields in the request. Raises ApiError by the request's names."""
+def as_chat(body: ResponsesRequest) -> tuple[ChatRequest, FieldNames, ResponseTools]:
+    """Returns the chat, the names of its fields in the request, and its tools. Raises ApiError by the request's names."""
     _check(body)
     names = FieldNames(NAMES)
-    messages = messages_of(body, names)
-    tools, choice = _tools(body, names)
+    tools = tools_of(body, names)
     chat = ChatRequest(
-        messages=messages,
-        tools=tools,
-        tool_choice=choice,
+        messages=messages_of(body, names, tools.ignored),
+        tools=tools.tools or None,
+        tool_choice=tools.choice,
         response_format=_response_format(body.text),
         reasoning_effort=_effort(body),
         max_completion_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
         **{name: getattr(body, name) for name in SHARED},
     )
-    return chat, names
+    return chat, names, tools
 
 
 def _check(body: ResponsesRequest) -> None:
@@ -84,52 +73,3 @@ def _response_format(text: TextOptions | None) -> ResponseFormat | None:
     held = JsonSchemaFormat(wanted.name, wanted.schema, wanted.strict, wanted.description)
     is_schema = wanted.type == "json_schema" or held != JsonSchemaFormat()
     return ResponseFormat(wanted.type, held if is_schema else None)
-
-
-def _tools(body: ResponsesRequest, names: FieldNames) -> tuple[list[Tool] | None, ToolChoice | None]:
-    """Returns the functions that may be called, and the choice among them."""
-    choice, allowed = body.tool_choice, None
-    tools: list[Tool] = []
-    if isinstance(choice, ChoiceOfTools) and choice.type == "allowed_tools":
-        allowed = _allowed(choice, {tool.name for tool in body.tools or ()})
-    check_count("tools", body.tools, MAX_TOOLS, "tools")
-    for i, tool in enumerate(body.tools or ()):
-        where = f"tools[{i}]"
-        if tool.type != "function":
-            message = f"{where}.type is {tool.type[:64]!r}, it must be 'function': this server runs no tools itself; leave it out. See {PAGE}"
-            raise ApiError(message, param=f"{where}.type", code="unsupported_parameter")
-        if tool.name is None:
-            raise missing(f"{where}.name")
-        if allowed is not None and tool.name not in allowed:
-            continue
-        for path in (f"tools[{len(tools)}]", f"tools[{len(tools)}].function"):
-            names.add(path, where)
-        definition = FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict)
-        tools.append(Tool("function", definition))
-    return tools or None, _choice(choice)
-
-
-def _allowed(choice: ChoiceOfTools, known: set[str | None]) -> set[str | None]:
-    check_count("tool_choice.tools", choice.tools, MAX_TOOLS, "tools")
-    for i, tool in enumerate(choice.tools or ()):
-        where = f"tool_choice.tools[{i}]"
-        require(tool.type == "function", f"{where}.type", repr(tool.type[:64]), "'function'")
-        require(tool.name in known, f"{where}.name", repr(tool.name), "the name of one of the tools")
-    return {tool.name for tool in choice.tools or ()}
-
-
-def _choice(choice: str | ChoiceOfTools | None) -> ToolChoice | None:
-    if not isinstance(choice, ChoiceOfTools):
-        return choice
-    if choice.type == "allowed_tools":
-        mode = choice.mode or "auto"
-        require(mode in ("auto", "required"), "tool_choice.mode", repr(mode[:64]), "'auto' or 'required'")
-        return mode
-    if choice.type != "function":
-        message = (
-            f"tool_choice.type is {choice.type[:64]!r}, it must be 'function' or 'allowed_tools'. See {PAGE}"
-        )
-        raise ApiError(message, param="tool_choice.type", code="unsupported_parameter")
-    if choice.name is None:
-        raise missing("tool_choice.name")
-    return NamedChoice("function", NamedFunction(choice.name))

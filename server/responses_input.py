@@ -5,29 +5,42 @@ What an assistant did in one turn is several items there (reasoning, a text, cal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.server.carried_reasoning import carried_text
 from headway.server.errors import ApiError
 from headway.server.field_names import FieldNames
 from headway.server.protocol.chat import MAX_MESSAGES, ContentPart, Message
 from headway.server.protocol.checks import check_count, missing, require
-from headway.server.protocol.responses import InputItem, ResponsesRequest
+from headway.server.protocol.responses import InputItem, ResponsesRequest, ResponseTool
 from headway.server.protocol.tools import FunctionCall, ToolCall
 from headway.server.protocol.unserved import PAGE
+from headway.server.responses_tools import custom_arguments, function_name
 
 ROLES = ("user", "system", "developer", "assistant")
 SYSTEM = ("system", "developer")
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
+KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
+# What another server's own tools did in an earlier turn: the assistant's text says what came of it.
+LEFT_OUT = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_call",
+            "mcp_approval_request", "mcp_approval_response")  # fmt: skip
 REASONING_TYPES = ("reasoning_text", "summary_text", "text")
 
 Content = str | list[ContentPart]
 
 
-def messages_of(body: ResponsesRequest, names: FieldNames) -> list[Message]:
+def messages_of(body: ResponsesRequest, names: FieldNames, ignored: list[str]) -> list[Message]:
     """Returns the conversation. Raises ApiError for items that are not served, by the request's own paths.
 
-    names: gets those of all messages.
+    names: gets those of all messages. ignored: gets the paths of items that are left out.
     """
-    messages = InputMessages(names)
+    messages = InputMessages(names, ignored)
     if body.instructions:
         messages.add_text("system", body.instructions, "instructions", "instructions")
     if isinstance(body.input, str):
@@ -47,9 +60,9 @@ class InputMessages:
     allow one at the beginning alone.
     """
 
-    def __init__(self, names: FieldNames) -> None:
+    def __init__(self, names: FieldNames, ignored: list[str]) -> None:
         self.messages: list[Message] = []
-        self._names = names
+        self._names, self._ignored = names, ignored
 
     def finished(self) -> list[Message]:
         for message in self.messages:
@@ -64,11 +77,15 @@ class InputMessages:
             self._add_message(item, where)
         elif kind == "reasoning":
             self._add_reasoning(item, where)
-        elif kind == "function_call":
-            self._add_call(item, where)
-        elif kind == "function_call_output":
-            self._add_result(item, where)
-        else:
+        elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
+            self._add_call(_call(item, kind, where), item.call_id, where)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self._add_result(item.output, item.call_id, where)
+        elif kind in ("tool_search_call", "tool_search_output") and item.execution == "client":
+            self._add_search(item, kind, where)
+        elif kind in LEFT_OUT or kind.startswith("tool_search_"):
+            self._ignored.append(where)
+        elif kind != "additional_tools":  # which are among the tools
             raise _unserved_kind(kind, f"{where}.type")
 
     def add_text(self, role: str, content: Content, where: str, content_where: str) -> None:
@@ -116,10 +133,13 @@ class InputMessages:
         self._open("assistant", where).reasoning_content = [text]
         self._names.add(f"{self._path}.reasoning_content", f"{where}.{field}")
 
-    def _add_call(self, item: InputItem, where: str) -> None:
-        if item.name is None:
-            raise missing(f"{where}.name")
-        call = FunctionCall(item.name, item.arguments)
+    def _add_search(self, item: InputItem, kind: str, where: str) -> None:
+        if kind == "tool_search_call":
+            self._add_call(FunctionCall("tool_search", item.arguments), item.call_id, where)
+        else:
+            self._add_result(_found(item.tools or ()), item.call_id, where)
+
+    def _add_call(self, call: FunctionCall, call_id: str | None, where: str) -> None:
         is_open = bool(self.messages) and self._last.role == "assistant"
         message = self._last if is_open else self._open("assistant", where)
         if message.tool_calls is None:
@@ -128,13 +148,13 @@ class InputMessages:
         path = f"{self._path}.tool_calls[{len(message.tool_calls)}]"
         self._names.add(path, where)
         self._names.add(f"{path}.function", where)
-        message.tool_calls.append(ToolCall(call, item.call_id, "function"))
+        message.tool_calls.append(ToolCall(call, call_id, "function"))
 
-    def _add_result(self, item: InputItem, where: str) -> None:
-        if item.output is None:
+    def _add_result(self, output: Content | None, call_id: str | None, where: str) -> None:
+        if output is None:
             raise missing(f"{where}.output")
-        self._open("tool", where).tool_call_id = item.call_id
-        self._write(item.output, f"{where}.output")
+        self._open("tool", where).tool_call_id = call_id
+        self._write(output, f"{where}.output")
 
     def _open(self, role: str, where: str) -> Message:
         self.messages.append(Message(role))
@@ -156,6 +176,27 @@ class InputMessages:
         else:
             self._names.add_entries(path, len(parts), where)
         parts += _parts(content)
+
+
+def _call(item: InputItem, kind: str, where: str) -> FunctionCall:
+    if kind == "local_shell_call":
+        return FunctionCall("local_shell", item.action)
+    if item.name is None:
+        raise missing(f"{where}.name")
+    name = function_name(item.name, item.namespace)
+    if kind == "custom_tool_call":
+        return FunctionCall(name, custom_arguments(item.input or ""))
+    return FunctionCall(name, item.arguments)
+
+
+def _found(tools: Sequence[ResponseTool]) -> str:
+    """Returns what a search for tools found, for the model; the tools themselves are among those that it may call."""
+    names = [
+        function_name(one.name or one.type, None if one is tool else tool.name)
+        for tool in tools
+        for one in (tool.tools or (tool,))
+    ]
+    return f"These tools can be called now: {', '.join(names)}" if names else "No tools were found."
 
 
 def _parts(content: Content) -> list[ContentPart]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from headway.server.carried_reasoning import carried
 from headway.server.choice import Delta
 from headway.server.choice_output import NumberedCall, Part
@@ -16,6 +18,8 @@ from headway.server.protocol.chat import TokenLogprob
 from headway.server.protocol.response_events import (
     ArgumentsDelta,
     ArgumentsDone,
+    CustomInputDelta,
+    CustomInputDone,
     Event,
     ItemAdded,
     ItemDone,
@@ -23,31 +27,47 @@ from headway.server.protocol.response_events import (
     PartDone,
     ReasoningDelta,
     ReasoningDone,
+    SummaryAdded,
+    SummaryDelta,
+    SummaryDone,
+    SummaryTextDone,
     TextDelta,
     TextDone,
 )
 from headway.server.protocol.response_objects import (
+    CallItem,
+    CustomCallItem,
     FunctionCallItem,
     Item,
     MessageItem,
     OutputText,
     ReasoningItem,
     ReasoningText,
+    SearchCallItem,
+    SummaryText,
 )
+from headway.server.responses_tools import ResponseTools
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningForms:
+    """How the reasoning is told. is_told: at all. is_carried: also in the form that clients send back. is_summarized: also as
+    a summary."""
+
+    is_told: bool = True
+    is_carried: bool = False
+    is_summarized: bool = False
+
+
 @dataclass(slots=True)
 class OpenText:
-    """A message or an item of reasoning that is being written. Mutable: its writer appends to it.
-
-    is_carried: the item of reasoning also has its text in the form that clients send back.
-    """
+    """A message or an item of reasoning that is being written. Mutable: its writer appends to it."""
 
     item_id: str
     is_reasoning: bool
-    is_carried: bool = False
+    forms: ReasoningForms
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -62,21 +82,20 @@ class OpenText:
         if isinstance(part, ReasoningText):
             if status == IN_PROGRESS:
                 return ReasoningItem(self.item_id, status, [])
-            text = carried(part.text) if self.is_carried else None
-            return ReasoningItem(self.item_id, status, [part], encrypted_content=text)
+            text = carried(part.text) if self.forms.is_carried else None
+            summary = [SummaryText(part.text)] if self.forms.is_summarized else []
+            return ReasoningItem(self.item_id, status, [part], summary, text)
         return MessageItem(self.item_id, status, [] if status == IN_PROGRESS else [part])
 
 
 class OutputItems:
     """Mutable: fed with the deltas of the one choice in their order."""
 
-    def __init__(
-        self, *, tells_reasoning: bool, carries_reasoning: bool = False, logprobs: PartLogprobs | None
-    ) -> None:
-        """carries_reasoning: see OpenText. logprobs: finds the tokens of the messages' texts; None where none are asked for."""
+    def __init__(self, forms: ReasoningForms, tools: ResponseTools, logprobs: PartLogprobs | None) -> None:
+        """logprobs: finds the tokens of the messages' texts; None where none are asked for."""
         self.done: list[Item] = []
         self._open: OpenText | None = None
-        self._tells_reasoning, self._carries_reasoning = tells_reasoning, carries_reasoning
+        self._forms, self._tools = forms, tools
         self._logprobs = logprobs
         self._num_characters = 0  # of texts that are not split into parts
 
@@ -107,7 +126,7 @@ class OutputItems:
     def _write(self, part: Reasoning | Content) -> Iterator[Event]:
         is_reasoning = isinstance(part, Reasoning)
         logprobs = [] if self._logprobs is None else self._logprobs.of(part)
-        if is_reasoning and not self._tells_reasoning:
+        if is_reasoning and not self._forms.is_told:
             return
         if self._open is None or self._open.is_reasoning != is_reasoning:
             yield from self._close(COMPLETED)
@@ -117,15 +136,19 @@ class OutputItems:
         self._open.texts.append(part.text)
         if is_reasoning:
             yield ReasoningDelta(**place, delta=part.text)
+            if self._forms.is_summarized:
+                yield SummaryDelta(**place, delta=part.text)
         else:
             self._open.logprobs += logprobs
             yield TextDelta(**place, delta=part.text, logprobs=logprobs)
 
     def _begin(self, *, is_reasoning: bool) -> Iterator[Event]:
-        opened = OpenText(_item_id("rs" if is_reasoning else "msg"), is_reasoning, self._carries_reasoning)
+        opened = OpenText(_item_id("rs" if is_reasoning else "msg"), is_reasoning, self._forms)
         self._open, index = opened, len(self.done)
         yield ItemAdded(output_index=index, item=opened.item(IN_PROGRESS))
         yield PartAdded(output_index=index, item_id=opened.item_id, part=opened.part)
+        if is_reasoning and self._forms.is_summarized:
+            yield SummaryAdded(output_index=index, item_id=opened.item_id, part=SummaryText(""))
 
     def _close(self, status: str) -> Iterator[Event]:
         opened, self._open = self._open, None
@@ -138,21 +161,36 @@ class OutputItems:
         else:
             yield TextDone(**place, text=part.text, logprobs=part.logprobs)
         yield PartDone(**place, part=part)
+        if opened.is_reasoning and self._forms.is_summarized:
+            yield SummaryTextDone(**place, text=part.text)
+            yield SummaryDone(**place, part=SummaryText(part.text))
         yield from self._finished(opened.item(status))
 
     def _call(self, call: NumberedCall) -> Iterator[Event]:
         """A call comes whole: its arguments are one delta."""
-        item = FunctionCallItem(_item_id("fc"), COMPLETED, call.call_id, call.name, call.arguments)
-        begun = FunctionCallItem(item.id, IN_PROGRESS, item.call_id, item.name, "")
-        index = len(self.done)
-        yield ItemAdded(output_index=index, item=begun)
-        yield ArgumentsDelta(output_index=index, item_id=item.id, delta=item.arguments)
-        yield ArgumentsDone(output_index=index, item_id=item.id, name=item.name, arguments=item.arguments)
+        item = self._tools.item(call, _item_id("fc"), COMPLETED)
+        yield ItemAdded(output_index=len(self.done), item=_begun(item))
+        place: dict[str, Any] = {"output_index": len(self.done), "item_id": item.id}
+        if isinstance(item, CustomCallItem):
+            yield CustomInputDelta(**place, delta=item.input)
+            yield CustomInputDone(**place, input=item.input)
+        elif isinstance(item, FunctionCallItem):
+            yield ArgumentsDelta(**place, delta=item.arguments)
+            yield ArgumentsDone(**place, name=item.name, arguments=item.arguments)
         yield from self._finished(item)
 
     def _finished(self, item: Item) -> Iterator[Event]:
         yield ItemDone(output_index=len(self.done), item=item)
         self.done.append(item)
+
+
+def _begun(item: CallItem) -> CallItem:
+    """Returns the call before anything of it is told."""
+    if isinstance(item, CustomCallItem):
+        return replace(item, status=IN_PROGRESS, input="")
+    if isinstance(item, SearchCallItem):
+        return replace(item, status=IN_PROGRESS)
+    return replace(item, status=IN_PROGRESS, arguments="")
 
 
 def _item_id(prefix: str) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from headway.server.protocol.chat import TokenLogprob
-from headway.server.protocol.response_objects import Item, OutputText, ReasoningText, ResponseObject
+from headway.server.protocol.response_objects import (
+    Item,
+    OutputText,
+    ReasoningText,
+    ResponseObject,
+    SummaryText,
+)
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -83,6 +89,27 @@ class ReasoningDone(PartEvent, tag="response.reasoning_text.done"):
     text: str
 
 
+class SummaryEvent(ItemEvent, kw_only=True):
+    item_id: str
+    summary_index: int = 0
+
+
+class SummaryAdded(SummaryEvent, tag="response.reasoning_summary_part.added"):
+    part: SummaryText
+
+
+class SummaryDelta(SummaryEvent, tag="response.reasoning_summary_text.delta"):
+    delta: str
+
+
+class SummaryTextDone(SummaryEvent, tag="response.reasoning_summary_text.done"):
+    text: str
+
+
+class SummaryDone(SummaryEvent, tag="response.reasoning_summary_part.done"):
+    part: SummaryText
+
+
 class ArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta"):
     item_id: str
     delta: str
@@ -92,3 +119,13 @@ class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     item_id: str
     name: str
     arguments: str
+
+
+class CustomInputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):
+    item_id: str
+    delta: str
+
+
+class CustomInputDone(ItemEvent, tag="response.custom_tool_call_input.done"):
+    item_id: str
+    input: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway.server.protocol.chat import TokenLogprob
-from headway.server.protocol.responses import ChoiceOfTools, FunctionTool, TextOptions
+from headway.server.protocol.responses import ChoiceOfTools, ResponseTool, TextOptions
 from headway.server.protocol.usage import SpeculationReport
 
 
@@ -22,6 +24,10 @@ class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
     text: str
 
 
+class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_text"):
+    text: str
+
+
 class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """status: in_progress, completed or incomplete, as of all items."""
 
@@ -32,27 +38,51 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """What the model thought, whole and in clear text: there is no summary of it. encrypted_content: the same once more, for clients
-    that send back nothing else, if it is asked for and the item is complete."""
+    """What the model thought, whole and in clear text. summary: the same once more, if one is asked for. encrypted_content: the same
+    for clients that send back nothing else, if it is asked for and the item is complete."""
 
     id: str
     status: str
     content: list[ReasoningText]
-    summary: list[str] = []
+    summary: list[SummaryText] = []
     encrypted_content: str | None = None
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced."""
+    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced. namespace: the group
+    of the function, if it is in one."""
 
     id: str
     status: str
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-Item = MessageItem | ReasoningItem | FunctionCallItem
+class CustomCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool that is given a text."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+class SearchCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="tool_search_call"):
+    """A call of the client's search for tools."""
+
+    id: str
+    status: str
+    call_id: str
+    arguments: dict[str, Any]
+    execution: str = "client"
+
+
+CallItem = FunctionCallItem | CustomCallItem | SearchCallItem
+Item = MessageItem | ReasoningItem | CallItem
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -91,7 +121,7 @@ class IncompleteDetails(msgspec.Struct):
 
 class ReasoningEcho(msgspec.Struct):
     effort: str | None = None
-    summary: None = None
+    summary: str | None = None
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
@@ -123,7 +153,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     temperature: float
     text: TextOptions
     tool_choice: str | ChoiceOfTools
-    tools: list[FunctionTool]
+    tools: list[ResponseTool]
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from headway.server.protocol import chat, other_names, parameters
 from headway.server.protocol.chat import ContentPart
@@ -16,14 +17,46 @@ from headway.server.protocol.unserved import INPUT_ITEM, RESPONSES, RESPONSES_TO
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+SUMMARIES = ("auto", "concise", "detailed")  # of the reasoning
 INCLUDES = (LOGPROBS, ENCRYPTED_REASONING)
+
+
+class ToolFormat(msgspec.Struct):
+    """What the input of a custom tool looks like. type: text or grammar. syntax, definition: of a grammar, which the model
+    is told and which is not enforced."""
+
+    type: str | None = None
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A function, a custom tool, which is given a text, a group of both (type namespace), or a client's search for tools.
+
+    parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are held against
+    it while they are generated; false if left out. format: of a custom tool. tools: of a namespace. execution: of a
+    search.
+    """
+
+    unserved: ClassVar[Table] = RESPONSES_TOOL
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: ToolFormat | UnsetType = UNSET
+    tools: list[ResponseTool] | UnsetType = UNSET
+    execution: str | UnsetType = UNSET
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     """An item of the conversation; fields of other kinds of items are ignored, for their type is refused.
 
     type: None for a message. role, content: of a message; content is also the text of an item of reasoning, whose
-    encrypted_content, else its summary, takes its place where it is missing. call_id, name, arguments: of a function's call; call_id, output: of its result.
+    encrypted_content, else its summary, takes its place where it is missing. call_id, name, namespace, arguments: of a
+    function's call; call_id, output: of its result. input: of a custom tool's call. action: of a shell's call. tools:
+    of the result of a search for tools, or of an item that adds some; execution: who searched.
     """
 
     unserved: ClassVar[Table] = INPUT_ITEM
@@ -36,21 +69,13 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     encrypted_content: str | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    namespace: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
     output: str | list[ContentPart] | None = None
-
-
-class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
-    """parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are held against
-    it while they are generated; false if left out."""
-
-    unserved: ClassVar[Table] = RESPONSES_TOOL
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    tools: list[ResponseTool] | None = None
+    execution: str | None = None
 
 
 class ToolReference(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -61,7 +86,7 @@ class ToolReference(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class ChoiceOfTools(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One function by its name (type function), or some of the tools (type allowed_tools) by a mode, auto or required."""
+    """One tool by its name (type function or custom), or some of the tools (type allowed_tools) by a mode, auto or required."""
 
     passes_unknown: ClassVar[bool] = True
 
@@ -88,7 +113,8 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields other than effort are hints that change nothing here: reasoning is told as it is."""
+    """summary: one of SUMMARIES, each for a copy of the reasoning, which is told as it is; generate_summary: its earlier
+    name. The last two are hints that change nothing here."""
 
     effort: str | None = None
     summary: object = None
@@ -113,7 +139,7 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
 
     input: str | list[InputItem]
     instructions: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: str | ChoiceOfTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -138,6 +164,12 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
         """Whether the client is to get reasoning in a form that it sends back: it asks for it, or says that it keeps the conversation
         itself."""
         return self.store is False or ENCRYPTED_REASONING in (self.include or ())
+
+    @property
+    def summary(self) -> str | None:
+        """Returns the kind of summary of the reasoning that the client asks for."""
+        asked = self.reasoning or ReasoningOptions()
+        return next((kind for kind in SUMMARIES if kind in (asked.summary, asked.generate_summary)), None)
 
 
 RANGES: Ranges = {

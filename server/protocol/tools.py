@@ -12,7 +12,7 @@ from headway.server.errors import ApiError
 from headway.server.protocol.checks import check_count, require
 from headway.server.protocol.unserved import FUNCTION, PAGE, TOOL, Table
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512
 MAX_TOOL_CALLS = 128  # of one message
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 CHOICES = ("none", "auto", "required")

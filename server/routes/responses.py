@@ -38,7 +38,8 @@ from headway.server.protocol.usage import Usage
 from headway.server.request_body import body_of, tell_ignored
 from headway.server.response import GenerationResponse, collect
 from headway.server.responses_chat import as_chat
-from headway.server.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems
+from headway.server.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems, ReasoningForms
+from headway.server.responses_tools import ResponseTools, served
 from headway.server.services import services_of
 from headway.server.sse import EventStreamResponse, escape_line_ends, unless_disconnected
 from headway.server.tokenizer import Tokenizer
@@ -50,7 +51,8 @@ router = APIRouter()
 async def create_response(request: Request) -> Response:
     services = services_of(request)
     body = await body_of(request, ResponsesRequest)
-    chat, names = as_chat(body)
+    chat, names, tools = as_chat(body)
+    tell_ignored(request, *tools.ignored)
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         tell_ignored(request, "text.verbosity")
     if body.store:
@@ -59,7 +61,7 @@ async def create_response(request: Request) -> Response:
         answer, _ = await begin_chat(
             chat, request, services, prefix="resp_", kind="response", effort_name="reasoning.effort"
         )
-    writer = ResponseWriter(body, answer, names, services.tokenizer, bool(chat.logprobs))
+    writer = ResponseWriter(body, answer, names, tools, services.tokenizer, bool(chat.logprobs))
     if body.stream:
         seconds = services.limits.keep_alive_seconds
         return EventStreamResponse(
@@ -76,6 +78,7 @@ class ResponseWriter:
     body: ResponsesRequest
     answer: GenerationResponse
     names: FieldNames
+    tools: ResponseTools
     tokenizer: Tokenizer
     wants_logprobs: bool
     items: OutputItems = field(init=False)
@@ -83,11 +86,12 @@ class ResponseWriter:
     num_events: int = 0
 
     def __post_init__(self) -> None:
-        self.items = OutputItems(
-            tells_reasoning=self.body.include_reasoning is not False,
-            carries_reasoning=self.body.wants_carried_reasoning,
-            logprobs=PartLogprobs(self.tokenizer.full_vocabulary) if self.wants_logprobs else None,
+        body = self.body
+        forms = ReasoningForms(
+            body.include_reasoning is not False, body.wants_carried_reasoning, body.summary is not None
         )
+        logprobs = PartLogprobs(self.tokenizer.full_vocabulary) if self.wants_logprobs else None
+        self.items = OutputItems(forms, self.tools, logprobs)
         self.begun = _begun(self.body, self.answer, self.tokenizer)
 
     async def whole(self) -> ResponseObject:
@@ -168,12 +172,12 @@ def _begun(body: ResponsesRequest, answer: GenerationResponse, tokenizer: Tokeni
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
         prompt_cache_key=body.prompt_cache_key,
-        reasoning=ReasoningEcho(None if body.reasoning is None else body.reasoning.effort),
+        reasoning=ReasoningEcho(None if body.reasoning is None else body.reasoning.effort, body.summary),
         safety_identifier=body.safety_identifier,
         temperature=default.temperature if body.temperature is None else body.temperature,
         text=_text(body.text),
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=body.tools or [],
+        tools=served(body.tools or ()),
         top_logprobs=body.top_logprobs or 0,
         top_p=default.top_p if body.top_p is None else body.top_p,
         user=body.user,

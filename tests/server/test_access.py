@@ -292,6 +292,10 @@ def test_the_codes_of_the_counter_are_those_of_the_code() -> None:
         ([], None),
         (["transforms", "tools[0].strict", "transforms"], "transforms, tools[0].strict"),
         (["no name\r\nX-Evil: 1"], None),
+        (
+            ["tools[1].server_url", "tools[1]", "tools[10].x", "text.a.b", "text.a"],
+            "tools[1], tools[10].x, text.a",
+        ),
         ([f"f{i}" for i in range(100)], ", ".join(f"f{i}" for i in range(32))),
     ],
 )

@@ -223,7 +223,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": named("f", strict="yes")}, "tools[0].function.strict", "true or false"),
     ({"tools": named("f", paramters={})}, "tools[0].function.paramters", "did you mean tools[0].function.parameters?"),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function", "tools[0].function is missing"),
-    ({"tools": {}}, "tools", "must be an array"), ({"tools": named("f") * 129}, "tools", "at most 128"),
+    ({"tools": {}}, "tools", "must be an array"), ({"tools": named("f") * 513}, "tools", "at most 512"),
     ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "'required'"), ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": [TOOL], "tool_choice": 1}, "tool_choice", "must be a string or an object"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),

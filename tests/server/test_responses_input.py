@@ -218,7 +218,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("body", "chat"), FIELDS)
 def test_fields_become_those_of_a_chat(body: dict[str, Any], chat: dict[str, Any]) -> None:
     request = decode(msgspec.json.encode({"input": "hello", **body}), ResponsesRequest)
-    translated, _ = as_chat(request)
+    translated, *_ = as_chat(request)
     expected = {"messages": [user("hello")], "logprobs": False, **chat}
     found = msgspec.to_builtins(translated)
     assert without_nulls(found) == expected
@@ -245,13 +245,13 @@ def form(**more: Any) -> dict[str, Any]:
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": None}, "input", "is missing"), ({"input": []}, "input", "empty"), ({"input": {}}, "input", "a string or an array"),
     ({"input": ["x"]}, "input[0]", "an object"), ({"input": [user("a")] * 4097}, "input", "at most 4096"),
-    (item(type="item_reference", id="msg_1"), "input[1].type", "store: false"), (item(type="web_search_call", id="ws_1"), "input[1].type", "'function_call'"),
+    (item(type="item_reference", id="msg_1"), "input[1].type", "store: false"), (item(type="shell_call", id="sh_1"), "input[1].type", "'function_call'"),
     (item(type="compaction", encrypted_content="x"), "input[1].type", "'compaction'"),
     (item(content="x"), "input[1].role", "is missing"), (item(role="tool", content="x"), "input[1].role", "'developer'"),
     (item(role="user"), "input[1].content", "is missing"), (item(role="user", content=5), "input[1].content", "a string or an array"),
     (item(role="user", content=[text("a"), {"type": "input_image", "image_url": "data:"}]), "input[1].content[1].type", "'input_image'"),
     (item(role="user", content=[{"type": "input_file", "file_id": "f"}]), "input[1].content[0].type", "'input_file'"),
-    (item(type="function_call", arguments="{}"), "input[1].name", "is missing"), (item(**{**CALL, "arguments": {}}), "input[1].arguments", "a string"),
+    (item(type="function_call", arguments="{}"), "input[1].name", "is missing"), (item(**{**CALL, "arguments": 5}), "input[1].arguments", "a string or an object"),
     (item(type="function_call_output", call_id="c"), "input[1].output", "is missing"),
     (item(**{**OUTPUT, "output": [{"type": "input_image", "image_url": "data:"}]}), "input[1].output[0].type", "'input_image'"),
     (item(type="reasoning", summary=[{"type": "image", "text": "x"}]), "input[1].summary[0].type", "'image'"),
@@ -261,10 +261,17 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [CALL] * 129}, "input[0]", "at most 128"),
     ({"input": [{"role": "system", "content": "a"}, {"role": "developer", "content": [text("b"), {"type": "input_image"}]}, user("c")], "instructions": "x"},
      "input[1].content[1].type", "'input_image'"),
-    ({"tools": [TIME] * 129}, "tools", "at most 128"), ({"tools": [{}]}, "tools[0].type", "is missing"), ({"tools": [TIME, {"type": "function"}]}, "tools[1].name", "is missing"),
-    ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0].type", "'web_search'"),
-    ({"tools": [TIME, {"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[1].type", "'custom'"),
-    ({"tools": [{"type": "namespace", "name": "x", "tools": [TIME]}]}, "tools[0].type", "'namespace'"),
+    ({"tools": [TIME] * 513}, "tools", "at most 512"), ({"tools": [{}]}, "tools[0].type", "is missing"), ({"tools": [TIME, {"type": "function"}]}, "tools[1].name", "is missing"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"tools": [TIME, {"type": "functoin", "name": "x"}]}, "tools[1].type", "did you mean 'function'?"),
+    ({"tools": [TIME, {"type": "custom"}]}, "tools[1].name", "is missing"), ({"tools": [{"type": "namespace", "tools": [TIME]}]}, "tools[0].name", "is missing"),
+    ({"tools": [{"type": "namespace", "name": "g", "tools": [WEATHER, {**TIME, "name": "a b"}]}]}, "tools[0].tools[1].name", "'g__a b'"),
+    ({"tools": [{"type": "namespace", "name": "g", "tools": [TIME]}, {**TIME, "name": "g__time"}]}, "tools[1].name", "than that of tools[0].tools[0]"),
+    ({"tools": [{"type": "namespace", "name": str(i), "tools": [TIME] * 4} for i in range(512)]}, "tools", "at most 2048"),
+    ({"tools": [{"type": "namespace", "name": "g", "tools": [{**TIME, "name": f"t{i}"} for i in range(513)]}]}, "tools", "at most 512"),
+    (item(type="custom_tool_call", call_id="c", input="x"), "input[1].name", "is missing"),
+    (item(type="custom_tool_call_output", call_id="c"), "input[1].output", "is missing"),
+    (item(type="additional_tools", tools=[{"type": "functoin"}]), "input[1].tools[0].type", "'function'"),
     ({"tools": [{"type": "function", "function": {"name": "time"}}]}, "tools[0].function", "beside `type`"),
     ({"tools": [{**TIME, "paramters": {}}]}, "tools[0].paramters", "did you mean tools[0].parameters?"),
     ({"tools": [TIME, TIME]}, "tools[1].name", "another name than that of tools[0]"), ({"tools": [{**TIME, "name": "a b"}]}, "tools[0].name", "'a b'"),
@@ -272,7 +279,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (choice(type="function"), "tool_choice.name", "is missing"), (choice(type="function", name="x"), "tool_choice.name", "(weather, time)"),
     (choice(type="web_search_preview"), "tool_choice.type", "'allowed_tools'"), (choice(type="allowed_tools", mode="none", tools=[]), "tool_choice.mode", "'auto'"),
     (choice(type="allowed_tools", mode="auto", tools=[{"type": "function", "name": "x"}]), "tool_choice.tools[0].name", "'x'"),
-    (choice(type="allowed_tools", mode="auto", tools=[{"type": "mcp"}]), "tool_choice.tools[0].type", "'mcp'"),
+    (choice(type="allowed_tools", mode="auto", tools=[{"type": "funcion"}]), "tool_choice.tools[0].type", "'function'"),
+    (choice(type="allowed_tools", mode="required", tools=[{"type": "mcp"}]), "tool_choice", "no tools"), (choice(type="custom", name="x"), "tool_choice.name", "'x'"),
     (choice(type="allowed_tools", mode="required", tools=[]), "tool_choice", "no tools"), ({"tools": [TIME], "tool_choice": "any"}, "tool_choice", "'required'"),
     (form(type="yaml"), "text.format.type", "json_schema"), (form(type="json_schema", name="x"), "text.format.schema", "is missing"),
     (form(type="json_schema", name="x", schema={"type": "object", "not": 3}), "text.format.schema", "not"),

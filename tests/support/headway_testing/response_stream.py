@@ -31,12 +31,13 @@ def events_of(text: str) -> list[dict[str, Any]]:
 def told(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Items without their ids, which are checked for their form."""
     found: list[tuple[str, ...]] = []
-    prefixes = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+    prefixes = {"reasoning": "rs", "message": "msg"}
     for item in items:
-        assert re.fullmatch(prefixes[item["type"]] + "_[0-9a-f]{24}", item["id"])
-        if item["type"] == "function_call":
+        assert re.fullmatch(prefixes.get(item["type"], "fc") + "_[0-9a-f]{24}", item["id"])
+        if "call_id" in item:
             assert re.fullmatch("call_[0-9a-f]{24}", item["call_id"])
-            found.append(("function_call", item["name"], item["arguments"]))
+            words = [item[name] for name in ("namespace", "name", "arguments", "input") if name in item]
+            found.append((item["type"], *words))
         else:
             (part,) = item["content"]
             found.append((item["type"], part["text"]))
@@ -52,6 +53,19 @@ def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 assert event["output_index"] == len(items)
                 assert event["item"]["status"] == "in_progress"
                 items.append({**event["item"]})
+            case "reasoning_summary_part.added":
+                assert event["part"]["text"] == ""
+                items[-1]["summary"] = [{**event["part"]}]
+            case "reasoning_summary_text.delta":
+                items[-1]["summary"][0]["text"] += event["delta"]
+            case "reasoning_summary_text.done":
+                assert event["text"] == items[-1]["summary"][0]["text"]
+            case "reasoning_summary_part.done":
+                assert event["part"] == items[-1]["summary"][0]
+            case "custom_tool_call_input.delta":
+                items[-1]["input"] += event["delta"]
+            case "custom_tool_call_input.done":
+                assert event["input"] == items[-1]["input"]
             case "content_part.added":
                 assert event["part"]["text"] == ""
                 items[-1]["content"] = [{**event["part"]}]
