@@ -81,6 +81,8 @@ class InputMessages:
             self._add_call(_call(item, kind, where), item.call_id, where)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._add_result(item.output, item.call_id, where)
+        elif kind == "agent_message":
+            self.add_text("user", _between_agents(item.content), where, f"{where}.content")
         elif kind in ("tool_search_call", "tool_search_output") and item.execution == "client":
             self._add_search(item, kind, where)
         elif kind in LEFT_OUT or kind.startswith("tool_search_"):
@@ -187,6 +189,16 @@ def _call(item: InputItem, kind: str, where: str) -> FunctionCall:
     if kind == "custom_tool_call":
         return FunctionCall(name, custom_arguments(item.input or ""))
     return FunctionCall(name, item.arguments)
+
+
+def _between_agents(content: Content | None) -> Content:
+    """Returns the text of a message that one agent sent another: its payload was the argument of a call."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [
+        part if part.encrypted_content is None else ContentPart("text", part.encrypted_content)
+        for part in content
+    ]
 
 
 def _found(tools: Sequence[ResponseTool]) -> str:

@@ -257,6 +257,19 @@ async def test_a_local_shells_call_stays_in_the_history(
     assert (result["tool_call_id"], result["content"]) == ("c", "a.py")
 
 
+async def test_what_agents_tell_each_other_is_text_of_the_user(
+    client: httpx.AsyncClient, recorded: RecordingChat
+) -> None:
+    """A client that takes the argument of a call for encrypted sends it on as such."""
+    parts = [
+        {"type": "input_text", "text": "Sender: /root"},
+        {"type": "encrypted_content", "encrypted_content": "Say hi."},
+    ]
+    told = {"type": "agent_message", "author": "/root", "recipient": "/root/kid", "content": parts}
+    await posted(client, input=[{"role": "user", "content": "hello"}, told])
+    assert recorded.seen[-1].messages[1:] == [{"role": "user", "content": "Sender: /root\nSay hi."}]
+
+
 CHOICES: list[tuple[Any, list[str]]] = [
     ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "mcp__demo__f"}]}, ["mcp__demo__f"]),
     ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "mcp__demo"}]}, ["mcp__demo__f", "mcp__demo__edit"]),
