@@ -60,3 +60,11 @@ def environment() -> Path:
     folder = Path(__file__).parents[2] / ".venv-clients/bin"
     assert folder.is_dir(), f"{folder} is missing: run make test-clients"
     return folder
+
+
+@pytest.fixture(scope="session")
+def node_programs() -> Path:
+    """The folder of the programs that `make test-clients` installs by npm."""
+    folder = Path(__file__).parent / "node_modules/.bin"
+    assert folder.is_dir(), f"{folder} is missing: run make test-clients"
+    return folder

@@ -1,13 +1,15 @@
 """A server whose model says what it is told: `python -m headway_testing.scripted_process serve [FLAG ...]`.
 
 It is `headway serve` before an engine that reads its answer in the conversation: the last message of the user, and where
-that has several parts with TURN between them, the part after as many as there were answers since. The chat template must
-write turns in ChatML form. The text comes a few tokens at a time, and ends with the model's own end token.
+that has several parts with TURN between them, the part after as many as there were answers since. What agents add to
+the user's words in elements <system-reminder> is left out. The chat template must write turns in ChatML form. The text comes a
+few tokens at a time, and ends with the model's own end token.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -37,13 +39,18 @@ IDLE_SECONDS = 0.01
 _USER = "<|im_start|>user\n"
 _ANSWER = "<|im_start|>assistant\n"
 _END = "<|im_end|>"
+_ASIDE = re.compile("<system-reminder>.*?</system-reminder>", re.DOTALL)
 
 
 def answer_to(prompt: str) -> str:
     """Returns what the conversation tells the model to say."""
-    _, _, last = prompt.rpartition(_USER)
-    script, _, rest = last.partition(_END)
-    num_answered = rest.count(_ANSWER) - 1
+    num_answered = -1
+    for turn in reversed(prompt.split(_USER)):
+        message, _, rest = turn.partition(_END)
+        num_answered += rest.count(_ANSWER)
+        script = _ASIDE.sub("", message).strip("\n")
+        if script:
+            break
     parts = script.split(TURN)
     return parts[min(num_answered, len(parts) - 1)]
 
