@@ -37,6 +37,7 @@ from headway.server.json_schema.keywords import (
 from headway.server.json_schema.patterns import PatternError, rust_pattern
 from headway.server.json_schema.property_names import without_property_names
 from headway.server.json_schema.string_formats import FORMATS, PATTERN_FORMATS, format_constraint
+from headway.server.json_schema.writing import written
 
 Schema = dict[str, object]
 
@@ -57,12 +58,13 @@ def enforceable(schema: object, param: str) -> Schema:
 
     param: the field that the schema came in. Raises RequestError that names the keyword and its place.
     """
+    schema, writing = written(schema, WRITING)
     walk = _Walk(schema, param)
     found = walk.schema(schema, "#", 0)
     if found is False:
         raise walk.refusal("", "#", "is false, which no value fits; write a schema that some value fits")
     walk.check_references()
-    return {**walk.with_lifted(found if isinstance(found, dict) else {}), "x-guidance": WRITING}
+    return {**walk.with_lifted(found if isinstance(found, dict) else {}), "x-guidance": writing}
 
 
 class _Walk:

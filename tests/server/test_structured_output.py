@@ -137,11 +137,30 @@ async def test_every_choice_has_the_grammar(client: httpx.AsyncClient, engine: F
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}},
+        {"guided_json": {"type": "integer"}, "structured_outputs": {"json": {"type": "integer"}}},
+        {"guided_choice": ["a"], "structured_outputs": {"choice": ["a"]}},
+    ],
+)
+async def test_the_same_form_by_two_names_is_one(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
+    for sent in (fields, {"structured_outputs": fields["structured_outputs"]}):
+        assert (await post(client, max_tokens=1, **sent)).status_code == 200
+    both, one = (submit.grammar for submit in engine.submitted)
+    assert both is not None
+    assert msgspec.json.encode(both) == msgspec.json.encode(one)
+
+
+@pytest.mark.parametrize(
     ("fields", "names"),
     [
         ({"guided_regex": "a", "guided_choice": ["a"]}, ["guided_regex", "guided_choice"]),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, ["response_format", "structured_outputs.regex"]),
         ({"regex": "a", "guided_regex": "b"}, ["guided_regex", "regex"]), ({"ebnf": GBNF, "json_schema": {"type": "object"}}, ["json_schema", "ebnf"]),
+        ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "b"'}}, ["guided_grammar", "structured_outputs.grammar"]),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, ["structured_outputs.regex", "structured_outputs.choice"]),
     ],
 )  # fmt: skip
@@ -234,6 +253,38 @@ async def test_what_cannot_be_enforced_is_refused_by_name(
     assert complaint in error["message"]
     assert "<state>" not in error["message"]
     assert not engine.submitted
+
+
+# As guidance's own client writes a schema into a grammar.
+GUIDANCE = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+    "lenient": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [({}, None), ({"whitespace_flexible": True}, None), ({"lenient": True}, "x-guidance at #"), ({"item_separator": ";"}, "x-guidance at #"),
+     ({"whitespace_pattern": " "}, "x-guidance at #"), ({"json_allowed_escapes": "u"}, "x-guidance at #")],
+)  # fmt: skip
+async def test_a_schema_may_say_how_its_text_is_written(
+    client: httpx.AsyncClient, changed: dict[str, Any], complaint: str | None
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"const": 2}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    grammar = f"start: %json {json.dumps(schema | {'x-guidance': GUIDANCE | changed})}"
+    if complaint is None:
+        assert (await post(client, guided_grammar=grammar)).status_code == 200
+    else:
+        assert complaint in (await refusal(client, guided_grammar=grammar))["message"]
 
 
 async def test_synthetic_acceptance_has_no_grammars(client: httpx.AsyncClient, engine: FakeEngine) -> None:

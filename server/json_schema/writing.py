@@ -1,0 +1,37 @@
+"""How the text of a schema is written: what guidance says of it within a schema, as far as it changes nothing of what is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Schema = dict[str, object]
+
+OPTIONS = "x-guidance"
+# The values that change nothing of what is valid. `coerce_one_of` is not needed: members of oneOf that could be valid at
+# once are refused.
+_PASSES: dict[str, Callable[[object], bool]] = {
+    "whitespace_flexible": lambda value: isinstance(value, bool),
+    "item_separator": lambda value: isinstance(value, str) and value.strip(" ") == ",",
+    "key_separator": lambda value: isinstance(value, str) and value.strip(" ") == ":",
+    "whitespace_pattern": lambda value: value is None,
+    "coerce_one_of": lambda value: isinstance(value, bool),
+    "lenient": lambda value: value is False,
+}
+
+
+def written(schema: object, usual: Schema) -> tuple[object, Schema]:
+    """Returns the schema without its options, and how its text is written: as usual but for what it says.
+
+    Options that would change what is valid stay in the schema, where they are refused.
+    """
+    options = schema.get(OPTIONS) if isinstance(schema, dict) else None
+    if not isinstance(schema, dict) or not isinstance(options, dict):
+        return schema, usual
+    if not all(name in _PASSES and _PASSES[name](value) for name, value in options.items()):
+        return schema, usual
+    rest = {name: value for name, value in schema.items() if name != OPTIONS}
+    if options.get("whitespace_flexible") is not False:
+        return rest, usual
+    exact = {name: value for name, value in usual.items() if name != "whitespace_pattern"}
+    named = ("whitespace_flexible", "item_separator", "key_separator")
+    return rest, exact | {name: options[name] for name in named if name in options}
