@@ -7,6 +7,8 @@ SERVE_ARGS ?=
 # Flags of pytest: make test TEST_ARGS="-k sampler"
 TEST_ARGS ?=
 CLIENTS_VENV := .venv-clients
+# Clients that want other versions of what the rest has, each group in an environment of its own.
+OTHER_CLIENTS := instructor frameworks
 
 .PHONY: serve chat test test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
 
@@ -53,7 +55,7 @@ test-exact-http: $(VENV)/.ready-test
 
 # The clients that people use, in versions of their own, against running servers. In an environment of their own, for
 # they and the project want different versions of the same packages.
-test-clients: $(VENV)/.ready-test $(CLIENTS_VENV)/.ready $(CLIENTS_VENV)/instructor/.ready tests/clients/node_modules/.ready
+test-clients: $(VENV)/.ready-test $(CLIENTS_VENV)/.ready $(OTHER_CLIENTS:%=$(CLIENTS_VENV)/%/.ready) tests/clients/node_modules/.ready
 	$(BIN)/pytest -q -m clients $(TEST_ARGS) tests/clients
 
 $(CLIENTS_VENV)/.ready: tests/clients/requirements.txt | $(BIN)/pip
@@ -62,9 +64,9 @@ $(CLIENTS_VENV)/.ready: tests/clients/requirements.txt | $(BIN)/pip
 	$(CLIENTS_VENV)/bin/pip install -q --no-compile -r tests/clients/requirements.txt
 	@touch $@
 
-$(CLIENTS_VENV)/instructor/.ready: tests/clients/requirements-instructor.txt | $(CLIENTS_VENV)/.ready
-	$(PY) -m venv $(CLIENTS_VENV)/instructor
-	$(CLIENTS_VENV)/instructor/bin/pip install -q --no-compile -r tests/clients/requirements-instructor.txt
+$(OTHER_CLIENTS:%=$(CLIENTS_VENV)/%/.ready): $(CLIENTS_VENV)/%/.ready: tests/clients/requirements-%.txt | $(CLIENTS_VENV)/.ready
+	$(PY) -m venv $(CLIENTS_VENV)/$*
+	$(CLIENTS_VENV)/$*/bin/pip install -q --no-compile -r $<
 	@touch $@
 
 tests/clients/node_modules/.ready: tests/clients/package.json | $(CLIENTS_VENV)/.ready

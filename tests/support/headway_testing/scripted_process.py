@@ -2,8 +2,8 @@
 
 It is `headway serve` before an engine that reads its answer in the conversation: the last message of the user, and where
 that has several parts with TURN between them, the part after as many as there were answers since. What agents add to
-the user's words in elements <system-reminder> is left out. The chat template must write turns in ChatML form. The text comes a
-few tokens at a time, and ends with the model's own end token.
+the user's words (elements <system-reminder>, messages that begin with "Observation:") is left out. The chat template must
+write turns in ChatML form. The text comes a few tokens at a time, and ends with the model's own end token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IDLE_SECONDS = 0.01
 _USER = "<|im_start|>user\n"
 _ANSWER = "<|im_start|>assistant\n"
 _END = "<|im_end|>"
-_ASIDE = re.compile("<system-reminder>.*?</system-reminder>", re.DOTALL)
+_ASIDE = re.compile(r"<system-reminder>.*?</system-reminder>|\AObservation:.*", re.DOTALL)
 
 
 def answer_to(prompt: str) -> str:
