@@ -1,4 +1,4 @@
-"""The Responses API through the official Python client and openai-agents, and as Codex CLI asks it.
+"""The Responses API through the official Python client and openai-agents.
 
 What a request enforces is asked of the real model, whose own words mean nothing here; what a model chooses to say comes from
 the scripted one.
@@ -11,17 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import httpx
 import openai
 import pytest
 from headway_testing.client_session import told_by
 from headway_testing.daemon import Server
-from headway_testing.response_stream import EVENTS, events_of
+from headway_testing.response_stream import EVENTS
 from headway_testing.scripted_process import TURN
 from openai.types.responses import Response
 from pydantic import BaseModel, Field
-
-from headway.server.carried_reasoning import carried_text
 
 MODEL = "demo-tools"
 SESSION = Path(__file__).parent / "openai_agents_session.py"
@@ -151,7 +148,7 @@ def test_a_cut_answer_is_incomplete(scripted: openai.OpenAI) -> None:
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "conv_1"}, "conversation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"), ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": 3}}}}, "text.format.schema"), ({"background": True}, "background"),
     ],
 )  # fmt: skip
@@ -181,71 +178,3 @@ def test_openai_agents_calls_its_tool_and_answers(scripted_server: Server, envir
         "reasoning_item", "message_output_item", "tool_call_item", "tool_call_output_item", "message_output_item",
     ]  # fmt: skip
     assert told["usage"] == 2
-
-
-def codex_body(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """What Codex CLI sends to a provider with wire_api = "responses" and web_search = "disabled"."""
-
-    def message(role: str, words: str) -> dict[str, Any]:
-        return {"type": "message", "role": role, "content": [{"type": "input_text", "text": words}]}
-
-    def function(name: str, **properties: Any) -> dict[str, Any]:
-        schema = {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        }
-        return {
-            "type": "function",
-            "name": name,
-            "description": f"Does {name}.",
-            "strict": False,
-            "parameters": schema,
-        }
-
-    array = {"type": "array", "items": {"type": "string"}}
-    return {
-        "model": MODEL,
-        "instructions": "You are a coding agent.",
-        "input": [message("developer", "<permissions>read only</permissions>"), message("user", "<cwd>/src</cwd>"), *items],
-        "tools": [function("shell", command=array, workdir={"type": "string"}), function("update_plan", plan=array)],
-        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": None, "store": False, "stream": True,
-        "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0199a213-81c0-7800-8aa1-bbab2a035a53",
-        "client_metadata": {"session_id": "0199a213"},
-    }  # fmt: skip
-
-
-def test_codex_has_its_turn_with_a_tool(scripted_server: Server) -> None:
-    """It reads `response.output_item.done` and `response.completed`, and sends the items back without their ids."""
-    shell = (
-        '<tool_call>\n{"name": "shell", "arguments": {"command": ["ls"], "workdir": "/src"}}\n</tool_call>'
-    )
-    script = f"{THOUGHT}I look.\n{shell}{TURN}There is a file."
-    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": script}]}
-    headers = {"Accept": "text/event-stream", "originator": "codex_cli_rs", "session_id": "0199a213"}
-    history: list[dict[str, Any]] = [asked]
-    with httpx.Client(base_url=scripted_server.url, headers=headers, timeout=60) as http:
-        for kinds in (["reasoning", "message", "function_call"], ["message"]):
-            events = events_of(http.post("/v1/responses", json=codex_body(history)).text)
-            items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-            assert [item["type"] for item in items] == kinds
-            completed = events[-1]["response"]
-            assert events[-1]["type"] == "response.completed"
-            assert completed["usage"]["input_tokens_details"]["cached_tokens"] >= 0
-            for item in items:
-                kept = {name: value for name, value in item.items() if name not in ("id", "status")}
-                if item["type"] == "reasoning":
-                    del kept["content"]
-                    assert carried_text(kept["encrypted_content"], "x") == "They ask for Paris."
-                history.append(kept)
-            calls = [item for item in items if item["type"] == "function_call"]
-            history += [
-                {
-                    "type": "function_call_output",
-                    "call_id": call["call_id"],
-                    "output": "Exit code: 0\nOutput:\na.py",
-                }
-                for call in calls
-            ]
-    assert history[-1]["content"][0]["text"] == "There is a file."
