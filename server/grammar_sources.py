@@ -12,7 +12,7 @@ from headway.engine import RequestError, is_gbnf, json_schema_source, lark_of_gb
 from headway.server.formats import find_format
 from headway.server.formats.lark import slashes
 from headway.server.grammar_frames import TextForm, ToolCalls
-from headway.server.json_schema import enforceable, keyword_places
+from headway.server.json_schema import ascii_classes, enforceable, keyword_places
 
 MAX_SOURCE_CHARACTERS = {
     "json_object": 0, "json_schema": 262_144, "regex": 8_192, "choice": 262_144, "lark": 262_144,
@@ -64,7 +64,7 @@ def _source(form: TextForm) -> str:
     if form.kind == "json_schema":
         return _schema_source(_parsed(form.value, form.param), form.param)
     if form.kind == "regex":
-        return regex_source(form.value)
+        return regex_source(ascii_classes(form.value))
     if form.kind == "choice":
         texts = msgspec.json.decode(form.value, type=list[str])
         return lark_source("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
@@ -107,7 +107,7 @@ def _calls(value: str, special_ids: Mapping[str, int]) -> str:
 def _expression(form: TextForm) -> str:
     """Returns a form that has passed as an expression of Lark."""
     if form.kind == "regex":
-        return f"/{slashes(form.value)}/"
+        return f"/{slashes(ascii_classes(form.value))}/"
     if form.kind == "choice":
         return " | ".join(json.dumps(text) for text in msgspec.json.decode(form.value, type=list[str]))
     schema = {"type": "object"} if form.kind == "json_object" else _parsed(form.value, form.param)

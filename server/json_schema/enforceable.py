@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from headway.engine import RequestError
 from headway.server.json_schema.disjoint import Document, are_disjoint
@@ -34,6 +34,7 @@ from headway.server.json_schema.keywords import (
     num_digits,
     texts_in,
 )
+from headway.server.json_schema.number_bounds import number_constraint
 from headway.server.json_schema.patterns import PatternError, rust_pattern
 from headway.server.json_schema.property_names import without_property_names
 from headway.server.json_schema.string_formats import FORMATS, PATTERN_FORMATS, format_constraint
@@ -49,8 +50,8 @@ MAX_SHOWN = 64  # characters of a value that an error repeats
 # Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot write spaces for ever.
 # No \\u escapes: by one of them a listed property would get by as one that the schema does not list.
 WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allowed_escapes": 'nrbtf\\"'}
-# Characters that JSON has no other escape for.
-_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
+# Characters that JSON has no other escape for; U+007F, which needs none, the library leaves out of texts.
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def enforceable(schema: object, param: str) -> Schema:
@@ -161,6 +162,14 @@ class _Walk:
         elif keyword == "format":
             if value not in PATTERN_FORMATS or "pattern" not in schema:
                 extra.append(self._format(value, place))
+        elif keyword in NUMBERS:
+            number = self._value(keyword, value, place)
+            assert isinstance(number, int | float), number
+            constraint = number_constraint(keyword, number)
+            if keyword in constraint:
+                written[keyword] = number
+            else:
+                extra.append(constraint)
         elif keyword not in ("$schema", "$id"):
             written[keyword] = self._value(keyword, value, place)
         elif depth:
@@ -274,7 +283,7 @@ class _Walk:
             raise self.refusal("$ref", place, why)
         target = unquote(value)
         self._references.append((place, target))
-        return value
+        return f"#{quote(target[1:], safe='/~')}"
 
     def check_references(self) -> None:
         for place, target in self._references:

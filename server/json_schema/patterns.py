@@ -9,12 +9,14 @@ import re
 
 MAX_PATTERN_CHARACTERS = 4096
 
+# What strings of JSON may hold where there are no \\u escapes. A set is cut down to it: where a set holds some of the control
+# characters, the library forgets that quotation marks and backslashes are none of its members.
+_WRITABLE = r"\x08\t\n\x0C\r\x20-\x7E\x{80}-\x{10FFFF}"
 _SPACES = r"\t\n\x0B\x0C\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
 _SETS = {
     "d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]", "s": f"[{_SPACES}]", "S": f"[^{_SPACES}]",
 }  # fmt: skip
 _DOT = r"[^\n\r\x{2028}\x{2029}]"
-_ANYTHING = r"[\x{0}-\x{10FFFF}]"
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _REPETITION = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??")
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z0-9_=]+\}")
@@ -22,13 +24,8 @@ _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{0*([0-9A-Fa-f]{1,6})\
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_$][A-Za-z0-9_$]*>)?")
 _SURROGATES = range(0xD800, 0xE000)
-_UNWRITABLE = frozenset(range(32)) - {
-    8,
-    9,
-    10,
-    12,
-    13,
-}  # JSON writes them by \\u escapes alone, which grammars do not have
+# JSON writes them by \\u escapes alone, which grammars do not have; U+007F the library leaves out of texts.
+_UNWRITABLE = (frozenset(range(32)) | {127}) - {8, 9, 10, 12, 13}
 
 
 class PatternError(ValueError):
@@ -40,6 +37,13 @@ def rust_pattern(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise PatternError(f"has {len(pattern)} characters, the limit is {MAX_PATTERN_CHARACTERS}")
     return _Translation(pattern).run()
+
+
+def ascii_classes(pattern: str) -> str:
+    """Returns a pattern of Rust's regex crate whose `\\d`, `\\w` and `\\s` mean what they mean in a JSON schema; as it is after (?u)."""
+    if pattern.startswith("(?u)"):
+        return pattern
+    return re.sub(r"\\(.)", lambda found: _SETS.get(found[1], found[0]), pattern, flags=re.DOTALL)
 
 
 class _Translation:
@@ -63,7 +67,7 @@ class _Translation:
         elif character in ")|^$":
             self._write(character, 1, can_repeat=character == ")")
         elif character == ".":
-            self._write(_DOT, 1)
+            self._write(_writable(_DOT), 1)
         elif character == "[":
             self._set()
         elif character == "\\":
@@ -102,7 +106,7 @@ class _Translation:
             what = "a word boundary" if following in "bB" else "a back-reference"
             raise PatternError(f"has {what} (\\{following}) at place {self._at}, which cannot be enforced")
         read = self._escaped()
-        return read if isinstance(read, str) else _literal(read)
+        return _writable(read) if isinstance(read, str) else _literal(read)
 
     def _escaped(self) -> int | str:
         """Reads an escape that means the same inside of a set: a character, or a set in Rust's syntax."""
@@ -152,7 +156,9 @@ class _Translation:
             parts += [part] if is_negated or is_writable else []
         if not parts and not is_anything:
             raise PatternError(f"has a set at place {start} of no character that is written")
-        self._write(_ANYTHING if is_anything else f"[{'^' * is_negated}{''.join(parts)}]", 1)
+        self._write(
+            f"[{_WRITABLE}]" if is_anything else _writable(f"[{'^' * is_negated}{''.join(parts)}]"), 1
+        )
 
     def _set_part(self) -> tuple[str, bool]:
         """Reads a member of a set, or a range of them; returns it with whether any character of it can be written."""
@@ -167,7 +173,7 @@ class _Translation:
             raise PatternError(f"has a range with a set as its end at place {start}; write \\- for it")
         if first > last:
             raise PatternError(f"has a range out of order at place {start}")
-        is_writable = last >= 32 or not _UNWRITABLE.issuperset(range(first, last + 1))
+        is_writable = last > max(_UNWRITABLE) or not _UNWRITABLE.issuperset(range(first, last + 1))
         return f"{_code(first)}-{_code(last)}", is_writable
 
     def _member(self) -> int | str:
@@ -180,6 +186,11 @@ class _Translation:
             self._at += 2
             return 8 if following == "b" else ord("-")
         return self._escaped()
+
+
+def _writable(characters: str) -> str:
+    """Returns the members of a set that strings of JSON may hold."""
+    return f"[{_WRITABLE}&&{characters}]"
 
 
 def _literal(code: int) -> str:

@@ -10,6 +10,8 @@ import pytest
 from headway_testing.grammars import fits, matcher
 
 from headway.engine import RequestError, json_schema_source
+from headway.server.grammar_frames import TextForm
+from headway.server.grammar_sources import checked_source
 from headway.server.json_schema import enforceable
 from headway.server.json_schema.patterns import PatternError, rust_pattern
 
@@ -97,3 +99,23 @@ def test_what_the_two_syntaxes_write_differently_keeps_its_sense(
 def test_what_cannot_be_enforced_is_refused_by_its_place(pattern: str, complaint: str) -> None:
     with pytest.raises(PatternError, match=complaint):
         rust_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        (r"(\d{4}-\d{2}-\d{2})", ["2026-01-31"], ["٢٣٢٣-٣٢-٣٢"]),
+        (r"\w+", ["a_1"], ["é", "٣"]),
+        (r"[\d\-x]+", ["1-x"], ["٣"]),
+        (r"[^\W\d]", ["a", "_"], ["é", "1"]),
+        (r"a\sb", ["a b", "a\u2003b"], ["a\u0085b"]),
+        (r"\\d", [r"\d"], ["1"]),
+        (r"(?u)\d\w", ["1a", "٣é"], ["a1"]),
+        (r"\D", ["٣", "a"], ["3"]),
+    ],
+)
+def test_classes_of_a_regex_field_are_those_of_a_schema(
+    pattern: str, fitting: list[str], others: list[str]
+) -> None:
+    found = matcher(checked_source(TextForm("regex", pattern, "regex"), lambda _: None))
+    assert [text for text in fitting + others if fits(found, text)] == fitting
