@@ -47,7 +47,7 @@ A Gateway API inference extension picks endpoints by `num_requests_waiting`, `nu
 UNITS = {
     "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "errors": "errors", "requests": "requests",
     "preemptions": "times", "nan": "requests", "rows": "rows", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
-    "tokens": "tokens", "blocks": "blocks", "ratio": "0 to 1", "bytes": "bytes", "seconds": "seconds", "server": "",
+    "keywords": "keywords", "tokens": "tokens", "blocks": "blocks", "ratio": "0 to 1", "bytes": "bytes", "seconds": "seconds", "server": "",
     "choices": "choices", "config": "", "grammars": "grammars", "calls": "calls", "audits": "requests", "band": "0 or 1",
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from headway.server.response import GenerationResponse
 
 CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
 
-FIELD_PATH = re.compile(r"[\w.\[\]-]{1,128}", re.ASCII)
+FIELD_PATH = re.compile(r"[\w.$\[\]-]{1,128}", re.ASCII)
 IGNORED = "X-Headway-Ignored"
 _PARTS = re.compile(r"[.\[]")  # what follows the path of an object or list
 MAX_TOLD = 32  # of the fields that were ignored

@@ -50,7 +50,7 @@ async def begin_chat(
         keep_last=body.truncate_prompt_tokens,
         num_wanted=body.token_limit,
     )
-    grammar = await chat_grammar(body, output, services)
+    grammar = await chat_grammar(body, output, services, record.ignored)
     wanted = RequestOptions(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,

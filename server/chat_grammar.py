@@ -17,10 +17,13 @@ from headway.server.services import Services, engine_info
 from headway.server.tokenizer import Tokenizer
 
 
-async def chat_grammar(body: ChatRequest, output: OutputOptions | None, services: Services) -> Grammar | None:
+async def chat_grammar(
+    body: ChatRequest, output: OutputOptions | None, services: Services, ignored: list[str]
+) -> Grammar | None:
     """Returns the grammar of what follows the reasoning; None for any text. Raises ApiError for what cannot be enforced.
 
-    Calls are enforced where one is required, and where a tool is strict: then those of all tools.
+    Calls are enforced where one is required, and where a tool is strict: then those of all tools. ignored: gets the paths of keywords
+    of schemas that are not enforced.
     """
     form = text_form(body)
     has_tools = output is not None and output.tools is not None
@@ -31,10 +34,10 @@ async def chat_grammar(body: ChatRequest, output: OutputOptions | None, services
     check_company(body, param, engine_info(services))
     if form is not None:
         _check_form(form, services.output_format, with_tools=is_enforced and not is_call_required(body))
-        source = await services.grammars.compile(form)
+        source = await services.grammars.compile(form, ignored)
     if is_enforced:
         value = _calls(body, None if is_call_required(body) else form, services.output_format)
-        source = await services.grammars.compile(TextForm("tools", value, param))
+        source = await services.grammars.compile(TextForm("tools", value, param), ignored)
     if output is None or services.output_format.is_harmony:
         return Grammar(source)
     return Grammar(source, output.thinking)

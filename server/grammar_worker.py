@@ -25,6 +25,7 @@ CHECK_SECONDS = 1.0  # of processor time
 MEMORY_BYTES = 2**30  # beyond what the libraries and the vocabulary take
 # Less than the engine's threads have: what passes here does not run out of it there.
 STACK_BYTES = 2**20
+MAX_DROPPED = 64  # paths that are told of one form
 NICENESS = 5  # streams go before
 
 
@@ -59,8 +60,10 @@ def _in_time(form: TextForm, special_ids: Mapping[str, int], check: Callable[[st
 
 
 def answer_to(form: TextForm, special_ids: Mapping[str, int], check: Callable[[str], None]) -> Checked:
+    dropped: list[str] = []
     try:
-        return Checked(source=checked_source(form, check, special_ids))
+        source = checked_source(form, check, special_ids, dropped)
+        return Checked(source=source, dropped=dropped[:MAX_DROPPED])
     except RequestError as error:
         return Checked(error=str(error), param=error.param)
 

@@ -33,9 +33,12 @@ MAX_CACHED_CHARACTERS = 16 * 2**20
 
 
 class GrammarObserver(Protocol):
-    """What is told of grammars: outcome is compiled, cached or refused, seconds the time that the check took."""
+    """What is told of grammars: outcome is compiled, cached or refused, seconds the time that the check took; and the names of
+    keywords that a request's schema has and its grammar has not."""
 
     def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None: ...
+
+    def count_dropped_keyword(self, keyword: str) -> None: ...
 
 
 class Grammars:
@@ -51,8 +54,20 @@ class Grammars:
         self._turn = asyncio.Lock()
         self._cache = _Cache()
 
-    async def compile(self, form: TextForm) -> str:
-        """Returns the form's source, which the engine can enforce. Raises a 400 with the form's field."""
+    async def compile(self, form: TextForm, ignored: list[str] | None = None) -> str:
+        """Returns the form's source, which the engine can enforce. Raises a 400 with the form's field.
+
+        ignored: gets the paths of keywords that are not enforced.
+        """
+        checked = await self._checked(form)
+        for path in checked.dropped:
+            if self._observer is not None:
+                self._observer.count_dropped_keyword(path.rpartition(".")[2])
+        if ignored is not None:
+            ignored += checked.dropped
+        return _source_of(form, checked)
+
+    async def _checked(self, form: TextForm) -> Checked:
         if self._target is None:
             message = f"{form.param} needs a token that ends a text, and the model's files name none"
             raise RequestError(message, param=form.param, code="unsupported_parameter")
@@ -62,9 +77,9 @@ class Grammars:
             async with self._turn:
                 known = self._cache.get(form)  # of a request that was before this one
                 if known is None:
-                    return _source_of(form, await self._check(form, self._target))
+                    return await self._check(form, self._target)
         self._observe(form.kind, "refused" if known.source is None else "cached")
-        return _source_of(form, known)
+        return known
 
     async def warm_up(self) -> None:
         """Starts the worker before the first request needs it."""
@@ -179,13 +194,18 @@ def no_grammars() -> Grammars:
     return Grammars(None, 0)
 
 
-async def grammar_of(fields: GenerationFields, grammars: Grammars, info: EngineInfo) -> Grammar | None:
-    """Returns what the request's fields say about its text; None for any text. Raises a 400 that names the field."""
+async def grammar_of(
+    fields: GenerationFields, grammars: Grammars, info: EngineInfo, ignored: list[str]
+) -> Grammar | None:
+    """Returns what the request's fields say about its text; None for any text. Raises a 400 that names the field.
+
+    ignored: gets the paths of keywords that are not enforced.
+    """
     form = text_form(fields)
     if form is None:
         return None
     check_company(fields, form.param, info)
-    return Grammar(await grammars.compile(form))
+    return Grammar(await grammars.compile(form, ignored))
 
 
 def check_company(fields: GenerationFields, param: str, info: EngineInfo) -> None:

@@ -58,8 +58,8 @@ class Translation:
     format_path: str = "output_config.format"
     ignored: Sequence[str] = ()
 
-    def told(self, error: ApiError) -> ApiError:
-        """The error in the words of the Messages API: its field, and fields that its message names."""
+    def names(self) -> FieldNames:
+        """The names of the chat's fields in the request."""
         names = FieldNames(NAMES)
         for path in ("response_format", "response_format.json_schema"):
             names.add(path, self.format_path)
@@ -69,7 +69,11 @@ class Translation:
         for i in range(len(self.chat.tools or ())):
             names.add(f"tools[{i}].function", f"tools[{i}]")
             names.add(f"tools[{i}].function.parameters", f"tools[{i}].input_schema")
-        told = names.renamed(error)
+        return names
+
+    def told(self, error: ApiError) -> ApiError:
+        """The error in the words of the Messages API: its field, and fields that its message names."""
+        told = self.names().renamed(error)
         if told.code != "context_length_exceeded":
             return told
         # By these words clients know that they must shorten it.

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from headway.server.grammar_frames import KINDS, Kind
 from headway.server.history import Buckets
+from headway.server.json_schema import CONSTRAINTS
 
 LATENCY_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
@@ -23,6 +24,7 @@ COMPILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 OUTCOMES = ("compiled", "cached", "refused")
 CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 PARSED, MALFORMED = "parsed", "malformed"
+OTHER_KEYWORD = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class RequestMetrics:
             COMPILE_BUCKETS,
         )
         self.grammars = _grammar_counter(registry)
+        self.dropped_keywords = _dropped_keyword_counter(registry)
 
     def count_tool_calls(self, num_parsed: int, num_malformed: int) -> None:
         self._tool_calls[PARSED].inc(num_parsed)
@@ -106,6 +109,10 @@ class RequestMetrics:
         self.grammars.labels(kind, outcome).inc()
         if seconds is not None:
             self.grammar_compile_time.observe(seconds)
+
+    def count_dropped_keyword(self, keyword: str) -> None:
+        """Clients choose names freely: what is no keyword is counted as another."""
+        self.dropped_keywords.labels(keyword if keyword in CONSTRAINTS else OTHER_KEYWORD).inc()
 
     def observe_choice(self, choice: FinishedChoice) -> None:
         """A clock of each process: a prefill that seems to have ended before it began took no time."""
@@ -172,3 +179,16 @@ def _grammar_counter(registry: CollectorRegistry) -> Counter:
         for outcome in OUTCOMES:
             grammars.labels(kind, outcome)
     return grammars
+
+
+def _dropped_keyword_counter(registry: CollectorRegistry) -> Counter:
+    """Returns the counter by keyword, all of which stand at 0."""
+    dropped = Counter(
+        "headway_dropped_schema_keywords",
+        "Keywords of JSON schemas that were not enforced, because they cannot be and the request was not strict.",
+        ["keyword"],
+        registry=registry,
+    )
+    for keyword in (*sorted(CONSTRAINTS), OTHER_KEYWORD):
+        dropped.labels(keyword)
+    return dropped

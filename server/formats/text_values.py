@@ -17,6 +17,7 @@ _AT_THE_TOP = frozenset(
 _UNCONSTRAINED = frozenset(
     ("type", "title", "description", "default", "examples", "$comment", "nullable", "deprecated")
 )
+_PLAIN = frozenset(("pattern", "format", "minLength", "maxLength"))
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _DATE = "[0-9]{3}[1-9]-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _FORMATS = {
@@ -33,10 +34,21 @@ _NO_LITERAL = rf"([^\s0-9\[{{(+.-]{ANY})?"
 _NO_LINE_BREAKS = rf"([^\n]({ANY}[^\n])?)?"  # at either end
 
 
+class ParameterError(RequestError):
+    """What a form cannot enforce of a tool. key: of the parameter; None: it is about all. keyword: of its schema; None: its name."""
+
+    def __init__(self, message: str, tool: str, key: str | None, keyword: str | None) -> None:
+        super().__init__(message, code="invalid_value", param="tools")
+        self.tool = tool
+        self.key = key
+        self.keyword = keyword
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One parameter of a tool. root: the schema that references are in. where: names it in errors."""
 
+    tool: str
     key: str
     schema: Mapping[str, Any]
     root: Mapping[str, Any]
@@ -47,22 +59,28 @@ class Parameter:
     def is_string(self) -> bool:
         return types_of(self.schema, self.root) == {"string"}
 
-    def refuse(self, keyword: str) -> RequestError:
-        return RequestError(
-            f"{self.where}: {keyword!r} cannot be enforced on a string in this model's tool format; leave it out or use another tool_choice",
-            code="invalid_value",
-            param="tools",
+    def refuse(self, keyword: str, value: str = "") -> ParameterError:
+        told = f"{keyword}: {value}" if value else keyword
+        return ParameterError(
+            f"{self.where}: {told!r} cannot be enforced on a string in this model's tool format; leave it out, or send the tool without strict",
+            self.tool,
+            self.key,
+            keyword,
         )
+
+    def refuse_name(self, why: str) -> ParameterError:
+        return ParameterError(f"{self.where}: {why}", self.tool, self.key, None)
 
 
 def parameters_of(tool: str, schema: Mapping[str, Any], *, forbidden: str) -> list[Parameter]:
     """Returns the parameters of a tool in the schema's order. forbidden: characters that no name of a parameter may have."""
     for keyword in schema:
         if keyword not in _AT_THE_TOP and not keyword.startswith("x-"):
-            raise RequestError(
-                f"the parameters of the tool {tool!r}: {keyword!r} cannot be enforced in this model's tool format; leave it out",
-                code="invalid_value",
-                param="tools",
+            raise ParameterError(
+                f"the parameters of the tool {tool!r}: {keyword!r} cannot be enforced in this model's tool format; leave it out, or send the tool without strict",
+                tool,
+                None,
+                keyword,
             )
     required = list(schema.get("required") or [])
     properties = dict(schema.get("properties") or {})
@@ -70,13 +88,12 @@ def parameters_of(tool: str, schema: Mapping[str, Any], *, forbidden: str) -> li
     parameters = []
     for key, one in properties.items():
         where = f"the parameter {key!r} of the tool {tool!r}"
-        if not key or set(key) & set(forbidden):
-            raise RequestError(
-                f"{where}: its name cannot be written in this model's tool format", param="tools"
-            )
-        parameters.append(
-            Parameter(key, one if isinstance(one, Mapping) else {}, schema, key in required, where)
+        parameter = Parameter(
+            tool, key, one if isinstance(one, Mapping) else {}, schema, key in required, where
         )
+        if not key or set(key) & set(forbidden):
+            raise parameter.refuse_name("its name cannot be written in this model's tool format; use another")
+        parameters.append(parameter)
     return parameters
 
 
@@ -134,13 +151,19 @@ def _string_branches(parameter: Parameter) -> list[Mapping[str, Any]]:
             seen.add(reference)
             continue
         union = next((name for name in ("anyOf", "oneOf", "allOf") if name in schema), None)
-        if union is None:
+        if union is None or (union == "allOf" and _is_conjunction(schema)):
             branches.append(schema)
         elif set(schema) - _UNCONSTRAINED - {union} or (union == "allOf" and len(schema[union]) != 1):
             raise parameter.refuse(union)
         else:
             left = [*schema[union], *left]
     return branches
+
+
+def _is_conjunction(schema: Mapping[str, Any]) -> bool:
+    """Whether the schema and the members of its allOf are patterns, formats and lengths alone, as formats are written."""
+    parts = [{name: value for name, value in schema.items() if name != "allOf"}, *schema["allOf"]]
+    return all(isinstance(part, Mapping) and not set(part) - _UNCONSTRAINED - _PLAIN for part in parts)
 
 
 def _patterns(parameter: Parameter, schema: Mapping[str, Any]) -> list[str]:
@@ -151,8 +174,10 @@ def _patterns(parameter: Parameter, schema: Mapping[str, Any]) -> list[str]:
             patterns.append(_whole(value))
         elif keyword == "format" and value in _FORMATS:
             patterns.append(_FORMATS[value])
+        elif keyword == "allOf":
+            patterns += [one for member in value for one in _patterns(parameter, member) if one != ANY]
         elif keyword not in _UNCONSTRAINED and keyword not in ("minLength", "maxLength"):
-            raise parameter.refuse(f"{keyword}: {value}" if keyword == "format" else keyword)
+            raise parameter.refuse(keyword, str(value) if keyword == "format" else "")
     if "minLength" in schema or "maxLength" in schema:
         patterns.append(f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})")
     return patterns if len(patterns) == 1 else patterns[1:]

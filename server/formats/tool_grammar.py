@@ -225,9 +225,8 @@ def _pythonic(lark: Lark) -> Write:
         parameters = parameters_of(name, schema, forbidden="")
         for one in parameters:
             if not one.key.isidentifier():
-                raise RequestError(
-                    f"{one.where}: its name is none in Python, in which this model writes calls",
-                    param="tools",
+                raise one.refuse_name(
+                    "its name is none in Python, in which this model writes calls; use another"
                 )
         written = {p.key: lark.rule(f"{lark.literal(f'{p.key}=')} {json_value(lark, p)}") for p in parameters}
         required = [written[p.key] for p in parameters if p.is_required]

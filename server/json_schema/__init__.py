@@ -1,6 +1,17 @@
 """JSON schemas as grammars can enforce them."""
 
-from headway.server.json_schema.enforceable import WRITING, Schema, enforceable, keyword_places
+from headway.server.json_schema.enforceable import WRITING, Schema, enforceable
+from headway.server.json_schema.keywords import CONSTRAINTS, LENGTHS, PAGE
 from headway.server.json_schema.patterns import ascii_classes
+from headway.server.json_schema.places import keyword_places
 
-__all__ = ["WRITING", "Schema", "ascii_classes", "enforceable", "keyword_places"]
+__all__ = [
+    "CONSTRAINTS",
+    "LENGTHS",
+    "PAGE",
+    "WRITING",
+    "Schema",
+    "ascii_classes",
+    "enforceable",
+    "keyword_places",
+]

@@ -1,6 +1,7 @@
 """Checks that a JSON schema can be enforced token by token, and writes it in the words of the library that does.
 
-What the library would take in silence and not enforce, or enforce in another sense, is refused here by keyword and place.
+What the library would take in silence and not enforce, or enforce in another sense, is refused here by keyword and place, or, where
+nobody asked for strictness, left out and told.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from urllib.parse import quote, unquote
 
 from headway.engine import RequestError
@@ -18,6 +19,7 @@ from headway.server.json_schema.keywords import (
     COUNTS,
     DRAFTS,
     KNOWN,
+    LENGTHS,
     MAX_DIVISOR_DIGITS,
     MAX_EXACT,
     NEUTRAL,
@@ -36,9 +38,15 @@ from headway.server.json_schema.keywords import (
 )
 from headway.server.json_schema.number_bounds import number_constraint
 from headway.server.json_schema.patterns import PatternError, rust_pattern
+from headway.server.json_schema.places import escaped, field_path
 from headway.server.json_schema.property_names import without_property_names
-from headway.server.json_schema.string_formats import FORMATS, PATTERN_FORMATS, format_constraint
-from headway.server.json_schema.writing import written
+from headway.server.json_schema.string_formats import (
+    FORMATS,
+    PATTERN_FORMATS,
+    format_constraint,
+    number_constraint_of,
+)
+from headway.server.json_schema.writing import written as as_written
 
 Schema = dict[str, object]
 
@@ -54,13 +62,21 @@ WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allo
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
-def enforceable(schema: object, param: str) -> Schema:
+class _Unserved(RequestError):
+    """A keyword that cannot be enforced, or whose value means nothing."""
+
+
+def enforceable(
+    schema: object, param: str, dropped: list[str] | None = None, without: Collection[str] = ()
+) -> Schema:
     """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has is enforced.
 
-    param: the field that the schema came in. Raises RequestError that names the keyword and its place.
+    param: the field that the schema came in. dropped: gets the paths of keywords that are left out because they cannot be enforced;
+    None: they are refused. without: keywords that cannot be enforced in this schema; lengths beside a pattern or a format only.
+    Raises RequestError that names the keyword and its place.
     """
-    schema, writing = written(schema, WRITING)
-    walk = _Walk(schema, param)
+    schema, writing = as_written(schema, WRITING)
+    walk = _Walk(schema, param, dropped, without)
     found = walk.schema(schema, "#", 0)
     if found is False:
         raise walk.refusal("", "#", "is false, which no value fits; write a schema that some value fits")
@@ -71,19 +87,33 @@ def enforceable(schema: object, param: str) -> Schema:
 class _Walk:
     """One pass over a schema. Mutable: the places of the schemas that were seen, and what refers to where."""
 
-    def __init__(self, document: object, param: str) -> None:
+    def __init__(
+        self, document: object, param: str, dropped: list[str] | None, without: Collection[str]
+    ) -> None:
         self._document = Document(document)
         self._param = param
+        self._dropped = dropped
+        self._without = without
         self._places: set[str] = set()
         self._references: list[tuple[str, str]] = []
         self._lifted: Schema = {}
         self._is_old = False  # a draft in which `$ref` makes void what stands beside it
 
     def refusal(self, keyword: str, place: str, why: str) -> RequestError:
+        return RequestError(self._complaint(keyword, place, why), param=self._param, code="invalid_grammar")
+
+    def _complaint(self, keyword: str, place: str, why: str) -> str:
         subject = f"{keyword} at {place}" if keyword else f"the schema at {place}"
-        return RequestError(
-            f"{self._param}: {subject} {why}. See {PAGE}", param=self._param, code="invalid_grammar"
-        )
+        return f"{self._param}: {subject} {why}. See {PAGE}"
+
+    def _unserved(self, keyword: str, place: str, why: str) -> RequestError:
+        return _Unserved(self._complaint(keyword, place, why), param=self._param, code="invalid_grammar")
+
+    def _drop(self, keyword: str, place: str, error: RequestError) -> None:
+        """Tells the path of what is left out. Raises the error where nothing may be."""
+        if self._dropped is None:
+            raise error
+        self._dropped.append(f"{self._param}{field_path(place)}{f'.{keyword}' if keyword else ''}")
 
     def schema(self, schema: object, place: str, depth: int) -> Schema | bool:
         """Returns the schema in the library's words. Its keywords keep their order, which properties are written in."""
@@ -92,12 +122,10 @@ class _Walk:
             return schema
         if not isinstance(schema, dict):
             raise self.refusal("", place, "must be an object, true or false")
-        if depth > MAX_DEPTH:
-            raise self.refusal("", place, f"is nested {depth} deep, the limit is {MAX_DEPTH}")
-        if len(self._places) > MAX_SCHEMAS:
-            raise self.refusal(
-                "", place, f"is one of more than {MAX_SCHEMAS} schemas; use fewer properties and members"
-            )
+        why = self._excess(depth)
+        if why is not None:
+            self._drop("", place, self._unserved("", place, why))
+            return True
         if depth == 0:
             self._read_draft(schema)
         if "propertyNames" in schema:
@@ -105,7 +133,10 @@ class _Walk:
         written: Schema = {}
         extra: list[Schema] = []  # constraints that a keyword becomes beside those of the same name
         for keyword, value in schema.items():
-            self._keyword(keyword, value, schema, place, depth, written, extra)
+            try:
+                self._keyword(keyword, value, schema, place, depth, written, extra)
+            except _Unserved as error:
+                self._drop(keyword, place, error)
         if extra:
             members = written.get("allOf", [])
             assert isinstance(members, list), members
@@ -123,15 +154,22 @@ class _Walk:
         assert isinstance(definitions, dict), definitions
         return {**root, "$defs": {**definitions, **self._lifted}} if self._lifted else root
 
+    def _excess(self, depth: int) -> str | None:
+        if depth > MAX_DEPTH:
+            return f"is nested {depth} deep, the limit is {MAX_DEPTH}"
+        if len(self._places) > MAX_SCHEMAS:
+            return f"is one of more than {MAX_SCHEMAS} schemas; use fewer properties and members"
+        return None
+
     def _read_draft(self, schema: Schema) -> None:
         draft = schema.get("$schema")
         if draft is None:
             return
         known = DRAFTS.get(draft.rstrip("#")) if isinstance(draft, str) else None
         if known is None:
-            wanted = ", ".join(DRAFTS)
-            raise self.refusal("$schema", "#", f"is {_shown(draft)}, it must be left out or one of {wanted}")
-        self._is_old = known
+            why = f"is {_shown(draft)}, it must be left out or one of {', '.join(DRAFTS)}"
+            self._drop("$schema", "#", self._unserved("$schema", "#", why))
+        self._is_old = bool(known)
 
     def _keyword(
         self,
@@ -146,13 +184,18 @@ class _Walk:
         if keyword in NEUTRAL and value is NEUTRAL[keyword]:
             return
         if keyword in REFUSED:
-            raise self.refusal(
+            raise self._unserved(
                 keyword, place, f"cannot be enforced while a text is generated; {REFUSED[keyword]}"
             )
         if keyword in ANNOTATIONS or keyword.startswith("x-"):
             return
+        if keyword in self._without and _is_beside_others(keyword, schema):
+            why = "cannot be enforced beside the rest of this schema; leave it out"
+            raise self._unserved(keyword, place, why)
         self._check_company(keyword, value, schema, place)
-        inner = f"{place}/{_escaped(keyword)}"
+        if self._dropped is not None:
+            value = self._writable(keyword, value, place)
+        inner = f"{place}/{escaped(keyword)}"
         if keyword in SCHEMA_MAPS:
             written[keyword] = self._map(keyword, value, inner, depth)
         elif keyword in SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
@@ -161,7 +204,7 @@ class _Walk:
             written[keyword] = self.schema(value, inner, depth + 1)
         elif keyword == "format":
             if value not in PATTERN_FORMATS or "pattern" not in schema:
-                extra.append(self._format(value, place))
+                extra.append(self._format(value, schema, place))
         elif keyword in NUMBERS:
             number = self._value(keyword, value, place)
             assert isinstance(number, int | float), number
@@ -173,7 +216,7 @@ class _Walk:
         elif keyword not in ("$schema", "$id"):
             written[keyword] = self._value(keyword, value, place)
         elif depth:
-            raise self.refusal(
+            raise self._unserved(
                 keyword, place, "is served at the root alone; move the schema into $defs without it"
             )
 
@@ -182,19 +225,19 @@ class _Walk:
         if keyword not in KNOWN:
             close = difflib.get_close_matches(keyword, KNOWN, 1)
             hint = f"did you mean {close[0]}?" if close else "a name of your own must begin with x-"
-            raise self.refusal(_shown(keyword), place, f"is no keyword that is known; {hint}")
+            raise self._unserved(_shown(keyword), place, f"is no keyword that is known; {hint}")
         if (
             self._is_old
             and "$ref" in schema
             and keyword not in ("$ref", "$defs", "definitions", "$schema", "$id")
         ):
-            raise self.refusal(
+            raise self._unserved(
                 keyword, place, "stands beside $ref, which makes it void in this draft; put both into allOf"
             )
         if keyword == "prefixItems" and (self._is_old or isinstance(schema.get("items"), list)):
-            raise self.refusal(keyword, place, "needs the draft 2020-12, and items as a schema")
+            raise self._unserved(keyword, place, "needs the draft 2020-12, and items as a schema")
         if keyword == "additionalItems" and not isinstance(schema.get("items"), list):
-            raise self.refusal(keyword, place, "does nothing without a list as items; use items")
+            raise self._unserved(keyword, place, "does nothing without a list as items; use items")
         if keyword == "minProperties":
             self._check_min_properties(value, schema, place)
 
@@ -206,46 +249,68 @@ class _Walk:
         most = num_required + 1
         if not is_closed and (count_of(value) or 0) > most:
             why = f"is {value}, it can be enforced up to {most} (one more than required) unless additionalProperties is false"
-            raise self.refusal("minProperties", place, why)
+            raise self._unserved("minProperties", place, why)
 
     def _map(self, keyword: str, value: object, place: str, depth: int) -> Schema:
         if not isinstance(value, dict):
-            raise self.refusal(keyword, place, "must be an object of schemas")
+            raise self._unserved(keyword, place, "must be an object of schemas")
         is_pattern = keyword == "patternProperties"
         if keyword == "properties":
             self._check_writable(keyword, list(value), place)
         written: Schema = {}
         for name, entry in value.items():
-            inner = f"{place}/{_escaped(name)}"
+            inner = f"{place}/{escaped(name)}"
             written[self._pattern(name, inner) if is_pattern else name] = self.schema(entry, inner, depth + 1)
         if len(written) < len(value):
-            raise self.refusal(
+            raise self._unserved(
                 keyword, place, "has two patterns that mean the same; join their schemas by allOf"
             )
         return written
+
+    def _writable(self, keyword: str, value: object, place: str) -> object:
+        """Returns the names or constants of a keyword that can be written; the others are dropped, if any are left."""
+        if not isinstance(value, list | dict) or keyword not in ("enum", "required", "properties"):
+            return value
+        is_fine = {
+            i: not any(map(_UNWRITABLE.search, texts_in(entry)))
+            and (keyword != "enum" or inexact_number(entry) is None)
+            for i, entry in enumerate(value)
+        }
+        if all(is_fine.values()) or not any(is_fine.values()):
+            return value
+        self._drop(keyword, place, self._unserved(keyword, place, "has what is never written"))
+        if isinstance(value, list):
+            return [entry for i, entry in enumerate(value) if is_fine[i]]
+        return {name: entry for i, (name, entry) in enumerate(value.items()) if is_fine[i]}
 
     def _check_writable(self, keyword: str, value: object, place: str) -> None:
         """Refuses texts within the value that have characters which are never written."""
         text = next((text for text in texts_in(value) if _UNWRITABLE.search(text)), None)
         if text is not None:
-            why = f"has {_shown(text)} with a control character that only a \\u escape writes; leave it out"
-            raise self.refusal(keyword, place, why)
+            why = f"has {_shown(text)} with a control character that is never written; leave it out"
+            raise self._unserved(keyword, place, why)
 
     def _list(
         self, keyword: str, value: object, place: str, depth: int, written: Schema, extra: list[Schema]
     ) -> None:
         if not isinstance(value, list) or not value:
-            raise self.refusal(keyword, place, "must be a list of one schema or more")
+            raise self._unserved(keyword, place, "must be a list of one schema or more")
         members = [self.schema(entry, f"{place}/{i}", depth + 1) for i, entry in enumerate(value)]
-        if keyword == "oneOf" and are_disjoint(value, self._document):
+        if keyword == "oneOf" and (self._dropped is not None or are_disjoint(value, self._document)):
+            if not are_disjoint(value, self._document):
+                self._drop("", place, self._unserved(keyword, place, "is enforced as anyOf"))
             extra.append({"anyOf": members})
         else:
             written[keyword] = members
 
-    def _format(self, value: object, place: str) -> Schema:
+    def _format(self, value: object, schema: Schema, place: str) -> Schema:
+        types = schema.get("type")
+        numbers = number_constraint_of(value, types if isinstance(types, list) else [types])
+        if numbers is not None:
+            return numbers
         if value not in FORMATS:
             served = ", ".join(FORMATS)
-            raise self.refusal(
+            raise self._unserved(
                 "format",
                 place,
                 f"is {_shown(value)}, it must be one of {served}, or left out; pattern does the rest",
@@ -254,11 +319,11 @@ class _Walk:
 
     def _pattern(self, value: object, place: str) -> str:
         if not isinstance(value, str):
-            raise self.refusal("pattern", place, f"is {_shown(value)}, it must be a string")
+            raise self._unserved("pattern", place, f"is {_shown(value)}, it must be a string")
         try:
             return rust_pattern(value)
         except PatternError as error:
-            raise self.refusal("the pattern", place, str(error)) from None
+            raise self._unserved("the pattern", place, str(error)) from None
 
     def _value(self, keyword: str, value: object, place: str) -> object:
         """Returns the value of a keyword that holds no schema."""
@@ -270,9 +335,10 @@ class _Walk:
             self._check_writable(keyword, value, place)
         wanted = _fault(keyword, value)
         if wanted is not None:
-            raise self.refusal(keyword, place, f"is {_shown(value)}, it must be {wanted}")
+            fault = self.refusal if keyword == "type" else self._unserved
+            raise fault(keyword, place, f"is {_shown(value)}, it must be {wanted}")
         if keyword in (*NUMBERS, "enum", "const") and (number := inexact_number(value)) is not None:
-            raise self.refusal(
+            raise self._unserved(
                 keyword, place, f"has {number}; numbers are enforced exactly up to {MAX_EXACT}"
             )
         return count_of(value) if keyword in COUNTS else value
@@ -289,6 +355,15 @@ class _Walk:
         for place, target in self._references:
             if target not in self._places:
                 raise self.refusal("$ref", place, f"is {_shown(target)}, where this schema has no schema")
+
+
+def _is_beside_others(keyword: str, schema: Schema) -> bool:
+    """Whether the schema has what is too much beside a length or a reference."""
+    if keyword in LENGTHS:
+        return bool({"pattern", "format"} & set(schema))
+    return keyword != "$ref" or bool(
+        set(schema) - ANNOTATIONS - {"$ref", "$defs", "definitions", "$schema", "$id"}
+    )
 
 
 def _fault(keyword: str, value: object) -> str | None:
@@ -319,28 +394,6 @@ def _is_divisor(value: object) -> bool:
     return value > 0 and num_digits(float(value)) <= MAX_DIVISOR_DIGITS
 
 
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 def _shown(value: object) -> str:
     text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def keyword_places(schema: object, keyword: str, place: str = "#") -> list[str]:
-    """Returns where a checked schema has a keyword, for a refusal of the library's that names no place."""
-    if isinstance(schema, list):
-        return [
-            found
-            for i, entry in enumerate(schema)
-            for found in keyword_places(entry, keyword, f"{place}/{i}")
-        ]
-    if not isinstance(schema, Mapping):
-        return []
-    here = [place] if keyword in schema else []
-    return here + [
-        found
-        for name, entry in schema.items()
-        for found in keyword_places(entry, keyword, f"{place}/{_escaped(name)}")
-    ]

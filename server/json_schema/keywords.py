@@ -12,6 +12,7 @@ ONE_SCHEMA = ("items", "additionalItems", "additionalProperties")
 SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+LENGTHS = ("minLength", "maxLength")
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 # They say nothing about which values are valid. What begins with x- passes, too.
@@ -41,6 +42,7 @@ KNOWN = frozenset((
     *ONE_SCHEMA, *SCHEMA_LISTS, *SCHEMA_MAPS, *COUNTS, *NUMBERS, *ANNOTATIONS, *REFUSED, "type", "enum", "const", "required",
     "pattern", "format", "$ref", "$schema", "$id",
 ))  # fmt: skip
+CONSTRAINTS = KNOWN - ANNOTATIONS
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 # $schema -> `$ref` makes all that stands beside it void, and prefixItems is none of its keywords.

@@ -1,6 +1,8 @@
-"""Formats of strings that grammars enforce, where the library's own idea of them is wider than their standard."""
+"""Formats that grammars enforce: of strings, where the library's own idea of them is wider than their standard, and of numbers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _YEAR = "[0-9]{4}"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -20,7 +22,15 @@ _MAX_HOSTNAME_CHARACTERS = 253
 # Zod's names for patterns, which it writes beside them.
 PATTERN_FORMATS = frozenset((
     "starts_with", "ends_with", "includes", "lowercase", "uppercase", "regex", "cuid", "cuid2", "ulid", "nanoid", "xid", "ksuid", "e164",
+    "guid", "cidrv4", "cidrv6", "base64", "base64url", "jwt", "emoji", "json_string",
 ))  # fmt: skip
+_MAX_64 = 2**63 - 1024  # the greatest float that an integer of 64 bits holds
+_RANGES = {
+    "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1), "int64": (-_MAX_64, _MAX_64),
+    "uint8": (0, 2**8 - 1), "uint16": (0, 2**16 - 1), "uint32": (0, 2**32 - 1), "uint64": (0, _MAX_64),
+}  # fmt: skip
+_ANY_NUMBER = ("float", "double")  # how a number is kept, not which it is
+_NO_FRACTIONS = ["array", "boolean", "integer", "null", "object", "string"]
 FORMATS = tuple(sorted((*_PATTERNS, *_OF_THE_LIBRARY)))
 
 
@@ -33,3 +43,15 @@ def format_constraint(name: str) -> dict[str, object]:
     if name == "email":
         return {"format": name, "pattern": _MAILBOX_LENGTHS, "maxLength": _MAX_MAILBOX_CHARACTERS}
     return {"format": name}
+
+
+def number_constraint_of(name: object, types: Sequence[object]) -> dict[str, object] | None:
+    """Returns keywords that together allow the numbers of a format; None for what is no format of values of these types."""
+    if not {"integer", "number"} & {kind for kind in types if isinstance(kind, str)}:
+        return None
+    if name in _ANY_NUMBER:
+        return {}
+    if name not in _RANGES:
+        return None
+    low, high = _RANGES[str(name)]
+    return {"minimum": low, "maximum": high, **({"type": _NO_FRACTIONS} if "number" in types else {})}

@@ -97,8 +97,8 @@ class ChoiceOfTools(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """type: text, json_object or json_schema. schema, name, strict, description: of a json_schema, which is enforced
-    whatever `strict` says."""
+    """type: text, json_object or json_schema. schema, name, strict, description: of a json_schema. strict: what of it
+    cannot be enforced is refused."""
 
     type: str | None = None
     name: str | None = None

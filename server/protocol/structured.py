@@ -12,7 +12,7 @@ JsonSchema = dict[str, object] | bool
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """strict: the schema is enforced whatever it says. name, description: for the model's prompt elsewhere; no text here."""
+    """strict: a keyword that cannot be enforced is refused, else it is left out. name, description: for the model's prompt elsewhere; no text here."""
 
     name: str | None = None
     schema: JsonSchema | None = None

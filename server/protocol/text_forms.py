@@ -101,7 +101,7 @@ def _of_response_format(wanted: ResponseFormat, where: str) -> Iterator[TextForm
         raise ApiError(message, param=second, code="invalid_value")
     if schemas:
         path, schema = next(iter(schemas.items()))
-        yield from _of_schema(schema, path, passes_empty=False)
+        yield from _of_schema(schema, path, passes_empty=False, strict=_is_strict(wanted))
     elif kind == "json_schema":
         raise missing(f"{where}.json_schema" if wanted.json_schema is None else f"{where}.json_schema.schema")
     elif kind != "text":
@@ -118,6 +118,16 @@ def _schemas(wanted: ResponseFormat, where: str) -> dict[str, JsonSchema | str]:
     return {path: schema for path, schema in found.items() if schema is not None}
 
 
+def _is_strict(wanted: ResponseFormat) -> bool:
+    of_value = (
+        wanted.value.get("strict")
+        if isinstance(wanted.value, dict) and wanted.type == "json_schema"
+        else None
+    )
+    held = None if wanted.json_schema is None else wanted.json_schema.strict
+    return True in (held, wanted.strict, of_value)
+
+
 def _check_name(wanted: ResponseFormat, where: str) -> None:
     path = f"{where}.name" if wanted.json_schema is None else f"{where}.json_schema.name"
     name = (wanted.name if wanted.json_schema is None else wanted.json_schema.name) or ""
@@ -126,10 +136,10 @@ def _check_name(wanted: ResponseFormat, where: str) -> None:
 
 
 def _of_schema(
-    value: JsonSchema | str | None, param: str, *, passes_empty: bool = True
+    value: JsonSchema | str | None, param: str, *, passes_empty: bool = True, strict: bool = False
 ) -> Iterator[TextForm]:
     """passes_empty: an empty schema is no form, as where other servers have it as their default."""
     if value is None or (passes_empty and value in ({}, "")):
         return
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    yield TextForm("json_schema", text, param)
+    yield TextForm("json_schema", text, param, strict)

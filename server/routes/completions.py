@@ -80,7 +80,7 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     owner = services.keys.owner(credentials(request.headers))
     wanted = replace(
         _wanted(body, services, owner, await encode_bad_words(body, tokenizer)),
-        grammar=await grammar_of(body, services.grammars, info),
+        grammar=await grammar_of(body, services.grammars, info, record_of(request).ignored),
     )
     requests = choice_requests(body, wanted, ids, tokenizer, info)
     head = new_header("cmpl-", "text_completion", services)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine import RequestError
+from headway.server.access import record_of
 from headway.server.chat_answer import begin_chat
 from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.errors import ApiError, as_api_error
@@ -79,6 +80,8 @@ async def _begin(
     body: MessagesRequest, request: Request, services: Services, translation: Translation
 ) -> MessageWriter:
     tell_ignored(request, *translation.ignored)
+    ignored = record_of(request).ignored
+    num_ignored = len(ignored)
     answer, prompt = await begin_chat(
         translation.chat,
         request,
@@ -88,6 +91,7 @@ async def _begin(
         fits_context=True,
         effort_name="thinking",
     )
+    ignored[num_ignored:] = map(translation.names().own, ignored[num_ignored:])
     thinking = body.thinking
     return MessageWriter(
         answer,

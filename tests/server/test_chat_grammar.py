@@ -264,12 +264,61 @@ async def test_what_a_grammar_excludes_is_refused_by_both_names(client: httpx.As
 
 async def test_a_schema_that_cannot_be_enforced_is_refused_by_its_path(client: httpx.AsyncClient) -> None:
     wrong = {"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}
-    given = [*tools("stop"), {"type": "function", "function": {"name": "f", "parameters": wrong}}]
+    given = [
+        *tools("stop"),
+        {"type": "function", "function": {"name": "f", "strict": True, "parameters": wrong}},
+    ]
     named = {"type": "function", "function": {"name": "f"}}
     for choice in ("required", named):
         error = await refusal(client, tools=given, tool_choice=choice)
         assert error["param"] == "tools[1].function.parameters"
         assert error["message"].startswith("tools[1].function.parameters: contains at #/properties/a")
+
+
+# Schemas that people have: (parameters, what of them is not enforced).
+LENIENT: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "schemars": ({"properties": {"n": {"type": "integer", "format": "uint32", "minimum": 0}}}, []),
+    "a-set": ({"properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}, ["properties.tags.uniqueItems"]),
+    "unknown-format": ({"properties": {"p": {"type": "string", "format": "path"}}}, ["properties.p.format"]),
+    "misspelt": ({"properties": {"p": {"anyOf": [{"type": "string", "maxLenght": 3}]}}}, ["properties.p.anyOf[0].maxLenght"]),
+    "two-patterns": ({"patternProperties": {"^a": {"type": "string"}, "b$": {"type": "number"}}}, ["patternProperties"]),
+    "in-a-definition": ({"$defs": {"a": {"if": {}}}, "properties": {"p": {"$ref": "#/$defs/a"}}}, ["$defs.a.if"]),
+    "draft-4": ({"$schema": "http://json-schema.org/draft-04/schema#", "properties": {}}, ["$schema"]),
+    "overlapping": ({"properties": {"p": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, ["properties.p.oneOf"]),
+    "large": ({"properties": {"p": {"type": "integer", "maximum": 2**63 - 1}}}, ["properties.p.maximum"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameters", "dropped"), LENIENT.values(), ids=LENIENT)
+async def test_a_tool_that_is_not_strict_takes_down_no_other(
+    client: httpx.AsyncClient, parameters: dict[str, Any], dropped: list[str]
+) -> None:
+    function = {"name": "f", "parameters": {"type": "object", **parameters}}
+    body = {"messages": HELLO, "max_tokens": 3, "tool_choice": "required"}
+    given = [*tools("stop"), {"type": "function", "function": function}]
+    response = await client.post(URL, json={**body, "tools": given})
+    assert response.status_code == 200, response.text
+    told = ", ".join(f"tools[1].function.parameters.{path}" for path in dropped)
+    assert response.headers.get("x-headway-ignored", "") == told
+    if dropped:
+        function["strict"] = True
+        error = await refusal(client, tools=given, tool_choice="required")
+        assert error["param"] == "tools[1].function.parameters"
+        keyword = dropped[0].rpartition(".")[2]
+        assert keyword in error["message"]
+        assert " at #" in error["message"]
+
+
+async def test_a_type_and_a_reference_that_do_not_exist_are_refused_without_strictness(
+    client: httpx.AsyncClient,
+) -> None:
+    for wrong in ({"type": "objekt"}, {"$ref": "#/$defs/none"}):
+        function = {"name": "f", "parameters": {"type": "object", "properties": {"a": wrong}}}
+        error = await refusal(
+            client, tools=[{"type": "function", "function": function}], tool_choice="required"
+        )
+        assert error["param"] == "tools[0].function.parameters"
+        assert "#/properties/a" in error["message"]
 
 
 async def test_arguments_that_are_no_object_are_refused_where_they_are_enforced(

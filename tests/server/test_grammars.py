@@ -153,6 +153,17 @@ async def test_grammars_are_counted_by_kind_and_outcome() -> None:
     assert registry.get_sample_value("headway_grammar_compile_seconds_count") == 2
 
 
+async def test_keywords_that_are_left_out_are_counted_by_name() -> None:
+    registry = CollectorRegistry()
+    grammars = Grammars(TABLE, END + 1, RequestMetrics(registry, "plain"))
+    for _ in range(2):
+        await grammars.compile(schema({"uniqueItems": True, "maxLenght": 3}), ignored := list[str]())
+        assert ignored == ["guided_json.uniqueItems", "guided_json.maxLenght"]
+    await grammars.close()
+    for keyword in ("uniqueItems", "other"):
+        assert registry.get_sample_value("headway_dropped_schema_keywords_total", {"keyword": keyword}) == 2
+
+
 async def test_the_cache_is_bounded_in_number_and_in_characters(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:

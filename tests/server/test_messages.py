@@ -24,6 +24,7 @@ from headway_testing.messages import (
 from tokenizers import AddedToken
 
 from headway.server.formats import find_format
+from headway.server.grammars import Grammars
 from headway.server.metrics import Metrics
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer, load_tokenizer
@@ -61,7 +62,7 @@ def chat() -> StrictChat:
 
 
 @pytest.fixture
-def services(engine: FakeEngine, tokenizer: Tokenizer, chat: StrictChat) -> Services:
+def services(engine: FakeEngine, tokenizer: Tokenizer, chat: StrictChat, grammars: Grammars) -> Services:
     metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts, tool_format="hermes")
     return Services(
         "tiny",
@@ -71,6 +72,7 @@ def services(engine: FakeEngine, tokenizer: Tokenizer, chat: StrictChat) -> Serv
         chat,
         template_source=TEMPLATE,
         output_format=find_format(TEMPLATE),
+        grammars=grammars,
     )
 
 
@@ -248,3 +250,20 @@ async def test_messages_are_counted_and_logged_as_chats_are(
     assert fields["finish_reasons"] == ["tool_calls"]
     lines = services.metrics.text().decode().splitlines()
     assert 'headway_http_responses_total{endpoint="messages",status="200"} 1.0' in lines
+
+
+async def test_keywords_that_are_not_enforced_are_told_by_the_paths_of_the_request(
+    client: httpx.AsyncClient,
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "format": "bigint"}}}
+    tool = {"name": "f", "input_schema": schema}
+    for body, path in (
+        ({"tools": [tool], "tool_choice": {"type": "any"}}, "tools[0].input_schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+            "output_config.format.schema",
+        ),
+    ):
+        response = await client.post(URL, json=asked(**body))
+        assert response.status_code == 200, response.text
+        assert response.headers["x-headway-ignored"] == f"{path}.properties.a.format"

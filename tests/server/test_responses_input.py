@@ -283,7 +283,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (choice(type="allowed_tools", mode="required", tools=[{"type": "mcp"}]), "tool_choice", "no tools"), (choice(type="custom", name="x"), "tool_choice.name", "'x'"),
     (choice(type="allowed_tools", mode="required", tools=[]), "tool_choice", "no tools"), ({"tools": [TIME], "tool_choice": "any"}, "tool_choice", "'required'"),
     (form(type="yaml"), "text.format.type", "json_schema"), (form(type="json_schema", name="x"), "text.format.schema", "is missing"),
-    (form(type="json_schema", name="x", schema={"type": "object", "not": 3}), "text.format.schema", "not"),
+    (form(type="json_schema", name="x", strict=True, schema={"type": "object", "not": 3}), "text.format.schema", "not"),
     (form(type="json_schema", name="x" * 65, schema={}), "text.format.name", "at most 64"),
     ({**form(type="json_object"), "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "text.format and structured_outputs.regex"),
     ({"text": {"formt": {}}}, "text.formt", "text.format"),
@@ -348,3 +348,18 @@ def test_a_value_in_quotes_keeps_its_words() -> None:
     )
     assert (error.param, error.code, error.status) == ("input[4].role", "invalid_value", 400)
     assert names.own("messages[10].role") == "messages[10].role"
+
+
+async def test_keywords_that_are_not_enforced_are_told_by_the_paths_of_the_request(
+    client: httpx.AsyncClient,
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "name": "f", "parameters": schema}
+    form = {"type": "json_schema", "name": "a", "schema": schema}
+    for body, path in (
+        ({"tools": [tool], "tool_choice": "required"}, "tools[0].parameters"),
+        ({"text": {"format": form}}, "text.format.schema"),
+    ):
+        response = await client.post(URL, json={"input": "hello", "max_output_tokens": 2, **body})
+        assert response.status_code == 200, response.text
+        assert response.headers["x-headway-ignored"] == f"{path}.properties.a.uniqueItems"

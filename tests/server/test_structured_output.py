@@ -205,6 +205,12 @@ async def test_other_fields_hold_beside_a_grammar(client: httpx.AsyncClient, eng
 
 
 SCHEMA = "response_format.json_schema.schema"
+
+
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}}
+
+
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "type": ({"response_format": {"type": "xml"}}, "response_format.type", "'xml', it must be one of text, json_object, json_schema"),
     "no-schema": ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, SCHEMA, "is missing"),
@@ -220,14 +226,18 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "gbnf-rule": ({"grammar": "root ::= nowhere"}, "grammar", "Rule 'nowhere' not found"),
     "gbnf-cut": ({"ebnf": 'root ::= "a'}, "ebnf", "Unexpected end of input"),
     "gbnf-operator": ({"ebnf": "root ::= [a-z&&[b]]"}, "ebnf", "has one of &&, --, ~~"),
-    "keyword": ({"guided_json": {"properties": {"a/b": {"type": "array", "uniqueItems": True}}}}, "guided_json", "uniqueItems at #/properties/a~1b cannot be enforced"),
-    "misspelt": ({"guided_json": {"maxLenght": 3}}, "guided_json", "'maxLenght' at # is no keyword that is known; did you mean maxLength?"),
+    "keyword": (strict({"properties": {"a/b": {"type": "array", "uniqueItems": True}}}), SCHEMA, "uniqueItems at #/properties/a~1b cannot be enforced"),
+    "misspelt": (strict({"maxLenght": 3}), SCHEMA, "'maxLenght' at # is no keyword that is known; did you mean maxLength?"),
     "no-json": ({"guided_json": "{"}, "guided_json", "is no JSON schema"),
     "list": ({"guided_json": "[]"}, "guided_json", "must be an object, true or false"),
-    "oneof": ({"guided_json": {"items": {"oneOf": [{"minimum": 1}, {"maximum": 5}]}}}, "guided_json", "(at #/items)"),
-    "oneof-of-zeros": ({"guided_json": {"oneOf": [{"const": 0}, {"enum": [1, -0.0]}]}}, "guided_json", "(at #)"),
-    "empty": ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}, "guided_json", "minimum (3) is greater than maximum (2)"),
-    "circle": ({"guided_json": {"$ref": "#"}}, "guided_json", "it allows no text"),
+    "oneof": (strict({"items": {"oneOf": [{"minimum": 1}, {"maximum": 5}]}}), SCHEMA, "oneOf at #/items cannot be enforced: its members"),
+    "format-of-a-string": (strict({"properties": {"a": {"type": "string", "format": "path"}}}), SCHEMA, "format at #/properties/a is 'path', it must be one of date,"),
+    "name-patterns": (strict({"patternProperties": {"^a": True, "b$": {}}}), SCHEMA, "patternProperties at # cannot be enforced: a name may match two"),
+    "some-required": (strict({"properties": {"a": {}}, "maxProperties": 1}), SCHEMA, "maxProperties at # cannot be enforced: it needs"),
+    "divisor": (strict({"multipleOf": 0.07}), SCHEMA, "multipleOf at # cannot be enforced: its decimals"),
+    "oneof-of-zeros": (strict({"oneOf": [{"const": 0}, {"enum": [1, -0.0]}]}), SCHEMA, "oneOf at # cannot"),
+    "empty": ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}, "guided_json", "the schema at # allows no value"),
+    "circle": ({"guided_json": {"$ref": "#"}}, "guided_json", "the schema at # allows no value"),
     "deep": ({"guided_json": {"const": json.loads("[" * 500 + "]" * 500)}}, "guided_json", "nested too deeply"),
     "regex": ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
     "long-regex": ({"guided_regex": "a" * 9000}, "guided_regex", "has 9000 characters of regex, the limit is 8192"),
@@ -242,6 +252,32 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "tag": ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not served"),
     "whitespace": ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "leave it out"),
 }  # fmt: skip
+
+
+# Fields of forms that are not strict: (fields, what is told as ignored, a text that fits, one that does not).
+LENIENT: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "int64": ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "format": "int64"}}}}, "", "7", "1.5"),
+    "int32": ({"structured_outputs": {"json": {"type": "integer", "format": "int32"}}}, "", "2147483647", "2147483648"),
+    "a-set": ({"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}, "structured_outputs.json.uniqueItems", "[1,1]", "1"),
+    "path": ({"guided_json": {"type": "object", "properties": {"p": {"type": "string", "format": "path"}}}}, "guided_json.properties.p.format", '{"p":"a"}', '{"p":1}'),
+    "some-constants": ({"guided_json": {"enum": ["a", "a\x7f", 2**60]}}, "guided_json.enum", '"a"', '"b"'),
+    "look-around": ({"guided_json": {"type": "string", "pattern": "^(?!a)", "maxLength": 2}}, "guided_json.pattern", '"ab"', '"abc"'),
+    "intricate": ({"guided_json": {"type": "string", "format": "email", "pattern": r"^\w+([\.-]?\w+)*@\w+([\.-]?\w+)*(\.\w{2,})+$", "minLength": 6}}, "guided_json.pattern, guided_json.minLength", '"a@b.cd"', '"a"'),
+    "void": ({"guided_json": {"required": "a", "type": "object"}}, "guided_json.required", "{}", "[]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "told", "fitting", "other"), LENIENT.values(), ids=LENIENT)
+async def test_without_strictness_what_cannot_be_enforced_is_told(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], told: str, fitting: str, other: str
+) -> None:
+    for _ in range(2):  # the second is remembered
+        response = await post(client, **fields)
+        assert response.status_code == 200, response.text
+        assert set(response.headers.get("x-headway-ignored", "").split(", ")) == set(told.split(", "))
+    grammar = engine.submitted[-1].grammar
+    assert grammar is not None
+    assert [text for text in (fitting, other) if fits(grammar.source, text)] == [fitting]
 
 
 @pytest.mark.parametrize(("fields", "param", "complaint"), BAD.values(), ids=BAD)

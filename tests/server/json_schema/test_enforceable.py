@@ -47,6 +47,10 @@ WAYS_ROUND: dict[str, tuple[Any, list[str], list[str]]] = {
     "names-without-quotes": ({"patternProperties": {'^[^"]*$': {}}, "additionalProperties": False}, ['{"a":1}'], ['{"\\"":1}']),
     "name-of-a-definition": ({"$defs": {"My Model[int]": {"type": "integer"}}, "$ref": "#/$defs/My Model[int]"}, ["1"], ['"a"']),
     "odd-name-of-a-definition": ({"$defs": {'100% "é"|<a/b>': {"type": "integer"}}, "$ref": '#/$defs/100% "é"|<a~1b>'}, ["1"], ['"a"']),
+    "int32": ({"type": "number", "format": "int32"}, ["2147483647", "-2147483648"], ["2147483648", "1.5"]),
+    "uint8-beside-texts": ({"type": ["integer", "string"], "format": "uint8"}, ["255", '"a"'], ["256", "-1"]),
+    "int64": ({"type": "integer", "format": "int64"}, ["9223372036854774784"], ["9223372036854775808", "1.5"]),
+    "double": ({"type": "number", "format": "double"}, ["1.5"], ['"a"']),
     "date": ({"format": "date"}, ['"2024-02-29"', "1"], ['"2023-02-29"', '"1900-02-29"', '"2024-13-01"']),
     "email": ({"format": "email"}, ['"a.b@example.com"'], [f'"{"a" * 65}@b.de"', f'"a@{"b" * 64}.de"', '"a"']),
 }  # fmt: skip
