@@ -23,7 +23,15 @@ from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, bench
 from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
 from headway.server.cli.environment import remarks_on_services, warnings_of_unknown, without_services
-from headway.server.cli.options import Option, Value, add_options, name_the_variable, read_values
+from headway.server.cli.foreign_flags import UsageError, own_arguments
+from headway.server.cli.options import (
+    Option,
+    Value,
+    add_options,
+    name_the_variable,
+    parse_switch,
+    read_values,
+)
 from headway.server.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.engine_inspector import EngineInspector
 
@@ -49,6 +57,8 @@ INSPECT_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
+# Their command lines may be written for another server.
+FLAGS_OF_SERVERS = {"serve": SERVE_GROUPS, "warmup": SERVE_GROUPS, "inspect": INSPECT_GROUPS}
 ALL_GROUPS = (SERVE_GROUPS, COMPLETE_GROUPS, CHAT_GROUPS, INSPECT_GROUPS)
 MODEL_HELP = (
     "a folder in Hugging Face layout, or ORG/NAME on the Hugging Face Hub "
@@ -79,7 +89,8 @@ then:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that closes stdout is none."""
-    arguments = _parser().parse_args(argv)
+    given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
+    arguments = _parser().parse_args(given, argparse.Namespace(remarks=remarks))
     runs = {
         "serve": (_serve, SERVE_GROUPS),
         "warmup": (_warm_up, SERVE_GROUPS),
@@ -100,6 +111,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
+
+
+def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the program where it cannot
+    be taken."""
+    command = argv[0] if argv else ""
+    if command not in FLAGS_OF_SERVERS:
+        return argv, []
+    options = _options(FLAGS_OF_SERVERS[command])
+    flags = {f"--{name}": o.parse is not parse_switch for o in options for name in (o.flag, *o.aliases)}
+    try:
+        own, remarks = own_arguments(argv[1:], {**flags, "-h": False, "--help": False})
+    except UsageError as error:
+        print(
+            f"usage: headway {command} [MODEL] [--FLAG VALUE ...]\nheadway {command}: error: {error}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    return [command, *own], remarks
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,15 +201,15 @@ def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
-    _log_the_environment()
+    _log_what_is_ignored(arguments)
     source = _source(arguments.model, values, environment)
     return _command("serve", "serve")(config, source, _engine_config(values))
 
 
-def _log_the_environment() -> None:
-    """The variables that the environment has in vain."""
+def _log_what_is_ignored(arguments: argparse.Namespace) -> None:
+    """The flags and variables that change nothing."""
     known = {option.variable for groups in ALL_GROUPS for option in _options(groups)} | {"HEADWAY_MODEL"}
-    for line in remarks_on_services(os.environ):
+    for line in (*arguments.remarks, *remarks_on_services(os.environ)):
         logger.info(line)
     for line in warnings_of_unknown(os.environ, known):
         logger.warning(line)
@@ -198,7 +228,7 @@ def _warm_up(arguments: argparse.Namespace, environment: Mapping[str, str]) -> i
     values = read_values(arguments, _options(SERVE_GROUPS), environment)
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
-    _log_the_environment()
+    _log_what_is_ignored(arguments)
     source = _source(arguments.model, values, environment)
     return _command("warmup", "warm_up")(source, _engine_config(values))
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from headway.server.cli.foreign_flags import INSTEAD
+
 PREFIX = "HEADWAY_"
 # Beside a Service called headway, or headway-NAME, a pod gets these: of each port its protocol, number and address.
 _OF_A_SERVICE = re.compile(
@@ -47,6 +49,9 @@ def _is_of_a_service(name: str, value: str) -> bool:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
+    instead = INSTEAD.get(name.removeprefix(PREFIX).lower().replace("_", "-"), "")
+    if re.fullmatch("--[a-z-]+", instead):
+        return f"; use {PREFIX}{instead[2:].replace('-', '_').upper()}"
     names = [other.removeprefix(PREFIX) for other in known]
     near = get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.8)
     return f"; did you mean {PREFIX}{near[0]}?" if near else "; `headway serve --help` names all in brackets"

@@ -1,0 +1,137 @@
+"""Flags of vLLM, SGLang and llama-server on this command line: taken where they change nothing, else refused with what to use.
+
+The names are those of `vllm serve`, `sglang.launch_server` and `llama-server`. No value is repeated: it may be a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+
+_MODEL = "the model without a flag: headway serve MODEL"
+_DEVICES = "one server for each GPU: CUDA_VISIBLE_DEVICES=0 headway serve, behind a load balancer"
+_REQUESTS = "the field of that name in requests, or generation_config.json in the model's folder"
+# What to use instead.
+INSTEAD = {
+    "model": _MODEL, "model-path": _MODEL, "m": _MODEL, "hf": _MODEL, "hf-repo": _MODEL,
+    "max-num-seqs": "--max-running", "max-running-requests": "--max-running", "parallel": "--max-running", "np": "--max-running",
+    "max-queued-requests": "--max-waiting",
+    "context-length": "--max-model-len", "ctx-size": "--max-model-len", "c": "--max-model-len", "max-seq-len": "--max-model-len",
+    "gpu-memory-utilization": "--kv-cache-memory, a size", "mem-fraction-static": "--kv-cache-memory, a size",
+    "kv-cache-memory-bytes": "--kv-cache-memory", "max-total-tokens": "--kv-cache-memory, a size",
+    "num-gpu-blocks-override": "--kv-cache-memory, a size", "page-size": "--block-size",
+    "max-num-batched-tokens": "--prefill-chunk", "chunked-prefill-size": "--prefill-chunk", "max-prefill-tokens": "--prefill-chunk",
+    "batch-size": "--prefill-chunk", "ubatch-size": "--prefill-chunk", "b": "--prefill-chunk", "ub": "--prefill-chunk",
+    "no-enable-prefix-caching": "--no-prefix-caching", "disable-radix-cache": "--no-prefix-caching",
+    "speculative-config": "--drafter and --depth", "speculative-model": "--drafter", "speculative-algorithm": "--drafter",
+    "speculative-algo": "--drafter", "num-speculative-tokens": "--depth", "speculative-num-steps": "--depth",
+    "speculative-num-draft-tokens": "--depth", "draft-max": "--max-depth", "draft": "--max-depth", "draft-n": "--max-depth",
+    "chat-template-file": "--chat-template", "tool-call-parser": "--tool-format", "reasoning-parser": "--tool-format",
+    "reasoning-format": "--tool-format", "default-chat-template-kwargs": "chat_template_kwargs in requests",
+    "alias": "--served-model-name", "a": "--served-model-name", "model-name": "--served-model-name",
+    "uds": "--unix-socket", "ssl-certfile": "--tls-cert", "ssl-keyfile": "--tls-key", "ssl-cert-file": "--tls-cert",
+    "ssl-key-file": "--tls-key", "api-key-file": "the variable HEADWAY_API_KEY", "admin-api-key": "--admin-key",
+    "hf-token": "the variable HF_TOKEN", "allowed-origins": "--cors-origin",
+    "uvicorn-log-level": "--log-level", "verbosity": "--log-level debug", "verbose": "--log-level debug", "v": "--log-level debug",
+    "otlp-traces-endpoint": "--otlp-endpoint", "oltp-traces-endpoint": "--otlp-endpoint", "timeout": "--request-timeout",
+    "watchdog-timeout": "--engine-timeout", "shutdown-timeout": "--drain-seconds",
+    "t": "--threads", "threads-batch": "--threads", "n-gpu-layers": "--device", "gpu-layers": "--device", "ngl": "--device",
+    "config": "the variables HEADWAY_<FLAG>, as of an environment file",
+    "seed": "seed in requests", "random-seed": "seed in requests", "temp": _REQUESTS, "temperature": _REQUESTS, "top-p": _REQUESTS,
+    "top-k": _REQUESTS, "min-p": _REQUESTS, "n-predict": "max_tokens in requests", "n": "max_tokens in requests",
+    "override-generation-config": _REQUESTS, "generation-config": _REQUESTS,
+    "quantization": "a folder whose config.json has the precision of its weights", "q": "a folder whose config.json has the precision of its weights",
+    "tokenizer": "tokenizer.json in the model's folder", "tokenizer-path": "tokenizer.json in the model's folder",
+    "tensor-parallel-size": _DEVICES, "tp": _DEVICES, "tp-size": _DEVICES, "pipeline-parallel-size": _DEVICES, "pp": _DEVICES,
+    "pp-size": _DEVICES, "data-parallel-size": _DEVICES, "dp": _DEVICES, "dp-size": _DEVICES, "nnodes": _DEVICES,
+}  # fmt: skip
+NOT_SERVED = {
+    "enable-lora": "adapters are not served; merge them into the weights", "lora-modules": "adapters are not served; merge them into the weights",
+    "lora-paths": "adapters are not served; merge them into the weights", "lora": "adapters are not served; merge them into the weights",
+    "embedding": "embeddings are not served", "embeddings": "embeddings are not served", "is-embedding": "embeddings are not served",
+    "reranking": "ranking is not served", "task": "texts are generated, nothing else", "runner": "texts are generated, nothing else", "kv-cache-dtype": "the KV cache has the model's precision; leave it out",
+    "cache-type-k": "the KV cache has the model's precision; leave it out", "cache-type-v": "the KV cache has the model's precision; leave it out",
+    "mmproj": "pictures are not served", "rope-scaling": "positions are as config.json has them; set it there",
+    "hf-overrides": "config.json is served as it is; change it there", "root-path": "paths are fixed; let the proxy remove its prefix",
+}  # fmt: skip
+# These have one value that says what is so anyway.
+ONE_OF_SOME = {
+    **dict.fromkeys(("tensor-parallel-size", "tp", "tp-size", "pipeline-parallel-size", "pp", "pp-size", "data-parallel-size", "dp",
+                     "dp-size", "nnodes"), ("1",)),
+    "kv-cache-dtype": ("auto",), "generation-config": ("auto",), "task": ("auto", "generate"),
+    "runner": ("auto", "generate"),
+}  # fmt: skip
+# They change no text, or say what is so anyway.
+HARMLESS = frozenset((
+    "trust-remote-code", "enable-prefix-caching", "enable-chunked-prefill", "no-enable-chunked-prefill", "enable-auto-tool-choice", "enforce-eager",
+    "disable-cuda-graph", "enable-mixed-chunk", "enable-metrics", "enable-cache-report", "disable-log-requests", "no-enable-log-requests",
+    "enable-log-requests", "disable-log-stats", "disable-uvicorn-access-log", "disable-custom-all-reduce", "disable-frontend-multiprocessing",
+    "enable-prompt-tokens-details", "enable-server-load-tracking", "enable-torch-compile", "enable-p2p-check", "log-requests",
+    "skip-server-warmup", "disable-overlap-schedule", "use-v2-block-manager", "async-scheduling",
+    "jinja", "flash-attn", "fa", "cont-batching", "cb", "no-context-shift", "mlock", "no-mmap", "no-webui", "metrics", "slots", "no-slots",
+    "log-disable", "no-warmup", "cache-prompt",
+))  # fmt: skip
+HARMLESS_WITH_VALUE = frozenset((
+    "tokenizer-mode", "swap-space", "cpu-offload-gb", "guided-decoding-backend", "structured-outputs-config", "grammar-backend", "attention-backend",
+    "sampling-backend", "distributed-executor-backend", "schedule-policy", "scheduling-policy", "schedule-conservativeness", "cuda-graph-max-bs", "max-log-len",
+    "compilation-config", "limit-mm-per-prompt", "model-impl", "log-level-http", "threads-http", "cache-reuse", "stream-interval",
+    "decode-log-interval",
+))  # fmt: skip
+OPTIONAL_VALUES = dict.fromkeys(("flash-attn", "fa"), ("on", "off", "auto"))
+
+
+class UsageError(Exception):
+    """A command line that cannot be taken."""
+
+
+def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Returns the command line without what is taken and changes nothing, and remarks on that. Raises UsageError.
+
+    flags: of this program, each with whether a value follows.
+    """
+    own: list[str] = []
+    remarks: list[str] = []
+    left = list(arguments)
+    num_plain = 0
+    while left:
+        argument = left.pop(0)
+        flag, equals, value = argument.partition("=")
+        if not argument.startswith("-") or argument == "-":
+            num_plain += 1
+            own.append(argument)
+        elif flag in flags:
+            own.append(argument)
+            if flags[flag] and not equals and left:
+                own.append(left.pop(0))
+        else:
+            name = flag.lstrip("-").replace("_", "-")
+            takes = name in HARMLESS_WITH_VALUE or name in ONE_OF_SOME
+            is_value = bool(left) and (
+                (takes and not left[0].startswith("-")) or left[0] in OPTIONAL_VALUES.get(name, ())
+            )
+            given = value if equals else left.pop(0) if is_value else None
+            if not _is_harmless(name, given):
+                raise UsageError(_refusal(flag, name, flags))
+            remarks.append(f"{flag} is taken and changes nothing")
+    if num_plain > 1:
+        raise UsageError(
+            f"{num_plain} arguments are no flags, the limit is 1, MODEL; put quotes around values with spaces"
+        )
+    return own, remarks
+
+
+def _is_harmless(name: str, value: str | None) -> bool:
+    if name in ONE_OF_SOME:
+        return value in ONE_OF_SOME[name]
+    if name in HARMLESS:
+        return value is None or value in OPTIONAL_VALUES.get(name, ())
+    return name in HARMLESS_WITH_VALUE
+
+
+def _refusal(flag: str, name: str, flags: Collection[str]) -> str:
+    if name in INSTEAD:
+        return f"{flag} is a flag of other servers: use {INSTEAD[name]}"
+    if name in NOT_SERVED:
+        return f"{flag} is a flag of other servers: {NOT_SERVED[name]}"
+    near = get_close_matches(f"--{name}", flags, n=1, cutoff=0.75)
+    return f"there is no {flag}" + (f"; did you mean {near[0]}?" if near else "; --help names all flags")

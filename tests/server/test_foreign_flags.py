@@ -1,0 +1,100 @@
+"""Command lines that were written for vLLM, SGLang or llama-server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+import pytest
+
+from headway.server import cli
+from headway.server.cli import foreign_flags, serve
+from headway.server.config import ModelSource, ServerConfig
+
+OURS = {f"--{option.flag}" for group in cli.SERVE_GROUPS.values() for option in group}
+KEY = "correct-horse"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, ModelSource]]:
+    calls: list[tuple[ServerConfig, ModelSource]] = []
+    monkeypatch.setattr(serve, "serve", lambda config, source, _: calls.append((config, source)) or 0)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("ORG/NAME --trust-remote-code --enable-prefix-caching --port 7", ["--trust-remote-code", "--enable-prefix-caching"]),
+        ("--enable_chunked_prefill ORG/NAME --tensor-parallel-size 1 --port=7", ["--enable_chunked_prefill", "--tensor-parallel-size"]),
+        ("--attention-backend flashinfer --schedule-policy=lpm ORG/NAME --port 7", ["--attention-backend", "--schedule-policy"]),
+        ("--jinja -fa on ORG/NAME --flash-attn -cb --port 7", ["--jinja", "-fa", "--flash-attn", "-cb"]),
+        ("--kv-cache-dtype auto --task generate ORG/NAME --port 7", ["--kv-cache-dtype", "--task"]),
+    ],
+    ids=["vllm", "underscores", "sglang", "llama-server", "defaults"],
+)  # fmt: skip
+def test_flags_that_change_nothing_are_taken_with_a_word(
+    served: list[tuple[ServerConfig, ModelSource]], caplog: pytest.LogCaptureFixture, line: str, taken: list[str]
+) -> None:  # fmt: skip
+    with caplog.at_level(logging.INFO, "headway.server"):
+        assert cli.main(["serve", *line.split()]) == 0
+    ((config, source),) = served
+    assert (config.port, source.name) == (7, "ORG/NAME")
+    assert caplog.messages == [f"{flag} is taken and changes nothing" for flag in taken]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--max-num-seqs 64", "--max-num-seqs is a flag of other servers: use --max-running"),
+        ("--max_num_seqs=64", "use --max-running"),
+        ("-c 4096 -np 4", "-c is a flag of other servers: use --max-model-len"),
+        ("--mem-fraction-static 0.9", "use --kv-cache-memory"),
+        ("--tensor-parallel-size 2", "one server for each GPU"),
+        ("--kv-cache-dtype fp8", "the KV cache has the model's precision"),
+        ("--task embed", "texts are generated"),
+        ("--enable-prefix-caching=false", "did you mean --no-prefix-caching?"),
+        ("--enable-lora", "adapters are not served"),
+        ("--max_model_len 5", "there is no --max_model_len; did you mean --max-model-len?"),
+        ("--depht 3", "there is no --depht; did you mean --depth?"),
+        ("--colour", "there is no --colour; --help names all flags"),
+        (f"--apikey {KEY}", "there is no --apikey; did you mean --api-key?"),
+        (f"--api_key={KEY}", "did you mean --api-key?"),
+        (f"--hf-token {KEY}", "use the variable HF_TOKEN"),
+        (f"ORG/NAME --api-key my {KEY}", "2 arguments are no flags, the limit is 1, MODEL"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "warmup"])
+def test_other_flags_are_refused_with_what_to_use_and_without_their_values(
+    served: list[tuple[ServerConfig, ModelSource]], capsys: pytest.CaptureFixture[str], command: str, line: str, told: str
+) -> None:  # fmt: skip
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, *line.split()])
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert error.startswith(f"usage: headway {command} [MODEL]")
+    assert told in error
+    assert KEY not in error
+    assert not served
+
+
+def test_what_is_to_be_used_exists_and_no_flag_is_in_two_tables() -> None:
+    flags = {flag for text in foreign_flags.INSTEAD.values() for flag in re.findall(r"--[a-z-]+", text)}
+    assert len(flags) > 20
+    assert flags <= OURS
+    refused, harmless = (
+        {*foreign_flags.INSTEAD, *foreign_flags.NOT_SERVED},
+        {*foreign_flags.HARMLESS, *foreign_flags.HARMLESS_WITH_VALUE},
+    )
+    assert foreign_flags.INSTEAD.keys().isdisjoint(foreign_flags.NOT_SERVED)
+    assert foreign_flags.HARMLESS.isdisjoint(foreign_flags.HARMLESS_WITH_VALUE)
+    assert refused.isdisjoint(harmless)
+    assert foreign_flags.ONE_OF_SOME.keys() <= refused
+    assert {f"--{name}" for name in refused | harmless}.isdisjoint(OURS)
