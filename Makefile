@@ -8,7 +8,7 @@ SERVE_ARGS ?=
 TEST_ARGS ?=
 CLIENTS_VENV := .venv-clients
 # Clients that want other versions of what the rest has, each group in an environment of its own.
-OTHER_CLIENTS := instructor frameworks
+OTHER_CLIENTS := instructor frameworks webui
 
 .PHONY: serve chat test test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
 
