@@ -158,6 +158,8 @@ def _functions(
     tool: ResponseTool, where: str, ignored: list[str], namespace: str | None = None
 ) -> list[tuple[Offered, Tool]]:
     """Returns the functions that the tool is."""
+    if tool.type is None:
+        raise missing(f"{where}.type")
     if not _is_served(tool) or (namespace is not None and tool.type not in CALLABLE):
         _check_spelling(tool.type, where)
         ignored.append(where)

@@ -35,12 +35,12 @@ class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
 
     parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are held against
     it while they are generated; false if left out. format: of a custom tool. tools: of a namespace. execution: of a
-    search.
+    search. type: None only within items that are left out.
     """
 
     unserved: ClassVar[Table] = RESPONSES_TOOL
 
-    type: str
+    type: str | None = None
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None

@@ -290,5 +290,5 @@ RESPONSES_TOOL = table((
                  "user_location", "server_label", "allowed_tools", "authorization", "connector_id", "headers", "require_approval",
                  "server_description", "server_url", "tunnel_id", "container", "action", "background", "complexity", "frame_count",
                  "frame_duration_ms", "input_fidelity", "input_image_mask", "model", "moderation", "output_compression", "output_format",
-                 "partial_images", "quality", "size", "svg", "cache_control"), is_ignored=True),
+                 "partial_images", "quality", "size", "svg", "cache_control", "input_schema", "annotations"), is_ignored=True),
 ))  # fmt: skip

@@ -33,6 +33,7 @@ from openai.types.chat import (
 )
 from openai.types.responses import (
     Response,
+    ResponseCustomToolCall,
     ResponseError,
     ResponseFormatTextJSONSchemaConfigParam,
     ResponseFunctionToolCall,
@@ -40,6 +41,7 @@ from openai.types.responses import (
     ResponseOutputText,
     ResponseReasoningItem,
     ResponseTextConfigParam,
+    ResponseToolSearchCall,
     ToolChoiceAllowedParam,
     ToolChoiceFunctionParam,
     ToolParam,
@@ -58,6 +60,7 @@ from headway.server.protocol.models import ModelCard
 from headway.server.protocol.parameters import StreamOptions
 from headway.server.response import ChunkHeader
 from headway.server.responses_input import KINDS
+from headway.server.responses_input import LEFT_OUT as LEFT_OUT_ITEMS
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
@@ -90,7 +93,9 @@ LEFT_OUT = {
     "Response": {"access_programs", "conversation", "image", "input_transformations", "moderation", "prompt", "prompt_cache_diagnostics",
                  "prompt_cache_options", "prompt_cache_retention", "tool_usage"},
     "ResponseError": {"misalignment", "param", "type"},
-    "ResponseFunctionToolCall": {"async_", "caller", "namespace"},
+    "ResponseCustomToolCall": {"async_", "caller"},
+    "ResponseFunctionToolCall": {"async_", "caller"},
+    "ResponseToolSearchCall": {"created_by"},
     "ResponseOutputMessage": {"phase"},
 }  # fmt: skip
 ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
@@ -125,6 +130,8 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
     (ResponseOutputText, {"type", *objects.OutputText.__struct_fields__}),
     (ResponseReasoningItem, {"type", *objects.ReasoningItem.__struct_fields__}),
     (ResponseFunctionToolCall, {"type", *objects.FunctionCallItem.__struct_fields__}),
+    (ResponseCustomToolCall, {"type", *objects.CustomCallItem.__struct_fields__}),
+    (ResponseToolSearchCall, {"type", *objects.SearchCallItem.__struct_fields__}),
 ]
 # What a request of /v1/responses nests, and what of it is known here.
 NESTED: list[tuple[Any, type[msgspec.Struct]]] = [
@@ -197,31 +204,46 @@ def test_every_field_within_a_field_of_responses_is_known(params: Any, kind: typ
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=[tool.__name__ for tool in TOOLS])
-async def test_every_tool_of_responses_is_a_function_or_refused_by_its_type(
+async def test_every_tool_of_responses_is_a_function_or_left_out(
     client: httpx.AsyncClient, tool: Any
 ) -> None:
     hints = get_type_hints(tool)
-    assert set(hints) - known_fields(responses.FunctionTool) == set()
+    assert set(hints) - known_fields(responses.ResponseTool) == set()
     kind = get_args(hints["type"])[0]
-    if kind != "function":
+    if kind not in ("function", "custom", "namespace"):
         sent = dict.fromkeys(hints, "x") | {"type": kind, "name": "x", "parameters": {}, "description": "x"}
-        response = await client.post("/v1/responses", json={"input": "hello", "tools": [sent]})
-        assert response.json()["error"]["param"] == "tools[0].type"
+        body = {"input": "hello", "tools": [sent], "max_output_tokens": 2}
+        response = await client.post("/v1/responses", json=body)
+        assert (response.status_code, response.headers["x-headway-ignored"]) == (200, "tools[0]"), (
+            response.text
+        )
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=[item.__name__ for item in ITEMS])
-async def test_every_item_of_responses_is_read_or_refused_by_its_type(
+async def test_every_item_of_responses_is_read_left_out_or_refused_by_its_type(
     client: httpx.AsyncClient, item: Any
 ) -> None:
     hints = get_type_hints(item)
     (kind,) = literals(hints["type"])
     sent = {"role": "user", "content": "x", "name": "x", "arguments": "{}", "output": "x", "summary": []}
-    own = {name: sent.get(name, "x") for name in hints} | {"type": kind}
-    response = await client.post("/v1/responses", json={"input": [own], "max_output_tokens": 2})
-    if kind in KINDS:
+    foreign = (
+        {"tools": [{"name": "x", "input_schema": {}, "annotations": {}}]}
+        if kind == "mcp_list_tools"
+        else {"tools": []}
+    )
+    own = {name: {"action": {}, **foreign, **sent}.get(name, "x") for name in hints} | {"type": kind}
+    messages = [{"role": "user", "content": "x"}, own]
+    response = await client.post(
+        "/v1/responses", json={"input": messages[kind in KINDS :], "max_output_tokens": 2}
+    )
+    is_left_out = kind in LEFT_OUT_ITEMS or kind.startswith(
+        "tool_search"
+    )  # by an execution that is not the client's
+    assert response.headers.get("x-headway-ignored") == ("input[1]" if is_left_out else None)
+    if is_left_out or kind in (*KINDS, "additional_tools", "local_shell_call"):
         assert response.status_code == 200, response.text
     else:
-        assert response.json()["error"]["param"] == "input[0].type"
+        assert response.json()["error"]["param"] == "input[1].type"
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=[message.__name__ for message in MESSAGES])
