@@ -143,7 +143,7 @@ def check(
             if settings is None or name in settings:
                 with _running(model, *flags, *(() if "--kv-cache-memory" in own else large), *own) as server:
                     found = asyncio.run(answers(server.url, requests, COMPANY))
-                    _count(server, name, outcome)
+                    _count(server, outcome)
                 _compare(f"{family}, {num_threads} threads, {name}", requests, wanted, found, outcome)
     return outcome
 
@@ -157,12 +157,12 @@ def _running(*arguments: str) -> Iterator[Server]:
         stop_server(server)
 
 
-def _count(server: Server, name: str, outcome: Outcome) -> None:
+def _count(server: Server, outcome: Outcome) -> None:
     for fact, metric in (
         ("drafts accepted", "headway_spec_decode_num_accepted_tokens_total"),
         ("preemptions", "headway_preemptions_total"),
     ):
-        outcome.coverage[f"{fact}"] += int(server.metric(metric))
+        outcome.coverage[fact] += int(server.metric(metric))
 
 
 async def answers(url: str, requests: Sequence[tuple[str, Body]], company: int) -> list[tuple[int, Any]]:
@@ -225,19 +225,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     slices = [(family, threads) for family in options.families for threads in options.threads]
     num_differing = num_requests = num_compared = 0
+    lines = []
     for number, (family, threads) in enumerate(slices):
         began = time.monotonic()
         share = options.requests * (number + 1) // len(slices) - options.requests * number // len(slices)
         outcome = check(family, threads, share, options.seed)
-        print(
-            f"{family}, {threads} threads: {outcome.report()}; {time.monotonic() - began:.0f} s", flush=True
-        )
-        for message, count in outcome.refusals.items():
-            print(f"  {count} refused: {message}", flush=True)
-        for difference in outcome.differences:
-            print(f"  {difference}", flush=True)
+        seconds = time.monotonic() - began
+        lines.append(f"{family}, {threads} threads: {outcome.report()}; {seconds:.0f} s")
+        lines += [f"  {count} refused: {message}" for message, count in outcome.refusals.items()]
+        lines += [f"  {difference}" for difference in outcome.differences]
         num_differing += len(outcome.differences)
         num_requests, num_compared = num_requests + share, num_compared + outcome.num_compared
+    print("\n".join(lines))  # after all that the servers printed
     print(
         f"{num_requests} requests, {num_compared} answers compared with depth 0 alone: {num_differing} differ"
     )
