@@ -35,7 +35,7 @@ from headway_testing.tiny_tokenizers import save as save_tokenizer
 COMPANY = 24
 CONTEXT = 1024  # two tools in a prompt take half of it
 # Gates of 500 columns: a thread's part of a prompt's pass, or of a crowd's, ends within a row.
-SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 500, "max_position_embeddings": CONTEXT}
+SIZES: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 500, "max_position_embeddings": CONTEXT}
 # Names of what differs between two answers to one request.
 VOLATILE = {"id", "created", "system_fingerprint", "prompt_tokens_details", "accepted_prediction_tokens", "rejected_prediction_tokens"}  # fmt: skip
 HEADWAY = ("--max-model-len", str(CONTEXT), "--max-running", "32", "--log-level", "error")
