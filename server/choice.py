@@ -13,6 +13,7 @@ import msgspec
 
 from headway.engine import FinishReason, Grammar, SamplingParams, TokenEvent, TokenLogprobs
 from headway.server.choice_output import ChoiceOutput, OutputOptions, Part, ReasoningCounter, joined
+from headway.server.content_stops import StopOptions
 from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
 
 Added = tuple[int, int, int, int]  # tokens, accepted drafts, rejected drafts, tokens of reasoning
@@ -23,6 +24,7 @@ NOTHING: Added = (0, 0, 0, 0)
 class ChoiceRequest:
     """One choice: what goes to the engine, where its text ends and what is told of it.
 
+    stop, stop_token_ids: that end its text; where that has several parts, its content.
     end_token_ids: those of stop_token_ids that are the model's own; no stop_reason names them.
     min_tokens: no stop string that is complete after that many tokens ends the text; the engine masks stop tokens.
     shows_stop: the stop string or token that ends the text is part of it.
@@ -49,6 +51,22 @@ class ChoiceRequest:
     num_candidates: int = 1
     grammar: Grammar | None = None
     output: OutputOptions | None = None
+
+    @property
+    def engine_stop_ids(self) -> tuple[int, ...]:
+        """Those of its stop tokens that end the output wherever they come."""
+        return self.stop_token_ids if self.output is None else self.end_token_ids
+
+    def content_stops(self, vocabulary: Vocabulary) -> StopOptions:
+        """What ends the content of an output of several parts."""
+        return StopOptions(
+            self.stop,
+            frozenset(self.stop_token_ids) - frozenset(self.end_token_ids),
+            self.sampling.min_tokens,
+            self.shows_stop,
+            vocabulary.silent_text,
+            [text for text in self.stop if vocabulary.has_silent_text(text)],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +143,15 @@ class Choice:
         self._detokenizer = Detokenizer(
             vocabulary,
             request.prompt_token_ids,
-            request.stop,
+            request.stop if request.output is None else (),
             shows_stop=request.shows_stop,
             min_tokens=request.sampling.min_tokens,
         )
-        self._output = None if request.output is None else ChoiceOutput(request.output)
+        self._output = (
+            None
+            if request.output is None
+            else ChoiceOutput(request.output, request.content_stops(vocabulary))
+        )
         self._parts: list[Part] = []
         self._reasoning = ReasoningCounter(None if request.output is None else request.output.thinking)
         self._hidden: list[TokenInfo] = []
@@ -164,20 +186,25 @@ class Choice:
         hides_last = event.finish_reason is FinishReason.STOP and not self._request.shows_stop
         decoded = self._push(event.token_ids[:-1] if hides_last else event.token_ids, event)
         if decoded.stop is not None or self._is_complete:
-            return self._delta(
-                decoded.text, _Ending("stop", decoded.stop), self._count(event, decoded.num_tokens)
-            )
+            added = self._count(event, decoded.num_tokens)
+            return self._delta(decoded.text, _Ending("stop", self._stop(decoded)), added)
         added = self._count(event, len(event.token_ids))
         if event.finish_reason is None:
             return self._delta(decoded.text, _Ending(), added)
         rest = self._detokenizer.flush()
         self._read(rest.text)
+        if self._output is not None:
+            self._parts += self._output.finish()
         if hides_last and self._request.wants_tokens:
             self._hidden.append(
                 _token_info(event, len(event.token_ids) - 1, self._detokenizer.num_characters)
             )
-        ending = _Ending("stop", rest.stop) if rest.stop is not None else self._ending(event)
+        stop = self._stop(rest)
+        ending = _Ending("stop", stop) if stop is not None else self._ending(event)
         return self._delta(decoded.text + rest.text, ending, added)
+
+    def _stop(self, decoded: Decoded) -> str | int | None:
+        return decoded.stop if self._output is None else self._output.stop
 
     @property
     def _is_complete(self) -> bool:
@@ -195,10 +222,12 @@ class Choice:
         for i, token_id in enumerate(token_ids):
             before = self._detokenizer.num_characters
             decoded = self._detokenizer.push([token_id])
+            start = self._detokenizer.start_of(token_id, before)
             if self._request.wants_tokens:
-                self._hidden.append(_token_info(event, i, self._detokenizer.start_of(token_id, before)))
+                self._hidden.append(_token_info(event, i, start))
             text.append(decoded.text)
-            self._read(decoded.text)
+            if self._output is not None:
+                self._parts += self._output.feed_token(token_id, decoded.text, start)
             if decoded.stop is not None or self._is_complete:
                 return Decoded("".join(text), i + 1, decoded.stop)
         return Decoded("".join(text), len(token_ids))
@@ -223,7 +252,8 @@ class Choice:
 
     def _delta(self, text: str, ending: _Ending, added: Added) -> Delta:
         self.is_open = ending.finish_reason is None
-        parts = None if self._output is None else self._released_parts(self._output)
+        parts = None if self._output is None else joined(self._parts)
+        self._parts = []
         self.finish_reason = ending.finish_reason
         if self.finish_reason == "stop" and self._output is not None and self._output.num_calls:
             self.finish_reason = "tool_calls"
@@ -232,13 +262,6 @@ class Choice:
         return Delta(
             self.index, text, self.finish_reason, tokens, *added, stop_reason=ending.stop_reason, parts=parts
         )
-
-    def _released_parts(self, output: ChoiceOutput) -> tuple[Part, ...]:
-        """Takes the parts out that are certain; at the end all of them."""
-        if not self.is_open:
-            self._parts += output.finish()
-        parts, self._parts = joined(self._parts), []
-        return parts
 
     def _release(self) -> tuple[TokenInfo, ...]:
         """Takes the tokens out whose text begins before the end of what is shown; at the end all of them."""

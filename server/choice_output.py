@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.engine import Thinking
 from headway.server.call_ids import new_call_id
+from headway.server.content_stops import ContentStops, StopOptions
 from headway.server.formats import Content, OutputFormat, Piece, Reasoning, ToolCall
 
 
@@ -60,7 +61,8 @@ class OutputOptions:
 class ChoiceOutput:
     """Splits one choice's text into its parts. Mutable: owned by its choice."""
 
-    def __init__(self, options: OutputOptions) -> None:
+    def __init__(self, options: OutputOptions, stops: StopOptions | None = None) -> None:
+        self._stops = ContentStops(stops or StopOptions(), is_single_call=options.is_single_call)
         self._parser = options.format.parser(options.prompt, options.tools)
         self._is_single_call = options.is_single_call
         calls = options.format.calls if options.tools else None
@@ -72,22 +74,34 @@ class ChoiceOutput:
     @property
     def may_complete(self) -> bool:
         """The choice ends with a part of its text."""
-        return self._is_single_call
+        return self._is_single_call or self._stops.is_used
 
     @property
     def is_complete(self) -> bool:
         """No text may follow."""
-        return self._is_single_call and self.num_calls > 0
+        return self.stop is not None or (self._is_single_call and self.num_calls > 0)
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string, or the id of the stop token, that has ended the content."""
+        return self._stops.stop
 
     def feed(self, text: str) -> tuple[Part, ...]:
         """Returns the parts that are certain now; nothing after the last call that is allowed."""
-        return tuple(self._parts(self._parser.feed(text))) if text and not self.is_complete else ()
+        return self._parts(self._stops.take(self._parser.feed(text))) if text and not self.is_complete else ()
+
+    def feed_token(self, token_id: int, text: str, start: int) -> tuple[Part, ...]:
+        """As `feed`; text: what comes with the token. start: of the token's own text."""
+        return () if self.is_complete else self._parts(self._stops.feed(token_id, text, start, self._parser))
 
     def finish(self) -> tuple[Part, ...]:
         """Returns the rest at the end of the text."""
-        return () if self.is_complete else tuple(self._parts(self._parser.finish()))
+        return () if self.is_complete else self._parts(self._stops.take(self._parser.finish(), is_last=True))
 
-    def _parts(self, pieces: Iterable[Piece]) -> Iterator[Part]:
+    def _parts(self, pieces: Iterable[Piece]) -> tuple[Part, ...]:
+        return tuple(self._numbered(pieces))
+
+    def _numbered(self, pieces: Iterable[Piece]) -> Iterator[Part]:
         for piece in pieces:
             if not isinstance(piece, ToolCall):
                 if isinstance(piece, Content):
@@ -96,7 +110,7 @@ class ChoiceOutput:
                 continue
             yield NumberedCall(self.num_calls, new_call_id(self._call_id_length), piece.name, piece.arguments)
             self.num_calls += 1
-            if self.is_complete:
+            if self._is_single_call:
                 return
 
 

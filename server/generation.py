@@ -254,7 +254,7 @@ def _submit(request_id: int, request: ChoiceRequest, *, group_id: int, label: st
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
         max_tokens=request.max_tokens,
-        stop_token_ids=list(request.stop_token_ids),
+        stop_token_ids=list(request.engine_stop_ids),
         max_draft_tokens=request.max_draft_tokens,
         cache_salt=request.cache_salt,
         priority=request.priority,

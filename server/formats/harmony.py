@@ -39,6 +39,11 @@ class HarmonyParser:
         )
         self._reader = self._read(prompt.rpartition(START)[2] if START in prompt else "")
         self._is_done = False
+        self.is_in_content = False
+
+    @property
+    def held_content(self) -> str:
+        return self._content.held + self._cursor.text[self._cursor.mark :]
 
     def feed(self, text: str) -> list[Piece]:
         """Returns what is certain after this cut of the output."""
@@ -123,6 +128,11 @@ class HarmonyParser:
 
     def _read_text(self, sink: TextSink) -> Wait:
         """Passes text on, from the mark to what ends a message: an end that the beginning of another, or nothing, follows."""
+        self.is_in_content = sink is self._content
+        yield from self._pass_on(sink)
+        self.is_in_content = False
+
+    def _pass_on(self, sink: TextSink) -> Wait:
         cursor, markers = self._cursor, Markers(ENDS)
         sink.take(cursor, cursor.mark, cursor.position)
         while True:

@@ -42,6 +42,11 @@ class TextSink:
         self._write(body, start + len(leading))
         self._hold(text[len(leading) + len(body) :], start + len(leading) + len(body))
 
+    @property
+    def held(self) -> str:
+        """Whitespace that is a part of the text if more of it follows."""
+        return "".join(space for space, _ in self._space)
+
     def _hold(self, space: str, start: int) -> None:
         if space:
             self._space.append((space, start))
@@ -90,8 +95,13 @@ class StreamParser:
         self._content = TextSink(
             lambda text, start: self._pieces.append(Content(text, start)), keeps_leading=open_thinking is None
         )
+        self.is_in_content = open_thinking is None
         self._reader = self._read(open_thinking)
         self._is_done = False
+
+    @property
+    def held_content(self) -> str:
+        return self._content.held + self._cursor.text[self._cursor.mark :]
 
     def feed(self, text: str) -> list[Piece]:
         """Returns what is certain after this cut of the output."""
@@ -112,12 +122,15 @@ class StreamParser:
     def _read(self, open_thinking: str | None) -> Wait:
         if open_thinking is not None:
             yield from self._read_thinking(self._thinking[open_thinking])
+            self.is_in_content = True
         while (marker := (yield from self._next_marker())) is not None:
+            self.is_in_content = False
             if marker in self._thinking:
                 self._content.frame()
                 yield from self._read_thinking(self._thinking[marker])
             else:
                 yield from self._read_calls(marker)
+            self.is_in_content = True
         self._content.end()
 
     def _next_marker(self) -> Generator[None, None, str | None]:
