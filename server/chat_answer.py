@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 
 from headway.server.access import record_of
@@ -11,7 +13,7 @@ from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.keys import credentials
 from headway.server.prompt import encode_chat
 from headway.server.protocol.chat import ChatRequest, check
-from headway.server.request_body import tell_ignored_effort
+from headway.server.request_body import tell_ignored, tell_ignored_effort
 from headway.server.response import GenerationResponse, new_header, new_response
 from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
 from headway.server.services import Services, check_model, engine_info, request_id_of
@@ -25,12 +27,12 @@ async def begin_chat(
     prefix: str,
     kind: str,
     fits_context: bool = False,
-    effort_name: str = "reasoning_effort",
+    own: Callable[[str], str] = str,
 ) -> tuple[GenerationResponse, list[int]]:
     """Returns the answer, whose generation has not started, and the prompt's token ids.
 
     prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as RequestOptions has it.
-    effort_name: the field that brought the effort, as the client calls it.
+    own: the request's name of a path in the chat.
     Raises ApiError and RequestError for whatever this server cannot serve, by the names of the chat's fields.
     """
     check_model(body.model, services)
@@ -38,9 +40,10 @@ async def begin_chat(
     record.model = body.model or services.model_name
     services.keys.check_priority(body.priority, credentials(request.headers))
     check(body)
-    tell_ignored_effort(request, body.reasoning_effort, effort_name)
+    tell_ignored_effort(request, body.reasoning_effort, own("reasoning_effort"))
     conversation = conversation_for(body, services)
-    chat = await chat_prompt(conversation, services)
+    ignored: list[str] = []
+    chat = await chat_prompt(conversation, services, ignored)
     output = output_options(body, chat, services.output_format, services.tokenizer)
     info = engine_info(services)
     prompt = await encode_chat(
@@ -50,7 +53,8 @@ async def begin_chat(
         keep_last=body.truncate_prompt_tokens,
         num_wanted=body.token_limit,
     )
-    grammar = await chat_grammar(body, output, services, record.ignored)
+    grammar = await chat_grammar(body, output, services, ignored)
+    tell_ignored(request, *map(own, ignored))
     wanted = RequestOptions(
         num_candidates=body.n or 1,
         max_tokens=body.token_limit,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from headway.server.call_ids import with_call_ids
+from headway.server.chat_template import ChatRenderer
 from headway.server.control_text import ChatPrompt
 from headway.server.conversation import Conversation, is_nested_beyond
 from headway.server.errors import ApiError
+from headway.server.field_names import FieldNames
 from headway.server.marker import Marker
 from headway.server.protocol.chat import ConversationFields, conversation_of
 from headway.server.reasoning_effort import with_effort
 from headway.server.services import Services
 from headway.server.template_frames import MarkedConversation
+from headway.server.template_limits import folded, is_plain
+from headway.server.tokenizer import Tokenizer
 
 __all__ = ["Conversation", "chat_prompt", "conversation_for", "ending"]
 
@@ -52,8 +56,13 @@ def conversation_for(body: ConversationFields, services: Services) -> Conversati
     return with_call_ids(conversation, services.output_format.call_id_length)
 
 
-async def chat_prompt(conversation: Conversation, services: Services) -> ChatPrompt:
-    """The conversation by the model's template. Raises ApiError for a model that has none."""
+async def chat_prompt(
+    conversation: Conversation, services: Services, ignored: list[str] | None = None
+) -> ChatPrompt:
+    """The conversation by the model's template, in the form that this takes. Raises ApiError for a model that has none.
+
+    ignored: gets the paths of what the template can show nowhere.
+    """
     if services.chat is None:
         raise ApiError(
             f"the model '{services.model_name}' has no chat template: it continues text and cannot chat; use "
@@ -61,14 +70,26 @@ async def chat_prompt(conversation: Conversation, services: Services) -> ChatPro
             param="model",
             code="chat_not_supported",
         )
-    marker = Marker(services.tokenizer.control_pattern, services.tokenizer.control_parts)
+    if is_plain(conversation):
+        return await _rendered(conversation, services.chat, services.tokenizer)
+    limits = await services.template_limits.of(services.chat.render, has_tools=bool(conversation.tools))
+    fold = folded(conversation, limits)
+    if ignored is not None:
+        ignored += fold.dropped
+    names = FieldNames({f"messages[{i}]": f"messages[{origin}]" for i, origin in enumerate(fold.origins)})
+    with names.telling():
+        return await _rendered(fold.conversation, services.chat, services.tokenizer)
+
+
+async def _rendered(conversation: Conversation, chat: ChatRenderer, tokenizer: Tokenizer) -> ChatPrompt:
+    marker = Marker(tokenizer.control_pattern, tokenizer.control_parts)
     if _is_short(conversation):
         marked = _checked_and_marked(conversation, marker)
     else:
         marked = await asyncio.to_thread(_checked_and_marked, conversation, marker)
     if marked is None:
-        return ChatPrompt(await services.chat.render(conversation))
-    return await services.chat.render_marked(conversation, marked)
+        return ChatPrompt(await chat.render(conversation))
+    return await chat.render_marked(conversation, marked)
 
 
 def _is_short(conversation: Conversation) -> bool:

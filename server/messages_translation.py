@@ -81,16 +81,13 @@ class Translation:
         return ApiError(message, status=told.status, param=told.param, code=told.code, headers=told.headers)
 
 
-def translate(
-    body: PromptFields, model: ThinkingModel | None = None, *, folds_system: bool = False
-) -> Translation:
-    """folds_system: what the system says in the middle of the conversation becomes a part of the turn before it, for chat
-    templates that know a system at the beginning alone. Raises ApiError by the names of the Messages API."""
+def translate(body: PromptFields, model: ThinkingModel | None = None) -> Translation:
+    """Raises ApiError by the names of the Messages API."""
     if body.thread is not None:
         message = "thread is not served: this server keeps no conversations; send the whole conversation"
         raise ApiError(message, param="thread", code="thread_unsupported_request")
     _check_edits(body)
-    turns = turns_of(body, folds_system=folds_system)
+    turns = turns_of(body)
     thinking = _Thinking.of(body, model or ThinkingModel())
     form, format_path = _form(body)
     chat = ChatRequest(

@@ -71,18 +71,12 @@ class Turn:
             yield f".tool_calls[{i}].function.arguments", f"{call.path}.input"
 
 
-def turns_of(body: PromptFields, *, folds_system: bool) -> list[Turn]:
-    """The system first. Neighbours of one role are one turn, as the API says; a result of a call is one by itself.
-
-    folds_system: what the system says later becomes a part of the turn before it, or of a turn of the user.
-    """
+def turns_of(body: PromptFields) -> list[Turn]:
+    """The system first. Neighbours of one role are one turn, as the API says; a result of a call is one by itself."""
     check_messages(body.messages)
     turns: list[Turn] = []
     for turn in _turns(body):
         last = turns[-1] if turns else None
-        if folds_system and last is not None and turn.role == "system" and last.role != "system":
-            turn.role = last.role if last.role == "tool" else "user"
-            turn.result_of = last.result_of
         if last is not None and turn.role == last.role and turn.result_of == last.result_of:
             last.texts += turn.texts
             last.thoughts += turn.thoughts

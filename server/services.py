@@ -20,6 +20,7 @@ from headway.server.grammars import Grammars, no_grammars
 from headway.server.in_flight import InFlight
 from headway.server.keys import Keys
 from headway.server.metrics import Metrics
+from headway.server.template_limits import KnownLimits
 from headway.server.tokenizer import Tokenizer
 from headway.server.tokenizer_info import TokenizerInfo, no_tokenizer_info
 from headway.server.unread_bodies import UnreadBodies
@@ -51,6 +52,7 @@ class Services:
     chat_stop_strings: tuple[str, ...] = ()
     chat_note: str | None = None
     output_format: OutputFormat = field(default_factory=partial(find_format, None))
+    template_limits: KnownLimits = field(default_factory=KnownLimits)
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     keys: Keys = field(default_factory=Keys)
     running: InFlight = field(default_factory=InFlight)

@@ -205,13 +205,13 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> Any:
-    """Templates write an object's entries, or the object as JSON; a text that is no JSON stays as it is."""
-    if not arguments:
-        return {}
+    """Templates write an object's entries, or the object as JSON; a text that is no JSON stays as it is. No value is an empty object."""
     if not isinstance(arguments, str):
-        return arguments
+        return arguments or {}
+    if not arguments.strip():
+        return {}
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
+    return {} if value is None else value if isinstance(value, dict) else arguments

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine import RequestError
-from headway.server.access import record_of
 from headway.server.chat_answer import begin_chat
 from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.errors import ApiError, as_api_error
@@ -57,19 +56,8 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _translated(body: PromptFields, services: Services, work: Work[Result]) -> Result:
-    """The result for the body as a chat; with what the system says later in the turns before it, where the chat template refuses
-    the conversation otherwise."""
     check_model(body.model, services)
-    model = _thinking_model(services)
-    try:
-        return await _told(translate(body, model), work)
-    except ApiError as error:
-        if error.code != "chat_template_error" or all(turn.role != "system" for turn in body.messages):
-            raise
-    return await _told(translate(body, model, folds_system=True), work)
-
-
-async def _told(translation: Translation, work: Work[Result]) -> Result:
+    translation = translate(body, _thinking_model(services))
     try:
         return await work(translation)
     except (ApiError, RequestError) as error:
@@ -80,8 +68,6 @@ async def _begin(
     body: MessagesRequest, request: Request, services: Services, translation: Translation
 ) -> MessageWriter:
     tell_ignored(request, *translation.ignored)
-    ignored = record_of(request).ignored
-    num_ignored = len(ignored)
     answer, prompt = await begin_chat(
         translation.chat,
         request,
@@ -89,9 +75,8 @@ async def _begin(
         prefix="msg_",
         kind="message",
         fits_context=True,
-        effort_name="thinking",
+        own=translation.names().own,
     )
-    ignored[num_ignored:] = map(translation.names().own, ignored[num_ignored:])
     thinking = body.thinking
     return MessageWriter(
         answer,

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.access import record_of
 from headway.server.chat_answer import begin_chat
 from headway.server.errors import ApiError
 from headway.server.field_names import FieldNames
@@ -58,13 +57,8 @@ async def create_response(request: Request) -> Response:
         tell_ignored(request, "text.verbosity")
     if body.store:
         tell_ignored(request, "store")
-    ignored = record_of(request).ignored
-    num_ignored = len(ignored)
     with names.telling():
-        answer, _ = await begin_chat(
-            chat, request, services, prefix="resp_", kind="response", effort_name="reasoning.effort"
-        )
-    ignored[num_ignored:] = map(names.own, ignored[num_ignored:])
+        answer, _ = await begin_chat(chat, request, services, prefix="resp_", kind="response", own=names.own)
     writer = ResponseWriter(body, answer, names, tools, services.tokenizer, bool(chat.logprobs))
     if body.stream:
         seconds = services.limits.keep_alive_seconds

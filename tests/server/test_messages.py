@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from headway_testing import tiny_tokenizers
+from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.messages import (
     COUNT,
     HELLO,
     URL,
-    StrictChat,
     asked,
     comparable,
     connect,
@@ -57,12 +57,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture
-def chat() -> StrictChat:
-    return StrictChat()
+def chat() -> RecordingChat:
+    return RecordingChat()
 
 
 @pytest.fixture
-def services(engine: FakeEngine, tokenizer: Tokenizer, chat: StrictChat, grammars: Grammars) -> Services:
+def services(engine: FakeEngine, tokenizer: Tokenizer, chat: RecordingChat, grammars: Grammars) -> Services:
     metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts, tool_format="hermes")
     return Services(
         "tiny",
@@ -155,7 +155,7 @@ async def test_thinking_that_is_not_wanted_is_left_out_or_empty(
 
 
 async def test_wishes_about_thinking_reach_template_and_engine(
-    client: httpx.AsyncClient, engine: FakeEngine, chat: StrictChat, tokenizer: Tokenizer
+    client: httpx.AsyncClient, engine: FakeEngine, chat: RecordingChat, tokenizer: Tokenizer
 ) -> None:
     await whole(client, thinking={"type": "enabled", "budget_tokens": 20})
     assert chat.seen[-1].template_variables == {"enable_thinking": True}
@@ -207,19 +207,6 @@ async def test_max_tokens_may_be_more_than_the_context_has_room_for(
     assert (answer["stop_reason"], used) == ("model_context_window_exceeded", INFO.max_model_len)
     room = answer["usage"]["output_tokens"]
     assert (await whole(client, max_tokens=room))["stop_reason"] == "max_tokens"
-
-
-async def test_a_later_system_is_folded_where_the_template_refuses_it(
-    client: httpx.AsyncClient, chat: StrictChat
-) -> None:
-    messages = [HELLO, {"role": "system", "content": "now"}]
-    await whole(client, messages=messages, system="be brief")
-    assert [message["role"] for message in chat.seen[-1].messages] == ["system", "user", "system"]
-    chat.is_strict = True
-    await whole(client, messages=messages, system="be brief")
-    assert [message["content"] for message in chat.seen[-1].messages] == ["be brief", "hello\nnow"]
-    counted = await client.post(COUNT, json={"messages": messages, "system": "be brief"})
-    assert counted.status_code == 200
 
 
 async def test_a_count_is_that_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
 from headway.server.messages_translation import ThinkingModel, Translation, translate
 from headway.server.protocol.chat import template_messages
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.tools import NamedChoice, template_tools
+from headway.server.template_limits import TemplateLimits, folded
 
 HELLO = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -24,14 +26,14 @@ EFFORT = ThinkingModel("{{ reasoning_effort }}", is_bounded=True)
 SILENT = ThinkingModel("{{ messages }}")
 
 
-def translated(model: ThinkingModel | None = None, *, folds_system: bool = False, **body: Any) -> Translation:
+def translated(model: ThinkingModel | None = None, **body: Any) -> Translation:
     whole = {"model": "m", "max_tokens": 5, "messages": [HELLO], **body}
-    return translate(decode(json.dumps(whole).encode(), MessagesRequest), model, folds_system=folds_system)
+    return translate(decode(json.dumps(whole).encode(), MessagesRequest), model)
 
 
-def messages_of(*messages: Any, folds_system: bool = False, **body: Any) -> list[dict[str, Any]]:
+def messages_of(*messages: Any, **body: Any) -> list[dict[str, Any]]:
     """As the chat template sees them."""
-    chat = translated(messages=messages, folds_system=folds_system, **body).chat
+    chat = translated(messages=messages, **body).chat
     return template_messages(chat.messages)
 
 
@@ -150,12 +152,14 @@ def test_a_later_system_stays_at_its_place_or_joins_the_turn_before() -> None:
     assert [message["role"] for message in seen] == [
         "system", "user", "system", "assistant", "tool", "system", "assistant", "system",
     ]  # fmt: skip
-    folded = messages_of(*said, system="first", folds_system=True)
-    assert [(message["role"], message["content"]) for message in folded] == [
+    limits = TemplateLimits(late_system=False)
+    told = folded(Conversation(seen), limits).conversation.messages
+    assert [(message["role"], message["content"]) for message in told] == [
         ("system", "first"), ("user", "hello\nnow"), ("assistant", ""), ("tool", "rain\nlater"), ("assistant", "ok"),
         ("user", "end"),
     ]  # fmt: skip
-    assert messages_of(system("first"), HELLO, folds_system=True)[0] == system("first")
+    begun = messages_of(system("first"), HELLO)
+    assert folded(Conversation(begun), limits).conversation.messages == begun
 
 
 def test_a_conversation_that_ends_with_an_answer_goes_on_with_it() -> None:

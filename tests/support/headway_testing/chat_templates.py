@@ -141,6 +141,33 @@ DOCUMENTS = """\
 {%- endfor %}
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# As Qwen 3.5: a system at the beginning alone, a question somewhere, arguments entry by entry.
+QWEN_STRICT = """\
+{%- if messages[0].role == 'system' %}{{ '<|im_start|>system\n' + messages[0].content | trim + '<|im_end|>\n' }}{% endif %}
+{%- if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('No user query found in messages.') }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {%- if not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
+    {%- elif message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+    {%- else %}{{ '<|im_start|>' + message.role + '\n' + message.content | trim }}
+        {%- for call in message.tool_calls or [] %}{% set call = call.function %}
+            {{- '\n<tool_call>\n<function=' + call.name + '>\n' }}
+            {%- for name, value in call.arguments | items %}
+                {{- '<parameter=' + name + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}
+            {%- endfor %}{{ '</function>\n</tool_call>' }}
+        {%- endfor %}{{ '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# As Gemma 2: no system at all, and the user and the model take turns.
+GEMMA = """\
+{{- bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- for message in messages %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}{{ '<|im_start|>' + message.role + '\n' + message.content | trim + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 TEMPLATES = {"qwen": QWEN, "coder": CODER, "llama": LLAMA, "mistral": MISTRAL, "documents": DOCUMENTS}
 
 SPECIAL = [

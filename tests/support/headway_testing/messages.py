@@ -9,10 +9,7 @@ from typing import Any
 import httpx
 
 from headway.server.app import create_app
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
 from headway.server.services import Services
-from headway_testing.fake_chat import RecordingChat
 
 URL = "/v1/messages"
 COUNT = f"{URL}/count_tokens"
@@ -26,17 +23,6 @@ def asked(**body: Any) -> dict[str, Any]:
 def connect(services: Services, **changes: Any) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(create_app(replace(services, **changes)), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://headway")
-
-
-class StrictChat(RecordingChat):
-    """Mutable: as a template that knows a system at the beginning alone, once it is strict."""
-
-    is_strict = False
-
-    async def render(self, conversation: Conversation) -> str:
-        if self.is_strict and any(message["role"] == "system" for message in conversation.messages[1:]):
-            raise ApiError("no system there", param="messages", code="chat_template_error")
-        return await super().render(conversation)
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
