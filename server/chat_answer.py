@@ -12,7 +12,7 @@ from headway.server.chat_output import output_options
 from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.keys import credentials
 from headway.server.prompt import encode_chat
-from headway.server.protocol.chat import ChatRequest, check
+from headway.server.protocol.chat import ChatRequest, check, hidden_media
 from headway.server.request_body import tell_ignored, tell_ignored_effort
 from headway.server.response import GenerationResponse, new_header, new_response
 from headway.server.sampling import RequestOptions, choice_requests, encode_bad_words
@@ -42,7 +42,7 @@ async def begin_chat(
     check(body)
     tell_ignored_effort(request, body.reasoning_effort, own("reasoning_effort"))
     conversation = conversation_for(body, services)
-    ignored: list[str] = []
+    ignored = hidden_media(body.messages)
     chat = await chat_prompt(conversation, services, ignored)
     output = output_options(body, chat, services.output_format, services.tokenizer)
     info = engine_info(services)

@@ -50,8 +50,8 @@ class ThinkingModel:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text came in. ignored: fields
-    without effect."""
+    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text came in. ignored: paths of
+    fields without effect, and of what the model is not shown."""
 
     chat: ChatRequest
     turns: Sequence[Turn]
@@ -106,7 +106,8 @@ def translate(body: PromptFields, model: ThinkingModel | None = None) -> Transla
     if isinstance(body, MessagesRequest):
         chat.max_tokens, chat.stream, chat.stop = body.max_tokens, body.stream, body.stop_sequences
         chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
-    return Translation(chat, turns, format_path, thinking.ignored)
+    hidden = [path for turn in turns for path in turn.hidden]
+    return Translation(chat, turns, format_path, [*thinking.ignored, *hidden])
 
 
 def _check_edits(body: PromptFields) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headway.server.errors import ApiError
 from headway.server.protocol.chat import ContentPart, Message, check_messages
 from headway.server.protocol.checks import require
+from headway.server.protocol.media import MEDIA, last_question, media_line
 from headway.server.protocol.messages_api import ROLES, Content, MessagesBlock, MessagesTurn, PromptFields
 from headway.server.protocol.tools import FunctionCall, ToolCall
 
@@ -36,7 +37,8 @@ class Call:
 class Turn:
     """Mutable: grows while neighbours of one role are put together. where: the path of what it began with.
 
-    role: system, user, assistant or tool. result_of: the id of the call whose result it is.
+    role: system, user, assistant or tool. result_of: the id of the call whose result it is. hidden: paths of blocks that a line takes
+    the place of.
     """
 
     role: str
@@ -45,6 +47,7 @@ class Turn:
     thoughts: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     result_of: str | None = None
+    hidden: list[str] = field(default_factory=list)
 
     def message(self) -> Message:
         content = [ContentPart("text", text=text) for text in self.texts]
@@ -81,6 +84,7 @@ def turns_of(body: PromptFields) -> list[Turn]:
             last.texts += turn.texts
             last.thoughts += turn.thoughts
             last.calls += turn.calls
+            last.hidden += turn.hidden
         else:
             turns.append(turn)
     return turns
@@ -91,11 +95,19 @@ def _turns(body: PromptFields) -> Iterator[Turn]:
         texts = [_BILLING.sub("", text) for text in _texts(body.system, "system")]
         if any(texts):
             yield Turn("system", "system", [text for text in texts if text])
+    last = last_question(["user" if _asks(message) else "" for message in body.messages])
     for i, message in enumerate(body.messages):
-        yield from _turns_of_message(message, f"messages[{i}]")
+        yield from _turns_of_message(message, f"messages[{i}]", is_question=i == last)
 
 
-def _turns_of_message(message: MessagesTurn, where: str) -> Iterator[Turn]:
+def _asks(message: MessagesTurn) -> bool:
+    """Whether it has anything of the user's own, beside results of calls."""
+    return message.role == "user" and any(
+        isinstance(block, str) or block.type != "tool_result" for block in message.content
+    )
+
+
+def _turns_of_message(message: MessagesTurn, where: str, *, is_question: bool) -> Iterator[Turn]:
     role, content = message.role, message.content
     require(role in ROLES, f"{where}.role", repr(role), f"one of {', '.join(map(repr, ROLES))}")
     if role == "system" or isinstance(content, str):
@@ -112,6 +124,9 @@ def _turns_of_message(message: MessagesTurn, where: str) -> Iterator[Turn]:
                 yield turn
                 turn = Turn(role, where)
             yield _result(block, path)
+        elif block.type in MEDIA:
+            turn.texts.append(media_line(block.type, f"{path}.type", must_show=is_question))
+            turn.hidden.append(path)
         else:
             _add(turn, block, path)
     if turn.texts or turn.thoughts or turn.calls or not content:
@@ -130,16 +145,28 @@ def _add(turn: Turn, block: MessagesBlock, path: str) -> None:
 
 def _result(block: MessagesBlock, path: str) -> Turn:
     """What a tool said. Chat templates know no field for its failure, so its text says so."""
-    texts = [] if block.content is None else _texts(block.content, f"{path}.content")
+    content = block.content or []
+    texts = _texts(content, f"{path}.content", shows_lines=True)
+    hidden = [
+        f"{path}.content[{i}]"
+        for i, one in enumerate(content)
+        if not isinstance(one, str) and one.type in MEDIA
+    ]
     if block.is_error:
         texts = ["Error: " + "\n".join(texts)]
-    return Turn("tool", path, texts, result_of=_required(block, "tool_use_id", path))
+    return Turn("tool", path, texts, result_of=_required(block, "tool_use_id", path), hidden=hidden)
 
 
-def _texts(content: Content, path: str) -> list[str]:
+def _texts(content: Content, path: str, *, shows_lines: bool = False) -> list[str]:
+    """shows_lines: a line takes the place of a block that is no text."""
     if isinstance(content, str):
         return [content]
-    return [_text(block, f"{path}[{i}]") for i, block in enumerate(content)]
+    return [
+        media_line(block.type, path, must_show=False)
+        if shows_lines and block.type in MEDIA
+        else _text(block, f"{path}[{i}]")
+        for i, block in enumerate(content)
+    ]
 
 
 def _text(block: MessagesBlock, path: str) -> str:

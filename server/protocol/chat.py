@@ -13,6 +13,7 @@ from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
 from headway.server.protocol import other_names
 from headway.server.protocol.checks import check_count, require
+from headway.server.protocol.media import MEDIA, last_question, media_line
 from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.parameters import (
     MAX_INTEGER,
@@ -190,18 +191,40 @@ def check_messages(messages: Sequence[object]) -> None:
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as chat templates expect them: contents as strings, no developers, calls with their arguments as objects."""
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    last = last_question([message.role for message in messages])
+    return [
+        _template_message(message, f"messages[{i}]", is_question=i == last)
+        for i, message in enumerate(messages)
+    ]
 
 
-def _template_message(message: Message, where: str) -> dict[str, Any]:
+def hidden_media(messages: Sequence[Message]) -> list[str]:
+    """Returns the paths of the parts that a line takes the place of."""
+    last = last_question([message.role for message in messages])
+    return [
+        f"messages[{i}].content[{j}]"
+        for i, message in enumerate(messages)
+        if isinstance(message.content, list) and not _must_show(message, is_question=i == last)
+        for j, part in enumerate(message.content)
+        if part.type in MEDIA
+    ]
+
+
+def _must_show(message: Message, *, is_question: bool) -> bool:
+    """What a client can leave out; the turns before are a history, which it keeps."""
+    return is_question or message.role in ("system", "developer")
+
+
+def _template_message(message: Message, where: str, *, is_question: bool) -> dict[str, Any]:
     require(
         message.role in ROLES, f"{where}.role", repr(message.role), f"one of {', '.join(map(repr, ROLES))}"
     )
     is_assistant = message.role == "assistant"
+    must_show = _must_show(message, is_question=is_question)
     if message.content is None and not is_assistant and message.role not in RESULT_ROLES:
         path = f"{where}.content"
         raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
-    content = _text(message.content or "", f"{where}.content", is_assistant=is_assistant)
+    content = _text(message.content or "", f"{where}.content", is_assistant=is_assistant, must_show=must_show)
     plain: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
         "content": content or (is_assistant and message.refusal) or "",
@@ -233,13 +256,16 @@ def _calls(message: Message, where: str) -> list[dict[str, Any]]:
     return template_calls([ToolCall(message.function_call)], f"{where}.function_call")
 
 
-def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool) -> str:
+def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool, must_show: bool) -> str:
     """The parts of a list are lines of one text."""
     if isinstance(content, str):
         return content
     lines = []
     for i, part in enumerate(content):
         if is_assistant and part.type in THOUGHT_TYPES:
+            continue
+        if part.type in MEDIA:
+            lines.append(media_line(part.type, f"{where}[{i}].type", must_show=must_show))
             continue
         field = "refusal" if is_assistant and part.type == "refusal" else "text"
         is_text = part.type in TEXT_TYPES or field == "refusal"

@@ -253,7 +253,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (item(role="user", content=[{"type": "input_file", "file_id": "f"}]), "input[1].content[0].type", "'input_file'"),
     (item(type="function_call", arguments="{}"), "input[1].name", "is missing"), (item(**{**CALL, "arguments": 5}), "input[1].arguments", "a string or an object"),
     (item(type="function_call_output", call_id="c"), "input[1].output", "is missing"),
-    (item(**{**OUTPUT, "output": [{"type": "input_image", "image_url": "data:"}]}), "input[1].output[0].type", "'input_image'"),
     (item(type="reasoning", summary=[{"type": "image", "text": "x"}]), "input[1].summary[0].type", "'image'"),
     (item(type="reasoning", summary=[], content=[{"type": "reasoning_text"}]), "input[1].content[0].type", "have a text"),
     (item(type="reasoning", summary=[], encrypted_content=carried("hm")[:-4]), "input[1].encrypted_content", "send the item unchanged"),
