@@ -194,7 +194,7 @@ class Choice:
         rest = self._detokenizer.flush()
         self._read(rest.text)
         if self._output is not None:
-            self._parts += self._output.finish()
+            self._parts += self._output.finish(is_cut=event.finish_reason is FinishReason.LENGTH)
         if hides_last and self._request.wants_tokens:
             self._hidden.append(
                 _token_info(event, len(event.token_ids) - 1, self._detokenizer.num_characters)

@@ -94,9 +94,11 @@ class ChoiceOutput:
         """As `feed`; text: what comes with the token. start: of the token's own text."""
         return () if self.is_complete else self._parts(self._stops.feed(token_id, text, start, self._parser))
 
-    def finish(self) -> tuple[Part, ...]:
-        """Returns the rest at the end of the text."""
-        return () if self.is_complete else self._parts(self._stops.take(self._parser.finish(), is_last=True))
+    def finish(self, *, is_cut: bool = False) -> tuple[Part, ...]:
+        """Returns the rest at the end of the text. is_cut: a limit ended it, not the model."""
+        if self.is_complete:
+            return ()
+        return self._parts(self._stops.take(self._parser.finish(is_cut=is_cut), is_last=True))
 
     def _parts(self, pieces: Iterable[Piece]) -> tuple[Part, ...]:
         return tuple(self._numbered(pieces))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +21,9 @@ Schemas = Mapping[str, Schema]  # by the name of the tool: the schema of its arg
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|,\s*[}\]]|\b(?:True|False|None)\b', re.DOTALL)
+_PIECES = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\'|\\|[\x00-\x1f]")
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}
 _TYPES = (
     (bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (type(None), "null"), (Mapping, "object"), (Sequence, "array"),
 )  # fmt: skip
@@ -63,17 +67,75 @@ def object_text(text: str) -> str:
     return text.strip()
 
 
-def call_of(text: str, argument_keys: Sequence[str], *, arguments_required: bool = False) -> ToolCall:
-    """Returns the call that a JSON object states: its "name" and the arguments under the first of the keys that it has."""
-    found = members(text)
-    arguments = next((found[key] for key in argument_keys if key in found), None)
-    if "name" not in found or (arguments is None and arguments_required):
-        raise NoCallError
+def call_of(
+    text: str, argument_keys: Sequence[str], known: Collection[str] = (), *, arguments_required: bool = False
+) -> ToolCall:
+    """Returns the call that a JSON object states: its "name" and the arguments under the first of the keys that it has.
+
+    known: the names of the request's tools. Of a call of one of these, JSON that is nearly right is read, too.
+    """
     try:
-        name = _STRING.decode(found["name"].encode())
+        found = members(text)
+    except NoCallError:
+        found = members(mended(text))
+        if _name(found) not in known:
+            raise
+    arguments = next((found[key] for key in argument_keys if key in found), None)
+    if arguments is None and arguments_required:
+        raise NoCallError
+    name = _name(found)
+    if name in known:
+        return ToolCall(name, lenient_object(arguments or "{}"))
+    return ToolCall(name, object_text(arguments or "{}"))
+
+
+def arguments_of(name: str, text: str, known: Collection[str]) -> ToolCall:
+    """Returns the call of a tool whose arguments are written behind its name."""
+    name = plain_name(name)
+    return ToolCall(name, lenient_object(text) if name in known else object_text(text))
+
+
+def _name(found: Mapping[str, str]) -> str:
+    try:
+        return _STRING.decode(found.get("name", "").encode())
     except ValueError as error:
         raise NoCallError from error
-    return ToolCall(name, object_text(arguments or "{}"))
+
+
+def lenient_object(text: str) -> str:
+    """As `object_text`, of the arguments of a tool that the request has: no value is an empty object, and JSON that is nearly
+    right is read."""
+    try:
+        return object_text(text)
+    except NoCallError:
+        text = mended(text)
+    if text.startswith('"'):
+        try:
+            text = mended(_STRING.decode(text.encode()))
+        except ValueError as error:
+            raise NoCallError from error
+    return "{}" if text.strip() in ("", "null", "[]") else object_text(text)
+
+
+def mended(text: str) -> str:
+    """Returns a text as JSON where it differs by what models often write: control characters and other escapes in strings, commas
+    before brackets, and Python's constants."""
+    return _TOKENS.sub(_mended_token, text)
+
+
+def _mended_token(match: re.Match[str]) -> str:
+    token = match.group()
+    if token.startswith('"'):
+        return _PIECES.sub(_mended_piece, token)
+    return token[1:] if token.startswith(",") else _PYTHONS[token]
+
+
+def _mended_piece(match: re.Match[str]) -> str:
+    """A backslash that begins no escape of JSON is one of the text, but for that before an apostrophe."""
+    piece = match.group()
+    if len(piece) == 1:
+        return json.dumps(piece)[1:-1]
+    return "'" if piece == "\\'" else piece
 
 
 def types_of(schema: Any, root: Any) -> set[str]:

@@ -182,3 +182,34 @@ def follows(cursor: Cursor, *literals: str) -> Generator[None, None, str | None]
     found = yield from optional(cursor, *literals)
     cursor.position = start
     return found
+
+
+def closed(cursor: Cursor, closer: str, *surplus: str) -> Wait:
+    """Moves over the closer, if it comes next, and over surplus texts before it. Stays where it is where something else follows; the
+    end of the text closes, too."""
+    start = cursor.position
+    while True:
+        yield from cursor.space()
+        found = yield from cursor.option(closer, *surplus)
+        if found is None and (cursor.rest or not cursor.is_ended):
+            cursor.position = start
+        if found is None or found == closer:
+            return
+
+
+def repeated(cursor: Cursor, closer: str) -> Wait:
+    """Moves over the closer as often as it comes once more."""
+    while (yield from optional(cursor, closer)):
+        pass
+
+
+def skip_all(cursor: Cursor, *literals: str) -> Wait:
+    """Moves over whitespace and the literals, as often as they come."""
+    yield from cursor.space()
+    while (yield from cursor.option(*literals)):
+        yield from cursor.space()
+
+
+def object_or_null(cursor: Cursor) -> Generator[None, None, str]:
+    """Returns the text of an object, or `null`, which stands for none."""
+    return (yield from cursor.option("null")) or (yield from cursor.balanced("{"))

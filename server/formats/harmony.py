@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from headway.server.formats.arguments import object_text, schemas_of
-from headway.server.formats.cursor import Cursor, Markers, NoCallError, Wait
+from headway.server.formats.arguments import lenient_object, object_text, schemas_of
+from headway.server.formats.cursor import Cursor, Markers, NoCallError, Wait, follows, object_or_null
 from headway.server.formats.parser import TextSink
 from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
 
@@ -23,6 +23,11 @@ _HEADER = re.compile(
 _MAX_HEADER = 512
 
 
+def _is_header(text: str) -> bool:
+    """Whether a text is the beginning of a header, as far as it goes."""
+    return "assistant".startswith(text) or text.startswith(("assistant", "<|"))
+
+
 class HarmonyParser:
     """Parses the output of one choice. Mutable: fed by the writer of the choice alone.
 
@@ -31,7 +36,7 @@ class HarmonyParser:
     """
 
     def __init__(self, prompt: str, tools: Sequence[dict[str, Any]] | None) -> None:
-        self._has_tools = bool(schemas_of(tools))
+        self._known = schemas_of(tools)
         self._cursor = Cursor()
         self._pieces: list[Piece] = []
         self._content = TextSink(
@@ -39,6 +44,7 @@ class HarmonyParser:
         )
         self._reader = self._read(prompt.rpartition(START)[2] if START in prompt else "")
         self._is_done = False
+        self._is_cut = False
         self.is_in_content = False
 
     @property
@@ -50,8 +56,9 @@ class HarmonyParser:
         self._cursor.feed(text)
         return self._advance()
 
-    def finish(self) -> list[Piece]:
-        """Returns the rest. A call that is not complete is content. Never raises."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never raises."""
+        self._is_cut = is_cut
         self._cursor.is_ended = True
         return self._advance()
 
@@ -92,7 +99,9 @@ class HarmonyParser:
         else:
             cursor = self._cursor
             begin, cursor.position = cursor.position, len(cursor.text)
-            if not _HEADER.fullmatch(cursor.text, begin):
+            if not (
+                _HEADER.fullmatch(cursor.text, begin) or (self._is_cut and _is_header(cursor.text[begin:]))
+            ):
                 self._content.take(cursor, begin, cursor.position)
             self._forget()
 
@@ -100,7 +109,7 @@ class HarmonyParser:
         self._forget()
         recipient = (_RECIPIENT.findall(header) or [""])[-1]
         channel = (_CHANNEL.findall(header) or [""])[-1]
-        if recipient.startswith(FUNCTIONS) and self._has_tools:
+        if recipient.startswith(FUNCTIONS) and self._known:
             yield from self._read_call(recipient.removeprefix(FUNCTIONS))
         elif channel == "analysis" and not recipient:
             sink = TextSink(
@@ -115,9 +124,15 @@ class HarmonyParser:
         cursor = self._cursor
         try:
             yield from cursor.space()
-            arguments = object_text((yield from cursor.balanced("{")))
+            is_empty = name in self._known and (yield from follows(cursor, *ENDS))
+            text = "{}" if is_empty else (yield from object_or_null(cursor))
+            arguments = lenient_object(text) if name in self._known else object_text(text)
         except NoCallError:
-            yield from self._read_text(self._content)
+            if self._is_cut:
+                cursor.position = len(cursor.text)
+                self._forget()
+            else:
+                yield from self._read_text(self._content)
             return
         self._content.frame()
         self._pieces.append(ToolCall(name, arguments))
@@ -137,18 +152,25 @@ class HarmonyParser:
         sink.take(cursor, cursor.mark, cursor.position)
         while True:
             match = markers.find(cursor.text, cursor.position)
-            num_held = 0 if match or cursor.is_ended else markers.num_held(cursor.text, cursor.position)
+            num_held = 0 if match else markers.num_held(cursor.text, cursor.position)
+            if cursor.is_ended and not (self._is_cut and num_held > 1):
+                num_held = 0  # else a token that the limit has cut
             end = match.start() if match else len(cursor.text) - num_held
             sink.take(cursor, cursor.position, end)
             cursor.position = end
             self._forget()
             if match:
                 cursor.position = len(match.group())
-                if (yield from cursor.option(START)) or not cursor.rest:
+                is_next = yield from cursor.option(START)
+                if self._is_cut and cursor.is_ended and START.startswith(cursor.rest):
+                    cursor.position = len(cursor.text)
+                if is_next or not cursor.rest:
                     self._forget()
                     return
                 sink.take(cursor, 0, len(match.group()))
             elif cursor.is_ended:
+                cursor.position = len(cursor.text)
+                self._forget()
                 return
             else:
                 yield

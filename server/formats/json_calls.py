@@ -8,9 +8,21 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from headway.server.formats.arguments import MAX_NAME, Schemas, Tell, call_of, object_text, plain_name
-from headway.server.formats.cursor import Cursor, NoCallError, Wait, optional
+from headway.server.formats.arguments import MAX_NAME, Schemas, Tell, arguments_of, call_of
+from headway.server.formats.cursor import (
+    Cursor,
+    NoCallError,
+    Wait,
+    closed,
+    object_or_null,
+    optional,
+    repeated,
+    skip_all,
+)
 from headway.server.formats.pieces import ToolCall
+
+FENCES = ("```json", "```")  # Markdown around JSON
+SURPLUS = ("}", "]", "```")  # what may stand too many behind a call
 
 
 @dataclass(frozen=True)
@@ -30,16 +42,20 @@ class JsonCalls:
         if opener in self.starts:
             cursor.position -= len(opener)
         while True:
-            yield from cursor.space()
-            if not self.closer:
+            if self.closer:
+                yield from skip_all(cursor, opener, *FENCES)
+            else:
+                yield from cursor.space()
                 yield from self._look_ahead(cursor)
             text = yield from cursor.balanced("{")
-            call = call_of(text, self.argument_keys, arguments_required=not self.closer)
+            call = call_of(text, self.argument_keys, schemas, arguments_required=not self.closer)
             if not self.closer and call.name not in schemas:
                 raise NoCallError
             if self.closer:
-                yield from optional(cursor, self.closer)
+                yield from closed(cursor, self.closer, *SURPLUS)
             tell(call)
+            if self.closer:
+                yield from repeated(cursor, self.closer)
             if self.separator is None or not (yield from optional(cursor, self.separator)):
                 return
 
@@ -64,21 +80,23 @@ class BracketCalls:
     def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
         yield from cursor.space()
         if (yield from cursor.option("[")):
-            yield from self._read_list(cursor, tell)
+            yield from self._read_list(cursor, schemas, tell)
             return
         name = yield from cursor.until(self.arguments, self.call_id, "{", "\n", limit=MAX_NAME)
         if (yield from cursor.option(self.call_id)):
             yield from cursor.until(self.arguments, limit=MAX_NAME)
         yield from cursor.option(self.arguments)
         yield from cursor.space()
-        text = yield from cursor.balanced("{")
-        tell(ToolCall(plain_name(name), object_text(text)) if name.strip() else call_of(text, ("arguments",)))
+        yield from skip_all(cursor, *FENCES)
+        text = yield from object_or_null(cursor)
+        yield from optional(cursor, FENCES[-1])
+        tell(arguments_of(name, text, schemas) if name.strip() else call_of(text, ("arguments",), schemas))
 
-    def _read_list(self, cursor: Cursor, tell: Tell) -> Wait:
+    def _read_list(self, cursor: Cursor, schemas: Schemas, tell: Tell) -> Wait:
         while True:
             yield from cursor.space()
             text = yield from cursor.balanced("{")
-            call = call_of(text, ("arguments", "parameters"))
+            call = call_of(text, ("arguments", "parameters"), schemas)
             is_last = not (yield from optional(cursor, ","))
             if is_last:
                 yield from optional(cursor, "]")
@@ -102,8 +120,8 @@ class SeparatedCalls:
         yield from cursor.space()
         yield from cursor.expect(self.begin)
         while True:
-            call = yield from self._read_call(cursor)
-            yield from optional(cursor, self.end)
+            call = yield from self._read_call(cursor, schemas)
+            yield from closed(cursor, self.end, *SURPLUS)
             following = yield from optional(cursor, self.begin, self.section_end)
             if following == self.begin:
                 cursor.position -= len(self.begin)
@@ -112,17 +130,17 @@ class SeparatedCalls:
                 return
             cursor.position += len(self.begin)
 
-    def _read_call(self, cursor: Cursor) -> Generator[None, None, ToolCall]:
+    def _read_call(self, cursor: Cursor, schemas: Schemas) -> Generator[None, None, ToolCall]:
         name = yield from cursor.until(self.separator, limit=MAX_NAME)
         yield from cursor.expect(self.separator)
         yield from cursor.space()
-        if (yield from cursor.option("{")):
-            cursor.position -= 1
+        start = cursor.position
+        if (yield from cursor.option("{", f"null{self.end}")):
+            cursor.position = start
         else:
             name = yield from cursor.until("\n", "{", limit=MAX_NAME)
             yield from cursor.space()
-            yield from cursor.option("```json", "```")
-            yield from cursor.space()
-        text = yield from cursor.balanced("{")
-        yield from optional(cursor, "```")
-        return ToolCall(plain_name(name), object_text(text))
+            yield from skip_all(cursor, *FENCES)
+        text = yield from object_or_null(cursor)
+        yield from optional(cursor, FENCES[-1])
+        return arguments_of(name, text, schemas)

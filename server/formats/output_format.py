@@ -28,7 +28,9 @@ class OutputParser(Protocol):
 
     def feed(self, text: str) -> list[Piece]: ...
 
-    def finish(self) -> list[Piece]: ...
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """is_cut: a limit ended the text, not the model."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -9,6 +10,11 @@ from headway.server.formats.arguments import schemas_of
 from headway.server.formats.calls import CallForm, JsonCalls, PythonicCalls
 from headway.server.formats.cursor import Cursor, Markers, NoCallError, Wait
 from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
+
+_CUT_TAG = re.compile(r"\s*[<\[][^<>\[\]\s]*")
+MIN_CUT = 5  # characters of a delimiter that a limit has cut, from which on they are no text
+# The beginning of a call without an opener: an object with a name (1) and perhaps its end (2), or a list with a name (3).
+_BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)(")?|\[\s*([\w.-]+)\s*\(')
 
 
 class TextSink:
@@ -67,6 +73,26 @@ class TextSink:
         self._space = []
 
 
+class Surroundings:
+    """What the content has before a place. Mutable: takes the content without its last whitespace."""
+
+    def __init__(self) -> None:
+        self._tail = ""
+        self._backticks = ""  # at the end, of less than a fence
+        self._is_fenced = False
+
+    def take(self, text: str) -> None:
+        self._tail = (self._tail + text)[-2:] if text.strip() else self._tail
+        runs = (self._backticks + text).split("```")
+        self._is_fenced ^= len(runs) % 2 == 0
+        self._backticks = runs[-1][len(runs[-1].rstrip("`")) :]
+
+    @property
+    def may_call(self) -> bool:
+        """An object that comes next is no part of code or of another value."""
+        return not self._is_fenced and not self._tail.endswith(("[", "{", "(", ",", "`", '"', "'", '":', "'"))
+
+
 class StreamParser:
     """Parses the output of one choice. Mutable: fed by the writer of the choice alone.
 
@@ -88,13 +114,14 @@ class StreamParser:
         self._schemas = schemas_of(tools)
         self._openers = self._calls.openers if self._calls else ()
         self._starts = self._calls.starts if isinstance(self._calls, JsonCalls | PythonicCalls) else ()
-        self._markers = Markers(self._openers)
+        inline = self._starts if isinstance(self._calls, JsonCalls) else ()
+        self._markers = Markers((*self._openers, *inline))
+        self._surroundings = Surroundings()
+        self._is_cut = False
         self._calls_end_thinking = calls_end_thinking
         self._cursor = Cursor()
         self._pieces: list[Piece] = []
-        self._content = TextSink(
-            lambda text, start: self._pieces.append(Content(text, start)), keeps_leading=open_thinking is None
-        )
+        self._content = TextSink(self._write_content, keeps_leading=open_thinking is None)
         self.is_in_content = open_thinking is None
         self._reader = self._read(open_thinking)
         self._is_done = False
@@ -108,8 +135,9 @@ class StreamParser:
         self._cursor.feed(text)
         return self._advance()
 
-    def finish(self) -> list[Piece]:
-        """Returns the rest. A call that is not complete is content. Never raises."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never raises."""
+        self._is_cut = is_cut
         self._cursor.is_ended = True
         return self._advance()
 
@@ -133,6 +161,10 @@ class StreamParser:
             self.is_in_content = True
         self._content.end()
 
+    def _write_content(self, text: str, start: int) -> None:
+        self._pieces.append(Content(text, start))
+        self._surroundings.take(text)
+
     def _next_marker(self) -> Generator[None, None, str | None]:
         """Returns the next delimiter in the content. Reasoning, and calls without an opener, only begin before all content."""
         cursor, first = self._cursor, (*self._openers, *self._starts, *self._thinking)
@@ -151,7 +183,9 @@ class StreamParser:
         cursor = self._cursor
         while True:
             match = markers.find(cursor.text, cursor.position)
-            num_held = 0 if match or cursor.is_ended else markers.num_held(cursor.text, cursor.position)
+            num_held = 0 if match else markers.num_held(cursor.text, cursor.position)
+            if cursor.is_ended and not (self._is_cut and sink is self._content and num_held >= MIN_CUT):
+                num_held = 0
             end = match.start() if match else len(cursor.text) - num_held
             sink.take(cursor, cursor.position, end)
             cursor.mark = cursor.position = end
@@ -164,19 +198,54 @@ class StreamParser:
             yield
 
     def _read_calls(self, opener: str) -> Wait:
-        """Tells the calls that begin at the opener. From the mark on, what is none is content; an opener alone at the end is nothing."""
+        """Tells the calls that begin at the opener. From the mark on, what is none is content; an opener alone at the end is nothing.
+
+        Without an opener, calls behind content begin a line, or are all that follows.
+        """
         assert self._calls is not None
-        cursor = self._cursor
+        cursor, is_inline = self._cursor, opener in self._starts and self._content.has_text
+        begun = cursor.position - len(opener)
+        calls = list[ToolCall]()
         try:
-            yield from self._calls.read(cursor, opener, self._schemas, self._tell)
+            if is_inline and not self._surroundings.may_call:
+                raise NoCallError
+            tell = calls.append if is_inline and "\n" not in self._content.held else self._tell
+            yield from self._calls.read(cursor, opener, self._schemas, tell)
+            if calls and (yield from self._has_more()):
+                raise NoCallError
+            for call in calls:
+                self._tell(call)
+            if self._is_cut and cursor.is_ended and _CUT_TAG.fullmatch(cursor.rest):
+                cursor.position = len(cursor.text)
             cursor.mark = cursor.position
         except NoCallError:
             rest = cursor.text[cursor.mark :]
-            if cursor.is_ended and rest.strip() == opener and opener not in self._starts:
+            is_bare = rest.strip() == opener and opener not in self._starts
+            if cursor.is_ended and (is_bare or (self._is_cut and self._is_call_begun(begun, opener))):
+                self._content.frame()
                 cursor.position = len(cursor.text)
             else:
                 self._content.take(cursor, cursor.mark, cursor.position)
             cursor.mark = cursor.position
+
+    def _has_more(self) -> Generator[None, None, bool]:
+        """Whether anything but whitespace follows."""
+        yield from self._cursor.space()
+        return bool(self._cursor.rest)
+
+    def _is_call_begun(self, begun: int, opener: str) -> bool:
+        """Whether the text that ended is a call as far as it goes: behind an opener, or else by the name of a tool."""
+        match = _BEGUN.match(self._cursor.text, begun)
+        if opener not in self._starts:
+            return True
+        if match is None:
+            return False
+        name, is_whole = match[1] or match[3], bool(match[2] or match[3])
+        return (
+            name in self._schemas
+            if is_whole
+            else bool(name) and any(n.startswith(name) for n in self._schemas)
+        )
 
     def _tell(self, call: ToolCall) -> None:
         self._content.frame()

@@ -19,7 +19,16 @@ from headway.server.formats.arguments import (
     quoted,
     value_of,
 )
-from headway.server.formats.cursor import Cursor, NoCallError, Wait, follows, optional
+from headway.server.formats.cursor import (
+    Cursor,
+    NoCallError,
+    Wait,
+    closed,
+    follows,
+    optional,
+    repeated,
+    skip_all,
+)
 from headway.server.formats.pieces import ToolCall
 
 
@@ -40,7 +49,7 @@ class TaggedCalls:
 
     def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
         if opener != self.call:
-            yield from cursor.space()
+            yield from skip_all(cursor, opener)
             yield from cursor.expect(self.call)
         name = plain_name((yield from cursor.until(">", "\n", limit=MAX_NAME)))
         yield from cursor.expect(">")
@@ -56,8 +65,9 @@ class TaggedCalls:
             yield from cursor.expect(">")
             text = yield from self._read_value(cursor)
             arguments[key] = value_of(text, parameter_schema(schema, key), schema)
-        yield from optional(cursor, self.closer)
+        yield from closed(cursor, self.closer, self.call_end)
         tell(ToolCall(name, object_of(arguments)))
+        yield from repeated(cursor, self.closer)
 
     def _read_value(self, cursor: Cursor) -> Generator[None, None, str]:
         """A value ends at a tag that another tag follows; at a line that begins with another tag, if its own closing tag is missing."""
@@ -96,6 +106,7 @@ class KeyedCalls:
     has_lines: bool = False
 
     def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
+        yield from skip_all(cursor, opener)
         name = plain_name((yield from cursor.until(self.key[0], self.closer, "\n", limit=MAX_NAME)))
         schema = schemas.get(name, {})
         arguments: dict[str, str] = {}
@@ -110,6 +121,7 @@ class KeyedCalls:
             text = yield from self._read_value(cursor)
             arguments[key] = value_of(text, parameter_schema(schema, key), schema)
         tell(ToolCall(name, object_of(arguments)))
+        yield from repeated(cursor, self.closer)
 
     def _read_value(self, cursor: Cursor) -> Generator[None, None, str]:
         """A value ends at its closing tag, if another tag follows. The answer's last value may lack it."""

@@ -418,3 +418,22 @@ async def test_calls_are_counted_by_outcome(
 
 async def test_ready_tells_the_form_of_calls(client: httpx.AsyncClient) -> None:
     assert (await client.get("/ready")).json()["tool_format"] == "hermes"
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 100])
+async def test_a_call_that_the_limit_cuts_shows_no_markup(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    write: Callable[[str], list[int]],
+    tokenizer: Tokenizer,
+    rounds: int,
+) -> None:
+    write(THOUGHT + "the dog " + FIRST)
+    engine.tokens_per_round = rounds
+    for end in ("{", '"name": "read', '"arguments": {"a": "é'):
+        text = (THOUGHT + "the dog " + FIRST).partition(end)
+        num_tokens = len(tokenizer.encode_plain(text[0] + text[1]))
+        answer = await whole(client, max_tokens=num_tokens)
+        (told,) = answer["choices"]
+        assert (told["message"]["content"], told["finish_reason"]) == ("the dog", "length")
+        assert "tool_calls" not in told["message"]
