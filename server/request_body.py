@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +16,7 @@ from headway.server.protocol.decoding import decode
 from headway.server.reasoning_effort import is_without_effect
 from headway.server.services import services_of
 
+THREAD_BYTES = 256 * 1024  # longer bodies are read off the event loop
 MAX_LOGGED = 256  # names of ignored fields, of which the log tells each once
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -25,7 +28,9 @@ async def body_of(request: Request, kind: type[Body]) -> Body:
     """Raises ApiError that names what is wrong. What has no effect is told in the answer's headers."""
     ignored: list[str] = []
     refuses_unknown = services_of(request).limits.refuses_unknown_fields
-    body = decode(await read_body(request), kind, ignored, refuses_unknown=refuses_unknown)
+    raw = await read_body(request)
+    read = partial(decode, raw, kind, ignored, refuses_unknown=refuses_unknown)
+    body = read() if len(raw) <= THREAD_BYTES else await asyncio.to_thread(read)
     tell_ignored(request, *ignored)
     return body
 

@@ -22,10 +22,11 @@ from headway.server.protocol.unserved import PAGE, Group, Table
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-# Longer lists are left as they are: the limits of their fields refuse them, or they hold token ids.
+# Longer lists of values are left as they are: the limits of their fields refuse them, or they hold token ids.
 MAX_TIDIED = 4096
 MAX_NAME = 64  # characters of an unknown name that an error repeats
 MAX_EXACT = 2**53  # whole numbers up to here are exact as floats
+MAX_UNKNOWN = 1024  # names of one body that are compared with served ones, and that are told
 MIN_LIKENESS = 0.8  # of a name that is offered in the place of an unknown one
 
 _EXPECTED = {
@@ -78,10 +79,12 @@ def _unreadable(error: Exception) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one body. ignored: by kind of object and name, the first path of a field without effect."""
+    """Reads one body. ignored: by kind of object and name, the first path of a field without effect. passed: unknown names that are not
+    misspelt."""
 
     refuses_unknown: bool
     ignored: dict[tuple[type, str], str] = field(default_factory=dict)
+    passed: set[tuple[type, str]] = field(default_factory=set)
 
     def tidied(self, value: object, kind: type[msgspec.Struct], where: str) -> object:
         """The value without fields that are null or have no effect. where: its path with a dot at the end, or ""."""
@@ -92,21 +95,23 @@ class _Reader:
         other_names: OtherNames = getattr(kind, "other_names", {})
         kept: dict[str, object] = {}
         for name, entry in value.items():
-            path = f"{where}{name[:MAX_NAME]}"
             if entry is None:
                 if name in _nullable(kind):
                     kept[name] = None
             elif name in fields:
-                kept[name] = self._tidied_field(entry, fields[name], path)
+                kept[name] = self._tidied_field(entry, fields[name], where + name)
             elif name in other_names:
                 pass
             elif name not in unserved:
                 self._pass_unknown(name, entry, where, kind)
             elif not unserved[name].is_neutral(name, entry):
                 if not unserved[name].is_ignored:
-                    raise unserved_error(path, unserved[name])
-                self._ignore(name, entry, path, kind)
-        self._rename({name: value[name] for name in value if name in other_names}, other_names, kept, where)
+                    raise unserved_error(where + name, unserved[name])
+                self._ignore(name, entry, where, kind)
+        if other_names:
+            self._rename(
+                {name: value[name] for name in value if name in other_names}, other_names, kept, where
+            )
         return kept
 
     def _rename(
@@ -127,7 +132,9 @@ class _Reader:
 
     def _tidied_field(self, value: object, kind: type[msgspec.Struct] | None, path: str) -> object:
         """kind: of the value, or of its entries if it is a list; None if it is no object."""
-        if isinstance(value, list) and len(value) <= MAX_TIDIED:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and (kind is not None or len(value) <= MAX_TIDIED):
             return [self._tidied_field(entry, kind, f"{path}[{i}]") for i, entry in enumerate(value)]
         if isinstance(value, float) and abs(value) <= MAX_EXACT and value.is_integer():
             return int(value)
@@ -135,6 +142,9 @@ class _Reader:
 
     def _pass_unknown(self, name: str, value: object, where: str, kind: type[msgspec.Struct]) -> None:
         """Raises ApiError for a name that is probably a served one, misspelt: ignoring it would change what is asked for."""
+        if (kind, name) in self.passed or len(self.passed) >= MAX_UNKNOWN:
+            self._ignore(name, value, where, kind)
+            return
         served = (*_fields(kind), *getattr(kind, "other_names", {}))
         meant = next((known for known in served if is_slip(name, known)), None)
         is_refused = self.refuses_unknown and not getattr(kind, "passes_unknown", False)
@@ -146,11 +156,12 @@ class _Reader:
             hint = "docs/api.md lists the known ones" if meant is None else f"did you mean {where}{meant}?"
             message = f"Unrecognized request argument supplied: {path}; {hint}"
             raise ApiError(message, param=path, code="unknown_parameter")
-        self._ignore(name, value, path, kind)
+        self.passed.add((kind, name))
+        self._ignore(name, value, where, kind)
 
-    def _ignore(self, name: str, value: object, path: str, kind: type[msgspec.Struct]) -> None:
-        if value not in ("", [], {}):
-            self.ignored.setdefault((kind, name), path)
+    def _ignore(self, name: str, value: object, where: str, kind: type[msgspec.Struct]) -> None:
+        if (kind, name) not in self.ignored and len(self.ignored) < MAX_UNKNOWN and value not in ("", [], {}):
+            self.ignored[kind, name] = f"{where}{name[:MAX_NAME]}"
 
 
 def _shown(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from headway.server.app import create_app
 from headway.server.config import ServiceLimits
 from headway.server.keys import Keys
 from headway.server.metrics import Metrics
+from headway.server.protocol import decoding
 from headway.server.protocol.chat import ChatRequest, Message
 from headway.server.protocol.completions import CompletionRequest
 from headway.server.protocol.decoding import is_slip
@@ -23,7 +25,7 @@ from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.responses import ResponsesRequest
 from headway.server.protocol.tokens import TokenizeRequest
 from headway.server.protocol.tools import FunctionDefinition
-from headway.server.request_body import MAX_LOGGED
+from headway.server.request_body import MAX_LOGGED, THREAD_BYTES
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer
 
@@ -122,6 +124,17 @@ async def test_an_unknown_field_passes_at_every_level_and_is_told_once(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], expected: str
 ) -> None:
     assert told(await client.post(path, json={**LEAST[path], **body})) == [expected]
+
+
+async def test_a_large_body_passes_with_unknown_fields_in_every_part(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "MAX_UNKNOWN", 3)
+    thoughts = [{"type": "thinking", "text": "hm", "mood": i} for i in range(7000)]
+    messages = [HELLO, {"role": "assistant", "content": thoughts}, HELLO]
+    body = {**LEAST[CHATS], "messages": messages, "a1": 1, "a2": 2, "a3": 3}
+    assert len(json.dumps(body)) > THREAD_BYTES
+    assert told(await client.post(CHATS, json=body)) == ["messages[1].content[0].mood", "a1", "a2"]
 
 
 @pytest.mark.parametrize("path", GENERATING)
