@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -173,9 +174,9 @@ def resolved(left: list[Any], root: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def resolve(reference: str, root: Any) -> Any:
-    """Returns what a reference within the document points to, or None."""
+    """Returns what a reference within the document points to, or None. Names may be percent-encoded."""
     place = root
-    for part in reference.removeprefix("#").split("/")[1:]:
+    for part in unquote(reference).removeprefix("#").split("/")[1:]:
         place = place.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
     return place
 

@@ -77,6 +77,8 @@ def enforceable(
     """
     schema, writing = as_written(schema, WRITING)
     walk = _Walk(schema, param, dropped, without)
+    if not isinstance(schema, dict | bool):
+        raise walk.refusal("", "#", "must be an object, true or false")
     found = walk.schema(schema, "#", 0)
     if found is False:
         raise walk.refusal("", "#", "is false, which no value fits; write a schema that some value fits")
@@ -120,12 +122,11 @@ class _Walk:
         self._places.add(place)
         if isinstance(schema, bool):
             return schema
-        if not isinstance(schema, dict):
-            raise self.refusal("", place, "must be an object, true or false")
-        why = self._excess(depth)
+        why = self._flaw(schema, depth)
         if why is not None:
             self._drop("", place, self._unserved("", place, why))
             return True
+        assert isinstance(schema, dict), place
         if depth == 0:
             self._read_draft(schema)
         if "propertyNames" in schema:
@@ -154,7 +155,10 @@ class _Walk:
         assert isinstance(definitions, dict), definitions
         return {**root, "$defs": {**definitions, **self._lifted}} if self._lifted else root
 
-    def _excess(self, depth: int) -> str | None:
+    def _flaw(self, schema: object, depth: int) -> str | None:
+        """Returns why a schema is left out or refused as a whole."""
+        if not isinstance(schema, dict):
+            return "must be an object, true or false"
         if depth > MAX_DEPTH:
             return f"is nested {depth} deep, the limit is {MAX_DEPTH}"
         if len(self._places) > MAX_SCHEMAS:
@@ -339,7 +343,9 @@ class _Walk:
             raise fault(keyword, place, f"is {_shown(value)}, it must be {wanted}")
         if keyword in (*NUMBERS, "enum", "const") and (number := inexact_number(value)) is not None:
             raise self._unserved(
-                keyword, place, f"has {number}; numbers are enforced exactly up to {MAX_EXACT}"
+                keyword,
+                place,
+                f"has {number}; numbers are enforced exactly up to {MAX_EXACT} and of up to 15 digits",
             )
         return count_of(value) if keyword in COUNTS else value
 

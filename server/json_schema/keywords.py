@@ -52,6 +52,7 @@ DRAFTS = {
 }  # fmt: skip
 MAX_DIVISOR_DIGITS = 4  # a grammar has a state for each remainder
 MAX_EXACT = 2**53  # numbers are compared as floats, which hold whole numbers exactly up to here
+MIN_EXPONENT = -308
 
 
 def is_number(value: object) -> bool:
@@ -85,11 +86,23 @@ def num_digits(value: float) -> int:
 
 
 def inexact_number(value: object) -> int | float | None:
-    """Returns a number within the value that is too large to be compared exactly; None if there is none."""
+    """Returns a number within the value that cannot be compared exactly; None if there is none."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
         return next((found for entry in value if (found := inexact_number(entry)) is not None), None)
-    if isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= MAX_EXACT:
-        return value
-    return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return None if abs(value) <= MAX_EXACT and _is_read_exactly(value) else value
+
+
+def _is_read_exactly(value: float) -> bool:
+    """Whether the library reads the number that is written: it rounds all digits and then the quotient by a power of ten, which
+    misses some floats of 16 digits and more."""
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int), value
+    if exponent >= 0:
+        return True
+    if exponent < MIN_EXPONENT:
+        return False
+    return float("".join(map(str, digits))) / 10.0**-exponent == abs(value)

@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterator
 from decimal import Decimal
 
+from headway.server.json_schema.keywords import MAX_EXACT
+
+MAX_DIGITS = 15  # that the library reads exactly, whichever they are
 NEAREST_TO_ZERO = 1e-16  # what lies nearer to an excluded zero is not written
 
 
@@ -35,9 +38,15 @@ def _bound(keyword: str, value: float) -> dict[str, object]:
 
 
 def _next(value: float, is_lower: bool) -> float:
+    """Returns a number beyond an excluded whole one, of so few digits that it is read exactly: 1.00000000000001 for 1."""
     if value == 0:
         return NEAREST_TO_ZERO if is_lower else -NEAREST_TO_ZERO
-    return math.nextafter(value, math.inf if is_lower else -math.inf)
+    num_decimals = MAX_DIGITS - len(str(abs(int(value))))
+    step = (
+        Decimal(1).scaleb(-num_decimals) if num_decimals > 0 else Decimal(2 if abs(value) == MAX_EXACT else 1)
+    )
+    beyond = Decimal(int(value)) + (step if is_lower else -step)
+    return float(beyond) if num_decimals > 0 else int(beyond)
 
 
 def _cuts(value: float) -> Iterator[int | float]:

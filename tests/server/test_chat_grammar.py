@@ -285,6 +285,7 @@ LENIENT: dict[str, tuple[dict[str, Any], list[str]]] = {
     "in-a-definition": ({"$defs": {"a": {"if": {}}}, "properties": {"p": {"$ref": "#/$defs/a"}}}, ["$defs.a.if"]),
     "draft-4": ({"$schema": "http://json-schema.org/draft-04/schema#", "properties": {}}, ["$schema"]),
     "overlapping": ({"properties": {"p": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, ["properties.p.oneOf"]),
+    "a-name-for-a-schema": ({"properties": {"p": "string"}}, ["properties.p"]),
     "large": ({"properties": {"p": {"type": "integer", "maximum": 2**63 - 1}}}, ["properties.p.maximum"]),
 }  # fmt: skip
 

@@ -55,3 +55,9 @@ def test_a_format_and_a_pattern_of_a_text_hold_together() -> None:
     assert dropped == []
     texts = ["2026-01-31", "2025-01-31", "2026-13-31", "2026"]
     assert [text for text in texts if fits(found, CALL.format(text))] == ["2026-01-31"]
+
+
+def test_a_text_is_of_a_definition_with_blanks_in_its_name() -> None:
+    schema = {"$defs": {"My Text": {**TEXT, "maxLength": 3}}, "properties": {"a": {"$ref": "#/$defs/My Text"}}, "required": ["a"]}  # fmt: skip
+    found = source(schema, "qwen_xml", [])
+    assert [text for text in ("ab c", "abc") if fits(found, CALL.format(text))] == ["abc"]
