@@ -111,8 +111,9 @@ def _of_response_format(wanted: ResponseFormat, where: str) -> Iterator[TextForm
 def _schemas(wanted: ResponseFormat, where: str) -> dict[str, JsonSchema | str]:
     """Returns by its path each schema of the format: clients have it in three places."""
     value = wanted.value
-    if isinstance(value, dict) and wanted.type == "json_schema" and isinstance(value.get("schema"), dict):
-        value = value["schema"]  # TGI's, which holds what OpenAI's json_schema does
+    held_there = value.get("schema") if isinstance(value, dict) and wanted.type == "json_schema" else None
+    if isinstance(held_there, dict):
+        value = held_there  # TGI's, which holds what OpenAI's json_schema does
     held = None if wanted.json_schema is None else wanted.json_schema.schema
     found = {f"{where}.json_schema.schema": held, f"{where}.schema": wanted.schema, f"{where}.value": value}
     return {path: schema for path, schema in found.items() if schema is not None}

@@ -129,12 +129,12 @@ async def test_a_refused_request_is_a_span_that_says_why(
     client: httpx.AsyncClient, spans: Spans, path: str, operation: str
 ) -> None:
     trace = {"traceparent": f"00-{TRACE:032x}-{PARENT:016x}-01"}
-    await client.post(path, json={"json_schema": {"a": "secret"}, "model": "tiny"}, headers=trace)
+    await client.post(path, json={"structural_tag": {"a": "secret"}, "model": "tiny"}, headers=trace)
     (span,) = spans.by_name().values()
     assert (span.name, span.context.trace_id) == (f"POST {path}", TRACE)
     expected = {
         "gen_ai.operation.name": operation, "gen_ai.provider.name": "headway", "gen_ai.request.model": "tiny",
-        "http.response.status_code": 400, "error.type": "unsupported_parameter", "headway.error_param": "json_schema",
+        "http.response.status_code": 400, "error.type": "unsupported_parameter", "headway.error_param": "structural_tag",
     }  # fmt: skip
     assert span.attributes is not None
     assert span.attributes.items() >= expected.items()
