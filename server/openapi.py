@@ -128,7 +128,7 @@ def description() -> Schema:
         _properties(schemas[name]).update({field: {"enum": [*values]} for field, values in words.items()})
     for name, others in OTHER_NAMES.items():
         properties = _properties(schemas[name])
-        properties.update({other: properties[own] for other, own in others.items()})
+        properties.update({other: _other_name(other, properties[own]) for other, own in others.items()})
     for schema in schemas.values():
         if schema.get("additionalProperties") is False:
             del schema["additionalProperties"]  # unknown fields are ignored
@@ -154,6 +154,11 @@ def _unserved(name: str, group: unserved.Group) -> Schema:
         return {"description": "ignored"}
     values = [{"type": "null"}, *map(_neutral, group.values[name])]
     return {"anyOf": values, "description": f"for {group.purpose}: not served"}
+
+
+def _other_name(name: str, field: object) -> Schema:
+    values = (None, *other_names.NO_VALUE.get(name, ()))
+    return {"anyOf": [field, *({"const": value} for value in values)]}
 
 
 def _neutral(value: object) -> Schema:
