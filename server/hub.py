@@ -23,7 +23,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 
 from headway.engine import ModelError, is_folder
 from headway.server.config import ModelSource
-from headway.server.keys import without_credentials
+from headway.server.redaction import without_credentials
 
 EMBEDDED = "headway.engine.demo"
 EMBEDDED_NAME = "headway-demo"

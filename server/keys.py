@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -60,11 +59,6 @@ def credentials(headers: Headers) -> str:
     by x-api-key, where the former has no bearer token."""
     given, key = headers.get("Authorization", ""), headers.get("x-api-key", "")
     return f"Bearer {key}" if key and not _token(given) else given
-
-
-def without_credentials(text: str) -> str:
-    """Returns the text without the user and the password that its URLs have before their hosts: errors are logged."""
-    return re.sub(r"(?<=://)[^/?#\s]*@", "***@", text)
 
 
 def _token(authorization: str) -> str:

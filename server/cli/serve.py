@@ -35,8 +35,9 @@ from headway.server.formats import find_format
 from headway.server.grammars import Grammars
 from headway.server.hub import model_folder, model_name
 from headway.server.in_flight import InFlight
-from headway.server.keys import Keys, without_credentials
+from headway.server.keys import Keys
 from headway.server.metrics import Metrics
+from headway.server.redaction import without_credentials
 from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
 from headway.server.tokenizer_info import load_tokenizer_info

@@ -278,7 +278,7 @@ RESPONSES = table((
 ), own={"store", "user", "metadata", "safety_identifier", "prompt_cache_key", "reasoning"})  # fmt: skip
 # Within an item of input: fields of other types, one letter from those that are read.
 INPUT_ITEM = table(
-    (Group("OpenAI", "fields of items of other types", "", _never("outputs"), is_ignored=True),)
+    (Group("OpenAI", "fields of items of other types", "", _never("outputs", "actions"), is_ignored=True),)
 )
 # Within a tool of /v1/responses: also the fields of hosted tools, which are refused by their type.
 RESPONSES_TOOL = table((
