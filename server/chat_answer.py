@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from headway.server.access import record_of
 from headway.server.chat_grammar import chat_grammar, thinking_budget
-from headway.server.chat_output import output_options
+from headway.server.chat_output import callable_tools, output_options
 from headway.server.chat_prompt import chat_prompt, conversation_for
 from headway.server.keys import credentials
 from headway.server.prompt import encode_chat
@@ -44,7 +44,11 @@ async def begin_chat(
     conversation = conversation_for(body, services)
     ignored = hidden_media(body.messages)
     chat = await chat_prompt(conversation, services, ignored)
-    output = output_options(body, chat, services.output_format, services.tokenizer)
+    output = output_options(
+        body, chat, services.output_format, services.tokenizer, ignores_tools=services.chat_note is not None
+    )
+    if callable_tools(body) and (output is None or output.tools is None):
+        ignored.append("tools")
     info = engine_info(services)
     prompt = await encode_chat(
         chat,

@@ -35,8 +35,8 @@ async def chat_grammar(
     if form is not None:
         _check_form(form, services.output_format, with_tools=is_enforced and not is_call_required(body))
         source = await services.grammars.compile(form, ignored)
-    if is_enforced:
-        value = _calls(body, None if is_call_required(body) else form, services.output_format)
+    if is_enforced and output is not None:
+        value = _calls(body, None if is_call_required(body) else form, output.format)
         source = await services.grammars.compile(TextForm("tools", value, param), ignored)
     if output is None or services.output_format.is_harmony:
         return Grammar(source)

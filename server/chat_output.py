@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from headway.engine import Thinking
 from headway.server.choice_output import OutputOptions
 from headway.server.control_text import ChatPrompt
 from headway.server.errors import ApiError
-from headway.server.formats import OutputFormat
+from headway.server.formats import OutputFormat, find_format
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.tools import NamedChoice, grammar_tools
 from headway.server.tokenizer import Tokenizer
@@ -35,13 +36,31 @@ def is_single_call(body: ChatRequest) -> bool:
     return body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedChoice)
 
 
+def with_calls(output_format: OutputFormat) -> OutputFormat:
+    """Returns the format with calls; a model that has no form of them writes Hermes', which a grammar makes it write."""
+    if output_format.has_calls:
+        return output_format
+    enforced = find_format(None, name="hermes")
+    return replace(output_format, name=enforced.name, calls=enforced.calls)
+
+
 def output_options(
-    body: ChatRequest, chat: ChatPrompt, output_format: OutputFormat, tokenizer: Tokenizer
+    body: ChatRequest,
+    chat: ChatPrompt,
+    output_format: OutputFormat,
+    tokenizer: Tokenizer,
+    *,
+    ignores_tools: bool = False,
 ) -> OutputOptions | None:
-    """Returns how the choices' texts are split into parts; None where a text is one part."""
+    """Returns how the choices' texts are split into parts; None where a text is one part. ignores_tools: a model without calls
+    answers in text where it need not call any; else such tools are refused."""
     tools = callable_tools(body)
-    if tools and output_format.calls is None and not output_format.is_harmony:
-        raise _no_calls()
+    if is_call_required(body):
+        output_format = with_calls(output_format)
+    elif tools and not output_format.has_calls:
+        if not ignores_tools:
+            raise _no_calls()
+        tools = []
     if not tools and output_format.thinking_end is None:
         return None
     continues = bool(body.continue_final_message)
@@ -60,7 +79,7 @@ def output_options(
 def _no_calls() -> ApiError:
     return ApiError(
         "tools are given, and the server does not know in what form this model calls them: its chat template is of no known "
-        "kind; send tool_choice 'none', or start the server with --tool-format",
+        "kind; send tool_choice 'none', or 'required' for calls by a grammar, or start the server with --tool-format",
         param="tools",
         code="unsupported_parameter",
     )

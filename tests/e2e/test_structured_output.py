@@ -112,3 +112,43 @@ def test_an_agent_reasons_calls_and_answers_whole_and_streamed(agent: openai.Ope
     last = agent.chat.completions.create(model=MODEL, messages=messages, tools=[ADD], max_tokens=200)
     assert last.choices[0].message.content == "It is 13."
     assert last.choices[0].finish_reason == "stop"
+
+
+SEARCH: Any = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "parameters": {
+            "type": "object",
+            "properties": {"limit": NUMBER, "order": {"enum": ["newest", "oldest"]}},
+            "required": ["limit", "order"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "search"}}])
+def test_the_embedded_model_calls_tools_where_it_must(server: Server, choice: Any) -> None:
+    asked: list[Any] = [{"role": "user", "content": "Find the newest 3."}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        body: dict[str, Any] = {
+            "model": "headway-demo",
+            "tools": [ADD, SEARCH],
+            "max_tokens": 200,
+            "temperature": 0,
+        }
+        body["model"] = client.models.list().data[0].id
+        answer = client.chat.completions.create(
+            messages=asked, tool_choice=choice, parallel_tool_calls=False, **body
+        )
+        (call,) = answer.choices[0].message.tool_calls or ()
+        assert (answer.choices[0].finish_reason, call.type) == ("tool_calls", "function")
+        tool = {"add": ADD, "search": SEARCH}[call.function.name]  # type: ignore[union-attr]
+        jsonschema.validate(json.loads(call.function.arguments), tool["function"]["parameters"])  # type: ignore[union-attr]
+        assert choice == "required" or call.function.name == "search"  # type: ignore[union-attr]
+        # The loop of an agent goes on with the result, in text.
+        asked += [answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "a, b, c"}]
+        text = client.chat.completions.with_raw_response.create(messages=asked, **{**body, "max_tokens": 8})
+        assert text.headers["x-headway-ignored"] == "tools"
+        assert not text.parse().choices[0].message.tool_calls

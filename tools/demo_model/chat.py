@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 TEMPLATE = """\
-{%- if tools %}
-{{- raise_exception('this model continues Python code and calls no tools; serve a model that does') }}
-{%- endif -%}
 {% for message in messages if message.role == 'system' %}
 {% for line in message.content.strip().split('\\n') %}
 {{ ('# ' + line).rstrip() }}
