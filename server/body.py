@@ -36,15 +36,18 @@ async def read_body(request: Request) -> bytes:
 async def _read(request: Request, limit: int, decoder: Decoder | None, unread: UnreadBody) -> bytes:
     body = bytearray()
     num_sent = 0
-    async for part in request.stream():
-        num_sent += len(part)
-        body += part if decoder is None else decoder.decode(part, limit + 1 - len(body))
-        if max(num_sent, len(body)) > limit:
-            raise _too_large(f"over {limit}", limit)
-        unread.grow(len(body))
-    if decoder is not None:
-        decoder.finish()
-    return bytes(body)
+    try:
+        async for part in request.stream():
+            num_sent += len(part)
+            body += part if decoder is None else decoder.decode(part, limit + 1 - len(body))
+            if max(num_sent, len(body)) > limit:
+                raise _too_large(f"over {limit}", limit)
+            unread.grow(len(body))
+        if decoder is not None:
+            decoder.finish()
+        return bytes(body)
+    finally:
+        body.clear()  # the traceback of an error would keep it
 
 
 def _too_large(size: str, limit: int) -> ApiError:

@@ -115,6 +115,8 @@ class MessagesErrorEnvelope(msgspec.Struct, tag_field="type", tag="error"):
 
 def as_api_error(error: Exception) -> ApiError:
     """Returns the error that a client gets for an exception."""
+    if isinstance(error, HeadwayError):  # others are logged with their traceback
+        forget_frames(error)
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -162,6 +164,12 @@ def note_error(scope: Scope, error: ApiError) -> None:
     """Keeps the error that the client is told; the access log reads it when the request ends."""
     if not isinstance(error, ClientGoneError):
         scope.setdefault("state", {})["error"] = error
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drops the traceback of an error that was handled: its frames hold the request's body, and the request holds the error, so
+    that only the collector would free them."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def noted_error(scope: Scope) -> ApiError | None:

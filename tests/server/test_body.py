@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
+import time
+import tracemalloc
 from contextlib import suppress
+from dataclasses import replace
 from typing import Self
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from headway_testing.real_server import serving
+from headway_testing.waiting import until
 
+from headway.server import body as module
 from headway.server import unread_bodies
+from headway.server.config import ServerConfig, ServiceLimits
 from headway.server.services import Services
 from headway.server.unread_bodies import UnreadBodies
 
@@ -69,3 +78,48 @@ async def test_room_comes_back(address: str) -> None:
     async with httpx.AsyncClient(timeout=60) as client:
         for _ in range(3):
             assert (await client.post(f"{address}/v1/completions", content=body)).status_code == 200
+
+
+ENDS = {
+    "too-slow": (2 * MIB, b" " * (2 * MIB - 1), 408),
+    "leaves": (2 * MIB, b" " * (2 * MIB - 1), None),
+    "no-json": (2 * MIB, b" " * (2 * MIB), 400),
+    "too-large": (None, b"200000\r\n" + b" " * 0x200000 + b"\r\n" + b"80000000\r\n", 413),
+    "wrong-type": (2 * MIB, b'{"prompt":7,"x":"' + b" " * (2 * MIB - 19) + b'"}', 400),
+}
+
+
+@pytest.mark.parametrize(("length", "body", "status"), ENDS.values(), ids=ENDS)
+async def test_a_body_that_comes_to_nothing_is_not_kept_until_the_collector_runs(
+    services: Services, monkeypatch: pytest.MonkeyPatch, length: int | None, body: bytes, status: int | None
+) -> None:
+    """An error, its traceback and the request's frames refer to each other."""
+    monkeypatch.setattr(module, "BODY_SECONDS", 0.5)
+    limited = replace(services, limits=ServiceLimits(max_body_bytes=3 * MIB), unread_bodies=UnreadBodies())
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode() + body
+    if status == 413:
+        request += b" " * (2 * MIB)
+    async with serving(limited, ServerConfig(port=0)) as url:
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(3):
+                await asyncio.to_thread(_send, url, request, status)
+            await until(lambda: tracemalloc.get_traced_memory()[0] - before < MIB)
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+def _send(url: str, request: bytes, status: int | None) -> None:
+    """status: of the answer that is waited for; None for a client that leaves."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        client.sendall(request)
+        if status is None:
+            time.sleep(0.1)
+        else:
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 %d " % status)
