@@ -12,6 +12,7 @@ from headway.server.services import services_of
 from headway.server.unread_bodies import UnreadBody
 
 BODY_SECONDS = 60.0
+CLOSING = {"Connection": "close"}  # the rest of the body is not wanted
 
 
 async def read_body(request: Request) -> bytes:
@@ -30,7 +31,7 @@ async def read_body(request: Request) -> bytes:
         raise ClientGoneError from None
     except TimeoutError:
         message = f"the body was not complete after {BODY_SECONDS:g} s; send it at once"
-        raise ApiError(message, status=408, code="body_too_slow") from None
+        raise ApiError(message, status=408, code="body_too_slow", headers=CLOSING) from None
 
 
 async def _read(request: Request, limit: int, decoder: Decoder | None, unread: UnreadBody) -> bytes:
@@ -52,4 +53,4 @@ async def _read(request: Request, limit: int, decoder: Decoder | None, unread: U
 
 def _too_large(size: str, limit: int) -> ApiError:
     message = f"the body has {size} bytes, the limit is {limit}; send several requests"
-    return ApiError(message, status=413, code="body_too_large")
+    return ApiError(message, status=413, code="body_too_large", headers=CLOSING)

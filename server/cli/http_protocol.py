@@ -1,9 +1,10 @@
-"""uvicorn's HTTP protocol, completed: bounds on slow clients, ignored upgrades, framing of HTTP/1.0, prompt closing."""
+"""uvicorn's HTTP protocol, completed: bounds on slow clients, ignored upgrades, framing of HTTP/1.0, the end of a connection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httptools
@@ -17,6 +18,9 @@ from headway.server.guard import MAX_HEADER_BYTES
 
 HEAD_SECONDS = 60.0  # from the connection, or the first byte of a further request, to complete headers
 STALLED_SECONDS = 60.0  # an answer waits so long for a client that has stopped reading
+LINGER_SECONDS = 2.0  # for the rest of a body that was answered before it had come
+# A client that has sent its end waits or is gone: an interim answer after so long, and then after twice as long each time, tells.
+PROBE_SECONDS = 1.0
 CLOSE_SECONDS = 1.0  # TLS asks the peer to confirm that the connection ends; at shutdown this is the wait
 UPGRADE_FIELDS = (b"upgrade", b"http2-settings")  # also as options of the header Connection
 
@@ -70,11 +74,41 @@ class CancellableApp:
             cycle.transport.abort()
 
 
+class LingeringApp:
+    """Runs the application for a request that may be answered before its body has come.
+
+    Closing a connection on which bytes still come resets it, and the client loses the answer.
+    """
+
+    def __init__(
+        self, app: ASGI3Application, cycle: RequestResponseCycle, linger: Callable[[bool], None]
+    ) -> None:
+        """linger: is called after an early answer, with whether the connection ends with it."""
+        self._app = app
+        self._cycle = cycle
+        self._linger = linger
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_and_linger(message: ASGISendEvent) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            is_early, ends = is_last and self._cycle.more_body, not self._cycle.keep_alive
+            if is_early:
+                self._cycle.keep_alive = True  # else the base closes at once
+            await send(message)
+            if is_early:
+                self._linger(ends)
+
+        await self._app(scope, receive, send_and_linger if self._cycle.more_body else send)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Mutable as its base: one connection. The guard refuses too many headers politely once they are complete;
     this closes a connection whose headers never are. A connection that is aborted ends its request as any
     disconnect does. Requests of connections beyond what descriptors allow for are marked, and the guard refuses
     them; connections far beyond are closed at once.
+
+    A client that sends its end after complete requests gets their answers. One whose body has not come by the answer
+    has a little time for the rest.
 
     A client that offers another protocol is served over the one that it used (RFC 9110, 7.8). The parser would
     stop at such a request's headers and take its body for the other protocol; it is therefore started anew, with
@@ -87,7 +121,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _close_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _probe_timer: asyncio.TimerHandle | None = None
     _running_cycle: RequestResponseCycle | None = None
+    _is_half_closed = False  # the client sends no more
+    _is_ending = False  # the last answer is sent
     _is_shutting_down = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -101,8 +139,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_stall_timer()
-        if self._close_timer is not None:
-            self._close_timer.cancel()
+        for timer in (self._close_timer, self._linger_timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
         self._unset_keepalive_if_required()  # the base forgets it when a client resets: it would keep all this alive
         if self._running_cycle is not None:  # the base tells only the last of several pipelined requests
             self._running_cycle.disconnected = True
@@ -117,6 +156,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._num_head_bytes > MAX_HEADER_BYTES:
             self.transport.close()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Returns whether the connection stays open. TLS ends with either side."""
+        is_waiting = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        self._is_half_closed = is_waiting and not self._num_head_bytes and self.scheme != "https"
+        if self._is_half_closed:
+            self._await_probe(PROBE_SECONDS)
+        return self._is_half_closed
+
     def on_message_begin(self) -> None:
         self._has_head = False
         self._await_head()
@@ -125,8 +172,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["state"]["is_crowded"] = self._is_crowded
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade():
-            return  # `_parse` presents the request once more
+        if self.parser.should_upgrade() or self._is_ending:
+            return  # `_parse` presents an upgrade once more
         self._has_head = True
         self._stop_head_timer()
         super().on_headers_complete()
@@ -134,9 +181,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            self._end_lingering()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
         if self._is_shutting_down:
             self._close_in_time()
 
@@ -160,7 +210,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 cycle.scope["headers"]
             )
             app = UnframedApp(app, cycle)
-        super()._start_asgi_task(cycle, CancellableApp(app, cycle))
+        if self._is_half_closed:
+            self._await_probe(PROBE_SECONDS)
+        super()._start_asgi_task(cycle, CancellableApp(LingeringApp(app, cycle, self._linger), cycle))
 
     def _parse(self, data: bytes) -> None:
         while True:
@@ -187,6 +239,41 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         lines += [b"%s: %s" % header for header in _without_upgrade(self.headers)]
         return b"\r\n".join([*lines, b"", b""])
+
+    def _linger(self, ends: bool) -> None:
+        """After an answer before the end of its body: ends the connection soon, or if the rest of the body does not come soon."""
+        if self.transport.is_closing():
+            return
+        self._is_ending = ends
+        if ends and self.transport.can_write_eof():
+            with suppress(OSError):  # the client has reset the connection
+                self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+    def _end_lingering(self) -> None:
+        """The body has come after its answer."""
+        if self._linger_timer is None:
+            return
+        self._linger_timer.cancel()
+        self._linger_timer = None
+        if self._is_ending:
+            self.transport.close()
+        else:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _await_probe(self, seconds: float) -> None:
+        self._probe_timer = self.loop.call_later(seconds, self._probe, seconds)
+
+    def _probe(self, seconds: float) -> None:
+        """Writes an interim answer, which fails on a connection whose client is gone. Once an answer has begun, that tells."""
+        cycle = self._running_cycle
+        if cycle is None or cycle.response_started or cycle.scope["http_version"] == "1.0":
+            return
+        self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        self._await_probe(2 * seconds)
 
     def _close_in_time(self) -> None:
         """Ends a connection that is closing and has nothing left to send, whether its peer confirms or not."""

@@ -19,6 +19,7 @@ from headway_testing.fake_engine import FakeEngine
 from headway_testing.real_server import CalmEngine, serving
 from headway_testing.waiting import until
 
+from headway.server import body as body_module
 from headway.server import cli
 from headway.server.app import create_app
 from headway.server.cli import http_protocol
@@ -262,3 +263,118 @@ async def test_the_end_of_the_server_makes_no_traceback(
         writer.transport.abort()
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
     assert "POST '/v1/completions' was not complete when the server ended" in caplog.messages
+
+
+EARLY = {
+    "slow": (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n ", b"408"),
+    "too-large": (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n ", b"413"),
+    "no-such-path": (b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n ", b"404"),
+    "wrong-method": (b"PUT /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n \r\n", b"405"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("request_", "status"), EARLY.values(), ids=EARLY)
+async def test_a_connection_whose_body_is_not_sent_by_its_answer_is_closed_though_bytes_keep_coming(
+    url: str, monkeypatch: pytest.MonkeyPatch, request_: bytes, status: bytes
+) -> None:
+    monkeypatch.setattr(body_module, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(http_protocol, "LINGER_SECONDS", 0.5)
+    reader, writer = await connect(url)
+    writer.write(request_)
+    head, _ = await answer(reader)
+    assert head.split()[1] == status
+    assert (b"\r\nconnection: close" in head) == (status in (b"408", b"413"))
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(drip(writer), 5)
+    writer.transport.abort()
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_client_that_sends_all_of_a_body_that_is_too_large_gets_the_answer(url: str) -> None:
+    """Closing at once would reset the connection, and the answer would be lost with it."""
+    reader, writer = await connect(url)
+    size = 64 * 2**20
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+    for _ in range(8):
+        writer.write(b" " * 2**20)
+        await writer.drain()
+    assert (await answer(reader))[0].startswith(b"http/1.1 413")
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_a_refused_body_that_comes_soon_keeps_the_connection(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_SECONDS", 0.3)
+    reader, writer = await connect(url)
+    writer.write(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+    assert (await answer(reader))[0].startswith(b"http/1.1 404")
+    writer.write(b" " * 9)
+    await asyncio.sleep(0.5)
+    writer.write(PLAIN)
+    assert (await answer(reader))[0].startswith(b"http/1.1 200")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "num_answers"), [(post(), 1), (post(body=STREAM), 1), (PLAIN, 1), (post() + PLAIN + post(), 3),
+                                  (post(version=b"1.0"), 1)],
+    ids=["at-once", "stream", "get", "pipelined", "http-1.0"],
+)  # fmt: skip
+async def test_a_client_that_sends_no_more_gets_its_answers_and_then_the_end(
+    url: str, engine: FakeEngine, request_: bytes, num_answers: int
+) -> None:
+    engine.round_seconds = 0.05
+    reader, writer = await connect(url)
+    writer.write(request_)
+    writer.write_eof()
+    text = await asyncio.wait_for(reader.read(), 10)
+    assert text.count(b" 200 OK\r\n") == num_answers
+    assert text.startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_a_client_that_sends_no_more_and_waits_is_told_now_and_then_that_its_request_goes_on(
+    url: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interim answer is what tells it from a client that has left."""
+    monkeypatch.setattr(http_protocol, "PROBE_SECONDS", 0.1)
+    engine.round_seconds = 0.2
+    reader, writer = await connect(url)
+    writer.write(post())
+    writer.write_eof()
+    text = await asyncio.wait_for(reader.read(), 10)
+    assert text.startswith(b"HTTP/1.1 102 Processing\r\n\r\n")
+    assert text.count(b"HTTP/1.1 200 OK\r\n") == 1
+    writer.close()
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["at-once", "stream"])
+async def test_a_client_that_left_after_its_request_ends_it(
+    url: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "PROBE_SECONDS", 0.1)
+    engine.stall_after = 0 if body is BODY else None
+    engine.script = lambda request: [40] * 10_000
+    engine.round_seconds = 0.2
+    _, writer = await connect(url)
+    writer.write(post(body=body.replace(b'max_tokens":3', b'max_tokens":50')))
+    await until(lambda: len(engine.running) == 1)
+    writer.close()
+    await until(lambda: not engine.running)
+
+
+async def test_half_a_request_and_no_more_ends_the_connection(url: str) -> None:
+    for request in (post()[:-3], post()[:30]):
+        reader, writer = await connect(url)
+        writer.write(request)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
