@@ -1,16 +1,12 @@
 """Messages to the text of a prompt, by the chat template in the model's files.
 
-The template runs in a process of its own (template_worker.py), one job at a time, bounded in time, memory
-and size.
+The template runs in a process of its own (template_worker.py), bounded in time, memory and size.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,16 +18,16 @@ import msgspec
 from headway.engine import ConfigError, ModelError, read_text
 from headway.server.control_text import ChatPrompt
 from headway.server.conversation import Conversation, difference
-from headway.server.errors import RETRY_AFTER, ApiError
+from headway.server.errors import ApiError
 from headway.server.model_defaults import read_tokenizer_config, token_content
-from headway.server.template_frames import LENGTH, MarkedConversation, Rendered, RenderJob, frame
+from headway.server.template_frames import MarkedConversation, Rendered, RenderJob
+from headway.server.worker_pool import Purpose, WorkerPool
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
 # Its libraries start no thread pools: what they reserve would count as memory in use.
 WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-START_SECONDS = 60.0
-RENDER_SECONDS = 5.0
-MAX_RENDERED_BYTES = 32 * 2**20
+RENDER_SECONDS = 5.0  # of processor time
+QUICK_SECONDS = 0.25
 
 logger = logging.getLogger("headway.server")
 
@@ -112,31 +108,34 @@ def read_template(file: Path) -> str:
 
 
 class ChatRenderer:
-    """Mutable: owns the worker process, which it starts when needed and kills when a template overdoes it."""
+    """Mutable: owns the pool in which the template runs."""
 
     def __init__(self, template: ChatTemplate, *, render_seconds: float = RENDER_SECONDS) -> None:
         self._template = template
         self._render_seconds = render_seconds
-        self._worker: Process | None = None
-        self._turn = asyncio.Lock()
+        purpose = Purpose(
+            "renders chat templates",
+            "chat_template_unavailable",
+            render_seconds,
+            QUICK_SECONDS,
+            bytes,
+            WORKER_ENVIRONMENT,
+        )
+        self._pool = WorkerPool(WORKER_COMMAND, purpose)
 
     async def render(self, conversation: Conversation) -> str:
         """Raises ApiError: the template refused the conversation, failed, took too long or wrote too much."""
-        return _text(await self._answer(conversation, None), conversation)
+        return _text(await self._ask(conversation, None), conversation)
 
     async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
         """The text of the conversation with marks where clients spelled structural tokens.
 
         Raises ApiError as `render` does, and where the template inspects such a token, so that its origin is unknown.
         """
-        answer = await self._answer(conversation, marked)
+        answer = await self._ask(conversation, marked)
         if answer.inspected is not None:
             raise _inspected(conversation, marked, answer.inspected)
         return ChatPrompt(_text(answer, conversation), marked.mark, marked.spelled)
-
-    async def _answer(self, conversation: Conversation, marked: MarkedConversation | None) -> Rendered:
-        async with self._turn:
-            return await self._ask(conversation, marked)
 
     async def warm_up(self) -> None:
         """Starts the worker before the first request needs it, and warns of a template that cannot be compiled."""
@@ -152,71 +151,24 @@ class ChatRenderer:
         """The reason why the template cannot be compiled. Whatever else fails over no messages may work with some."""
         with suppress(ApiError):
             for conversation in (Conversation([]), Conversation([], tools=[{}])):
-                answer = await self._answer(conversation, None)
+                answer = await self._ask(conversation, None)
                 if answer.error is not None and answer.error.startswith("TemplateSyntaxError"):
                     return answer.error
         return None
 
     async def close(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            with suppress(ProcessLookupError):
-                worker.kill()
-            await worker.communicate()  # to the end of its pipes, which are closed with it
+        await self._pool.close()
 
     async def _ask(self, conversation: Conversation, marked: MarkedConversation | None) -> Rendered:
-        """Starts a new worker after an abandoned call, whose late answer would be taken for the next one's."""
         source = self._template.source_for(conversation)
         job = RenderJob(source, self._template.variables, conversation, marked)
-        is_answered = False
-        try:
-            worker = await self._ready()
-            async with asyncio.timeout(self._render_seconds):
-                answer = await _exchange(worker, job)
-            is_answered = True
-            return answer
-        except TimeoutError:
-            limit = f"the limit is {self._render_seconds:g} s; send less"
-            raise _refusal(f"takes too long over these messages, {limit}") from None
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise _refusal("ended its process over these messages; send less") from None
-        finally:
-            if not is_answered:
-                await self.close()
-
-    async def _ready(self) -> Process:
-        """A worker that does not come up is no fault of the messages."""
-        try:
-            return await self._started()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
-            raise ApiError(
-                f"the process that renders chat templates does not start ({type(error).__name__}); try again",
-                status=503,
-                code="chat_template_unavailable",
-                headers=RETRY_AFTER,
-            ) from error
-
-    async def _started(self) -> Process:
-        """A worker that has its libraries loaded: that time is not the template's."""
-        if self._worker is not None and self._worker.returncode is None:
-            return self._worker
-        self._worker = worker = await asyncio.create_subprocess_exec(
-            *WORKER_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=os.environ | WORKER_ENVIRONMENT
-        )
-        async with asyncio.timeout(START_SECONDS):
-            await _exchange(worker, RenderJob("", {}, Conversation([])))
-        return worker
-
-
-async def _exchange(worker: Process, job: RenderJob) -> Rendered:
-    assert worker.stdin is not None, "the worker is started with pipes"
-    assert worker.stdout is not None, "the worker is started with pipes"
-    worker.stdin.write(frame(job))
-    await worker.stdin.drain()
-    (length,) = LENGTH.unpack(await worker.stdout.readexactly(LENGTH.size))
-    if length > MAX_RENDERED_BYTES:
-        raise _refusal(f"makes a prompt of {length} bytes, the limit is {MAX_RENDERED_BYTES}; send less")
-    return msgspec.json.decode(await worker.stdout.readexactly(length), type=Rendered)
+        outcome = await self._pool.run(msgspec.json.encode(job))
+        if outcome.is_too_slow:
+            limit = f"the limit is {self._render_seconds:g} s of processor time; send less"
+            raise _refusal(f"takes too long over these messages, {limit}")
+        if outcome.exit_code:
+            raise _refusal("ended its process over these messages; send less")
+        return msgspec.json.decode(outcome.payload, type=Rendered)
 
 
 def _text(answer: Rendered, conversation: Conversation) -> str:

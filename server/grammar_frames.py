@@ -1,18 +1,12 @@
-"""The frames between the API process and the process that checks grammars, over its stdin and stdout.
-
-Each frame is four bytes of length, then MessagePack.
-"""
+"""What the API process and the process that checks grammars tell each other, as MessagePack."""
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Literal
 
 import msgspec
 
 from headway.engine import TokenTable
-
-LENGTH = struct.Struct("<I")
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "lark", "tools"]
 KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lark", "tools")
@@ -62,8 +56,3 @@ class Checked(msgspec.Struct, frozen=True):
     error: str | None = None
     param: str | None = None
     dropped: list[str] = []
-
-
-def frame(content: TextForm | TargetVocabulary | Checked) -> bytes:
-    payload = msgspec.msgpack.encode(content)
-    return LENGTH.pack(len(payload)) + payload

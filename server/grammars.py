@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from contextlib import suppress
 from typing import Protocol
@@ -16,24 +14,25 @@ from typing import Protocol
 import msgspec
 
 from headway.engine import EngineInfo, Grammar, RequestError, TokenTable
-from headway.server.errors import RETRY_AFTER, ApiError
-from headway.server.grammar_frames import LENGTH, Checked, Kind, TargetVocabulary, TextForm, frame
+from headway.server.errors import ApiError
+from headway.server.grammar_frames import Checked, Kind, TargetVocabulary, TextForm
 from headway.server.grammar_sources import check_size
 from headway.server.protocol.parameters import GenerationFields
 from headway.server.protocol.text_forms import text_form
+from headway.server.worker_pool import CLIENT, Purpose, WorkerPool
 
 __all__ = ["Grammars", "TextForm", "check_company", "grammar_of", "no_grammars"]
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.grammar_worker")
-START_SECONDS = 60.0
-CHECK_SECONDS = 1.9  # on the clock; the worker's own limit is one of processor time
+CHECK_SECONDS = 1.0  # of processor time
+QUICK_SECONDS = 0.05  # most forms take a few thousandths, for a large vocabulary, too
 LIMITS = "a second of processor time, 1 GiB of memory or 1 MiB of stack"  # of the worker
 MAX_CACHED = 512
 MAX_CACHED_CHARACTERS = 16 * 2**20
 
 
 class GrammarObserver(Protocol):
-    """What is told of grammars: outcome is compiled, cached or refused, seconds the time that the check took; and the names of
+    """What is told of grammars: outcome is compiled, cached or refused, seconds the processor time that the check took; and the names of
     keywords that a request's schema has and its grammar has not."""
 
     def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None: ...
@@ -42,7 +41,7 @@ class GrammarObserver(Protocol):
 
 
 class Grammars:
-    """Checks forms one at a time. Mutable: owns the worker, which it starts when needed, and what was found."""
+    """Mutable: owns the pool in which forms are checked, and what was found of them."""
 
     def __init__(
         self, table: TokenTable | None, vocab_size: int, observer: GrammarObserver | None = None
@@ -50,8 +49,9 @@ class Grammars:
         """table: None for a model whose texts no token ends, which has no grammars. vocab_size: the width of its logits."""
         self._target = None if table is None else TargetVocabulary(table, vocab_size)
         self._observer = observer
-        self._worker: Process | None = None
-        self._turn = asyncio.Lock()
+        purpose = Purpose("checks grammars", "grammar_unavailable", CHECK_SECONDS, QUICK_SECONDS, self._hello)
+        self._pool = WorkerPool(WORKER_COMMAND, purpose)
+        self._checking: dict[tuple[str, TextForm], asyncio.Event] = {}  # by client
         self._cache = _Cache()
 
     async def compile(self, form: TextForm, ignored: list[str] | None = None) -> str:
@@ -72,94 +72,45 @@ class Grammars:
             message = f"{form.param} needs a token that ends a text, and the model's files name none"
             raise RequestError(message, param=form.param, code="unsupported_parameter")
         check_size(form)
-        known = self._cache.get(form)
+        known, key = self._cache.get(form), (CLIENT.get(), form)
+        while known is None and (checking := self._checking.get(key)) is not None:
+            await checking.wait()
+            known = self._cache.get(form)
         if known is None:
-            async with self._turn:
-                known = self._cache.get(form)  # of a request that was before this one
-                if known is None:
-                    return await self._check(form, self._target)
+            checking = self._checking[key] = asyncio.Event()
+            try:
+                return await self._check(form)
+            finally:
+                del self._checking[key]
+                checking.set()
         self._observe(form.kind, "refused" if known.source is None else "cached")
         return known
 
     async def warm_up(self) -> None:
-        """Starts the worker before the first request needs it."""
+        """Starts the process before the first request needs it."""
         if self._target is not None:
             with suppress(ApiError):
-                async with self._turn:
-                    await self._ready(self._target)
+                await self._pool.start()
 
     async def close(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            with suppress(ProcessLookupError):
-                worker.kill()
-            await worker.communicate()  # to the end of its pipes, which are closed with it
+        await self._pool.close()
 
-    async def _check(self, form: TextForm, target: TargetVocabulary) -> Checked:
-        worker = await self._ready(target)
-        start = time.monotonic()
-        try:
-            checked = await self._answer(worker, form)
-            self._cache.put(form, checked)
-        except TimeoutError:  # the machine may have been too busy: it is not remembered
-            limit = f"{CHECK_SECONDS} s"
-            checked = Checked(
-                error=f"{form.param} takes more than {limit} to check; simplify it, or try again"
-            )
-        outcome = "refused" if checked.source is None else "compiled"
-        self._observe(form.kind, outcome, time.monotonic() - start)
+    def _hello(self) -> bytes:
+        return msgspec.msgpack.encode(self._target)
+
+    async def _check(self, form: TextForm) -> Checked:
+        outcome = await self._pool.run(msgspec.msgpack.encode(form))
+        if outcome.exit_code:
+            checked = Checked(error=f"{form.param} takes more than {LIMITS} to check; simplify it")
+        else:
+            checked = msgspec.msgpack.decode(outcome.payload, type=Checked)
+        self._cache.put(form, checked)
+        self._observe(form.kind, "refused" if checked.source is None else "compiled", outcome.seconds)
         return checked
-
-    async def _answer(self, worker: Process, form: TextForm) -> Checked:
-        """A worker that gives no answer is given up: a late one would be taken for the next form's."""
-        is_answered = False
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                checked = await _exchange(worker, form)
-            is_answered = True
-            return checked
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return Checked(error=f"{form.param} takes more than {LIMITS} to check; simplify it")
-        finally:
-            if not is_answered:
-                await self.close()
-
-    async def _ready(self, target: TargetVocabulary) -> Process:
-        """A worker that does not come up is no fault of the form."""
-        try:
-            return await self._started(target)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
-            await self.close()
-            raise ApiError(
-                f"the process that checks grammars does not start ({type(error).__name__}); try again",
-                status=503,
-                code="grammar_unavailable",
-                headers=RETRY_AFTER,
-            ) from error
-
-    async def _started(self, target: TargetVocabulary) -> Process:
-        """A worker that has its vocabulary: that time is not the form's."""
-        if self._worker is not None and self._worker.returncode is None:
-            return self._worker
-        self._worker = worker = await asyncio.create_subprocess_exec(
-            *WORKER_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
-        )
-        async with asyncio.timeout(START_SECONDS):
-            await _exchange(worker, target)
-        return worker
 
     def _observe(self, kind: Kind, outcome: str, seconds: float | None = None) -> None:
         if self._observer is not None:
             self._observer.observe_grammar(kind, outcome, seconds)
-
-
-async def _exchange(worker: Process, content: TextForm | TargetVocabulary) -> Checked:
-    assert worker.stdin is not None, "the worker is started with pipes"
-    assert worker.stdout is not None, "the worker is started with pipes"
-    worker.stdin.write(frame(content))
-    await worker.stdin.drain()
-    (length,) = LENGTH.unpack(await worker.stdout.readexactly(LENGTH.size))
-    return msgspec.msgpack.decode(await worker.stdout.readexactly(length), type=Checked)
 
 
 def _source_of(form: TextForm, checked: Checked) -> str:
@@ -181,7 +132,9 @@ class _Cache:
         return self._found.get(form)
 
     def put(self, form: TextForm, checked: Checked) -> None:
-        """The form is not there."""
+        """Two clients may have had the same form checked."""
+        if form in self._found:
+            return
         self._found[form] = checked
         self._num_characters += len(form.value) + len(checked.source or "")
         while len(self._found) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:

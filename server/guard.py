@@ -12,6 +12,7 @@ from headway.server.errors import RETRY_AFTER, ApiError, ErrorResponse, is_messa
 from headway.server.keys import Keys, credentials
 from headway.server.routes.dashboard import PAGE_PATHS
 from headway.server.sites import Sites
+from headway.server.worker_pool import CLIENT
 
 REQUEST_ID = "X-Request-Id"
 MAX_HEADER_BYTES = 64 * 1024
@@ -105,3 +106,4 @@ class Guard:
             closing = {**RETRY_AFTER, "Connection": "close"}
             raise ApiError(message, status=503, code="too_many_connections", headers=closing)
         self._keys.check(credentials(headers))
+        CLIENT.set(self._keys.owner(credentials(headers)) or (scope.get("client") or ("",))[0])

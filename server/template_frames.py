@@ -1,17 +1,10 @@
-"""The frames between the API process and the process that renders chat templates, over its stdin and stdout.
-
-Each frame is four bytes of length, then JSON.
-"""
+"""What the API process and the process that renders chat templates tell each other, as JSON."""
 
 from __future__ import annotations
-
-import struct
 
 import msgspec
 
 from headway.server.conversation import Conversation
-
-LENGTH = struct.Struct("<I")
 
 
 class MarkedConversation(msgspec.Struct, frozen=True):
@@ -44,8 +37,3 @@ class Rendered(msgspec.Struct):
     text: str | None = None
     error: str | None = None
     inspected: tuple[str, int | str] | None = None
-
-
-def frame(content: RenderJob | Rendered) -> bytes:
-    payload = msgspec.json.encode(content)
-    return LENGTH.pack(len(payload)) + payload

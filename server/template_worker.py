@@ -2,38 +2,34 @@
 
 A template is a program out of the model's files. It runs here, sandboxed by transformers' renderer, where it
 can be killed and has little memory, and where the renderer's libraries do not weigh on the API process.
-It leaves when stdin ends.
 """
 
 from __future__ import annotations
 
 import re
-import resource
-import sys
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from headway.server import worker_process
 from headway.server.control_text import ChatPrompt, json_form
 from headway.server.conversation import Conversation
-from headway.server.template_frames import LENGTH, MarkedConversation, Rendered, RenderJob, frame
+from headway.server.template_frames import MarkedConversation, Rendered, RenderJob
 
-MEMORY_BYTES = 2**30  # beyond what the libraries take
+MAX_RENDERED_BYTES = 32 * 2**20
 MAX_COMPARISONS = 2  # a template that writes the time may differ once for that reason alone
 MAX_SUSPECTS = (
     16  # messages, tools and others that are rendered with marks of their own, to name the one at fault
 )
 
 
-def main(source: BinaryIO, sink: BinaryIO) -> None:
-    _limit_memory()
-    while head := source.read(LENGTH.size):
-        (length,) = LENGTH.unpack(head)
-        job = msgspec.json.decode(source.read(length), type=RenderJob)
-        sink.write(frame(render(job)))
-        sink.flush()
+def answer(payload: bytes) -> bytes:
+    rendered = msgspec.json.encode(render(msgspec.json.decode(payload, type=RenderJob)))
+    if len(rendered) <= MAX_RENDERED_BYTES:
+        return rendered
+    reason = f"makes a prompt of {len(rendered)} bytes, the limit is {MAX_RENDERED_BYTES}; send less"
+    return msgspec.json.encode(Rendered(error=reason))
 
 
 def render(job: RenderJob) -> Rendered:
@@ -131,13 +127,5 @@ def _text(job: RenderJob, conversation: Conversation) -> str:
     return str(texts[0][0])
 
 
-def _limit_memory() -> None:
-    """Linux only: elsewhere the address space in use is not known."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        in_use_bytes = int(statm.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (in_use_bytes + MEMORY_BYTES, resource.RLIM_INFINITY))
-
-
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer)
+    worker_process.main(lambda _: answer)

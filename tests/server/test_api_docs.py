@@ -13,6 +13,7 @@ from headway.server.cli.http_protocol import HEAD_SECONDS, LINGER_SECONDS, STALL
 from headway.server.cli.serve import KEPT_SECONDS
 from headway.server.protocol import chat, completions, messages_api, parameters, responses, unserved
 from headway.server.protocol.unserved import Group
+from headway.server.worker_pool import WAIT_SECONDS
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs/api.md").read_text()
@@ -82,7 +83,7 @@ def test_the_ranges_on_the_page_are_those_of_the_code(values: parameters.Ranges)
 def test_the_seconds_of_connections_on_the_page_are_those_of_the_code() -> None:
     section = PAGE.split("## Connections\n")[1].split("\n## ")[0]
     told = [int(seconds) for seconds in re.findall(r"(\d+) s\b", section)]
-    assert told == [STALLED_SECONDS, HEAD_SECONDS, BODY_SECONDS, KEPT_SECONDS, LINGER_SECONDS]
+    assert told == [STALLED_SECONDS, WAIT_SECONDS, HEAD_SECONDS, BODY_SECONDS, KEPT_SECONDS, LINGER_SECONDS]
 
 
 def test_the_page_has_every_other_name_of_a_field() -> None:

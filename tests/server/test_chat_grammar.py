@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,22 @@ def template() -> str:
 
 
 @pytest.fixture
-def services(engine: FakeEngine, tokenizer: Tokenizer, ending: str, template: str) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
+async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
     table = tokenizer.token_table()
     assert table is not None
+    grammars = Grammars(table, len(table.tokens))
+    yield grammars
+    await grammars.close()
+
+
+@pytest.fixture
+def services(
+    engine: FakeEngine, tokenizer: Tokenizer, ending: str, template: str, grammars: Grammars
+) -> Services:
+    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
     return Services(
         "tiny", engine, tokenizer, metrics, EndsWith(ending), template_source=template, output_format=find_format(template),
-        grammars=Grammars(table, len(table.tokens)),
+        grammars=grammars,
     )  # fmt: skip
 
 

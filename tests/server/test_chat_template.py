@@ -18,7 +18,7 @@ from headway_testing.in_process_chat import text_of
 from headway_testing.tiny_tokenizers import CHAT_TEMPLATE, END_OF_TEXT
 
 from headway.engine import ModelError
-from headway.server import chat_template
+from headway.server import worker_pool
 from headway.server.chat_template import ChatRenderer, ChatTemplate, load_chat_template
 from headway.server.conversation import Conversation
 from headway.server.errors import ApiError
@@ -202,8 +202,8 @@ async def test_a_worker_that_does_not_come_up_is_no_fault_of_the_messages(
 ) -> None:
     renderer = renderer_of(CHAT_TEMPLATE)
     with monkeypatch.context() as patch:
-        patch.setattr(chat_template, "WORKER_COMMAND", command)
-        patch.setattr(chat_template, "START_SECONDS", 0.3)
+        patch.setattr(renderer._pool, "_command", command)
+        patch.setattr(worker_pool, "START_SECONDS", 0.3)
         with pytest.raises(ApiError, match="does not start") as refused:
             await renderer.render(HELLO)
     assert (refused.value.status, refused.value.param) == (503, None)
@@ -219,3 +219,21 @@ async def test_a_question_given_up_does_not_answer_the_next(renderer_of: Make) -
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     assert await renderer.render(HELLO) == "user: hello<end>\nassistant: "
+
+
+async def test_chats_that_the_template_is_slow_over_hold_no_other_up(renderer_of: Make) -> None:
+    """Eight of them from one client; then a chat of another, and one of the same."""
+    slow = "{% if messages[0].content[0] == 's' %}{% for a in range(99999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}{% endif %}"
+    renderer = renderer_of(slow + "fine", seconds=5.0)
+    await renderer.warm_up()
+    chats = [Conversation([{"role": "user", "content": f"slow {i}"}]) for i in range(8)]
+    waiting = [asyncio.create_task(renderer.render(chat)) for chat in chats]
+    await asyncio.sleep(0.1)
+    for client in ("other", ""):
+        worker_pool.CLIENT.set(client)
+        start = time.monotonic()
+        assert await renderer.render(HELLO) == "fine"
+        assert time.monotonic() - start < 2.0
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
