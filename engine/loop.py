@@ -199,6 +199,7 @@ class EngineLoop:
 
     def _take_compiled(self) -> None:
         """Takes in the requests whose grammars are compiled; until then they are unknown to the scheduler."""
+        self._compiler.tend()
         for request_id, (message, guide) in list(self._compiling.items()):
             if guide.done():
                 del self._compiling[request_id]

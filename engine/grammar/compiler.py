@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from weakref import WeakSet
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -14,8 +18,21 @@ from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import Grammar, TokenTable
 
-MAX_KEPT = 128  # sources
+MAX_KEPT = 16  # sources, whose lexers may have 34 MB each
 MAX_KEPT_CHARACTERS = 2 * 2**20  # of theirs: a text of 200,000 characters makes a lexer of 60 MiB
+KEPT_SECONDS = 20.0  # after a source was asked for last
+TEND_SECONDS = 10.0
+# The loop renews full lexers. A source that takes longer is not renewed: its request ends, and no other waits for it.
+MAX_RENEWAL_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Mutable: `used_seconds` is set at each use."""
+
+    matcher: LLMatcher
+    compile_seconds: float
+    used_seconds: float
 
 
 class GrammarCompiler:
@@ -23,7 +40,9 @@ class GrammarCompiler:
 
     def __init__(self, table: TokenTable | None, vocab_size: int) -> None:
         """table: None where no grammar can be served. Returns at once: the tokenizer is made by the thread."""
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._guides: WeakSet[Guide] = WeakSet()
+        self._is_used, self._tended_seconds = False, time.monotonic()
         self._lock = Lock()  # the loop keeps what it renews, too
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._tokenizer: Future[LLTokenizer] | None = None
@@ -35,6 +54,14 @@ class GrammarCompiler:
         """Returns the guide of a new request, whose result raises RequestError where the grammar cannot be enforced."""
         return self._thread.submit(self._guide, grammar)
 
+    def tend(self) -> None:
+        """Gives memory back that no grammar needs any more: the loop calls it often, the thread works now and then."""
+        now = time.monotonic()
+        if self._is_used and now - self._tended_seconds >= TEND_SECONDS:
+            self._tended_seconds = now
+            self._is_used = bool(self._kept or self._guides)
+            self._thread.submit(self._drop_old, now - KEPT_SECONDS)
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -45,28 +72,54 @@ class GrammarCompiler:
                 code="unsupported_parameter",
             )
         tokenizer, source = self._tokenizer.result(), grammar.source
-        matcher = self._found(source) or self._keep(source, compile_matcher(tokenizer, source))
-        return Guide(
-            matcher, grammar.thinking, end_ids=self._end_ids, renew=partial(self._renewed, source, tokenizer)
-        )
+        kept = self._found(source) or self._keep(source, tokenizer)
+        renew = partial(self._renewed, source, tokenizer, kept.compile_seconds)
+        guide = Guide(kept.matcher, grammar.thinking, end_ids=self._end_ids, renew=renew)
+        self._guides.add(guide)
+        self._is_used = True
+        return guide
 
-    def _renewed(self, source: str, tokenizer: LLTokenizer, full: LLMatcher) -> LLMatcher:
-        """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is any. Called by the loop."""
+    def _renewed(
+        self, source: str, tokenizer: LLTokenizer, compile_seconds: float, full: LLMatcher
+    ) -> LLMatcher:
+        """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is any; the full one where
+        another takes too long to make. Called by the loop."""
         found = self._found(source)
-        if found is None or found is full:
-            return self._keep(source, compile_matcher(tokenizer, source))
-        return found
+        if found is not None and found.matcher is not full:
+            return found.matcher
+        return full if compile_seconds > MAX_RENEWAL_SECONDS else self._keep(source, tokenizer).matcher
 
-    def _found(self, source: str) -> LLMatcher | None:
+    def _found(self, source: str) -> _Kept | None:
         with self._lock:
-            if source in self._kept:
+            kept = self._kept.get(source)
+            if kept is not None:
                 self._kept.move_to_end(source)
-            return self._kept.get(source)
+                kept.used_seconds = time.monotonic()
+            return kept
 
-    def _keep(self, source: str, matcher: LLMatcher) -> LLMatcher:
+    def _keep(self, source: str, tokenizer: LLTokenizer) -> _Kept:
+        since = time.monotonic()
+        matcher = compile_matcher(tokenizer, source)
+        now = time.monotonic()
+        kept = _Kept(matcher, now - since, now)
         with self._lock:
-            self._kept[source] = matcher
+            self._kept[source] = kept
             self._kept.move_to_end(source)
             while len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_CHARACTERS:
                 self._kept.popitem(last=False)
-        return matcher
+        return kept
+
+    def _drop_old(self, oldest_seconds: float) -> None:
+        with self._lock:
+            old = [source for source, kept in self._kept.items() if kept.used_seconds < oldest_seconds]
+            for source in old:
+                del self._kept[source]
+        if old or not self._guides:
+            _give_back()
+
+
+def _give_back() -> None:
+    """Returns free memory to the system; glibc's allocator keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

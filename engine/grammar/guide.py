@@ -10,6 +10,7 @@ from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import Thinking
 
 DEAD_END = "grammar_dead_end"
+MAX_RENEWALS = 16  # of a request, each of which takes the loop's time
 # Words of the library's: where a lexer has as many states as it may, and where no token, or none that was given, continues the text.
 _LEXER_IS_FULL = "too many states"
 _NOTHING_FITS = ("NoExtension", "doesn't satisfy the grammar")
@@ -30,6 +31,7 @@ class Guide:
         grammar must not do. renew: returns a matcher in place of one whose lexer is full, which all its copies share."""
         self._beginning = matcher
         self._renew = renew
+        self._num_renewals = 0
         self.matcher = matcher.deep_copy()
         self._consumed: list[int] = []
         self._dead_end: tuple[int, str] | None = None  # tokens up to it, and why nothing may follow them
@@ -109,7 +111,8 @@ class Guide:
 
     def _restart(self) -> None:
         """Makes the matcher anew, at the same place."""
-        if _LEXER_IS_FULL in self.matcher.get_error():
+        if _LEXER_IS_FULL in self.matcher.get_error() and self._num_renewals < MAX_RENEWALS:
+            self._num_renewals += 1
             self._beginning = self._renew(self._beginning)
         self.matcher = self._beginning.deep_copy()
         self.matcher.consume_tokens(self._consumed)

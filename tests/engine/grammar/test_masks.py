@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import random
+import resource
+from pathlib import Path
 
 import pytest
+from headway_testing.waiting import wait_until
 from llguidance import LLParserLimits
 
 from headway.engine.grammar import compile as compile_module
@@ -29,6 +32,7 @@ TABLE = TokenTable(
     [*(bytes([i]) for i in range(256)), b"<end>", b"<think>", b"</think>"], [END, THINK, CLOSE], [END]
 )
 TOKENIZER = make_tokenizer(TABLE, VOCAB)
+GROWN_BYTES = 8 * 2**20
 EVERYTHING = set(range(VOCAB))
 REASONING = Thinking(end_ids=[CLOSE], is_open=True)
 
@@ -188,6 +192,67 @@ def test_what_is_kept_is_bounded_in_number_and_in_characters(monkeypatch: pytest
     monkeypatch.setattr(compiler_module, "MAX_KEPT_CHARACTERS", 200)
     assert kept_after("d" * 100) == [regex_source("d" * 100)]
     assert kept_after("e" * 300) == [], "a source that is too long serves its request alone"
+    compiler.close()
+
+
+def test_what_nobody_asks_for_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(TABLE, VOCAB)
+    compiler.compile(Grammar(regex_source("a"))).result()
+    compiler.tend()
+    assert list(compiler._kept) == [regex_source("a")]
+    monkeypatch.setattr(compiler_module, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(compiler_module, "TEND_SECONDS", 0.0)
+    wait_until(lambda: compiler.tend() is None and not compiler._kept, 5.0, "kept")
+    compiler.close()
+
+
+def test_memory_that_lexers_took_goes_back_with_their_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these fills its lexer, which no other has any use for."""
+    monkeypatch.setattr(compiler_module, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(compiler_module, "TEND_SECONDS", 0.0)
+    compiler, chance, memory = GrammarCompiler(TABLE, VOCAB), random.Random(0), Buffer(1)
+    compiler.compile(Grammar(regex_source("a"))).result()
+    before = resident_bytes()
+    guides = []
+    for letter in "abcdefgh":
+        one = compiler.compile(Grammar(regex_source(f"[a-h]*{letter}[a-h]{{60}}"))).result()
+        guides.append(one)
+        for _ in range(400):
+            text = [ord(chance.choice("abcdefgh")) for _ in range(3)]
+            assert MaskFiller().fill([GuidedWindow(one, text, 0)], memory.buffer) == []
+            one.advance(text)
+    assert resident_bytes() - before > GROWN_BYTES
+    guides.clear()
+    del one
+    wait_until(
+        lambda: compiler.tend() is None and resident_bytes() - before < GROWN_BYTES // 2,
+        5.0,
+        "memory is kept",
+    )
+    compiler.close()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_request_whose_lexer_is_slow_to_renew_ends_with_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = LLParserLimits(max_lexer_states=400, step_lexer_fuel=200_000, precompute_large_lexemes=True)
+    monkeypatch.setattr(compile_module, "LIMITS", limits)
+    monkeypatch.setattr(compiler_module, "MAX_RENEWAL_SECONDS", 0.0)
+    compiler, chance, memory = GrammarCompiler(TABLE, VOCAB), random.Random(0), Buffer(1)
+    one = compiler.compile(Grammar(regex_source("[abc]*a[abc]{60}"))).result()
+
+    def write() -> None:
+        for _ in range(400):
+            for _, error in MaskFiller().fill([GuidedWindow(one, [], 0)], memory.buffer):
+                raise error
+            one.advance([ord(chance.choice("abc"))])
+
+    with pytest.raises(RequestError, match=r"within its grammar: .*too many states.*; simplify"):
+        write()
     compiler.close()
 
 
