@@ -27,7 +27,7 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.template_worker")
 # Its libraries start no thread pools: what they reserve would count as memory in use.
 WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 RENDER_SECONDS = 5.0  # of processor time
-QUICK_SECONDS = 0.25
+QUICK_SECONDS = 0.1
 
 logger = logging.getLogger("headway.server")
 

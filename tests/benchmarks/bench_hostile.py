@@ -1,10 +1,10 @@
 """How far hostile requests disturb 16 running streams; make bench-hostile.
 
 A fake engine makes a round every 20 ms, for 15 quiet seconds, then while a client sends each hostile form in turn, and then beside
-16 connections of one attacker for each kind of attack: grammars that take long to check, bodies that stop, chats that take long to
-render. Meanwhile another asks for small grammars. Fails where a form is answered with anything but 200 and 400 or takes more than
+16 connections of one attacker for each kind of attack: grammars that take long to check, bodies that stop, chats that the template
+takes long over. Meanwhile another asks for small grammars and for chats. Fails where a form is answered with anything but 200 and 400 or takes more than
 two seconds, where the streams' 99th percentile of gaps between two chunks grows to more than 1.5 times (forms) or 3 times (attacks)
-that of the quiet seconds, where a small grammar takes more than a second, or where a minute after the last attack the server's
+that of the quiet seconds, where a small grammar or a chat takes more than a second, or where a minute after the last attack the server's
 memory is more than 10 % above what it was.
 """
 
@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -76,23 +77,22 @@ async def attack(url: str, kind: str) -> None:
 async def repeat(url: str, kind: str, chance: random.Random) -> None:
     """One connection after the other, each with a hostile request that was not sent before."""
     stalled = body_of(url, "/v1/completions", {"prompt": "x" * 7_900_000})
-    messages = [{"role": "user", "content": "x"}] * 20_000
     while True:
-        first = {"role": "user", "content": str(chance.random())}
         with suppress(OSError, asyncio.IncompleteReadError):
             if kind == "grammars":
                 pattern = f"(a{{1000}}){{1000}}{chance.random()}"
                 fields = {"prompt": PROMPT, "max_tokens": 1, "guided_regex": pattern}
                 await send(url, [body_of(url, "/v1/completions", fields)])
             elif kind == "chats":
-                body = {"messages": [first, *messages], "max_tokens": 1}
+                messages = [{"role": "user", "content": f"slow {chance.random()}"}]
+                body = {"messages": messages, "max_tokens": 1}
                 await send(url, [body_of(url, "/v1/chat/completions", body)])
             else:
                 await stall(url, stalled, chance)
 
 
 async def ask(url: str, name: str) -> list[float]:
-    """Returns how long a client waits for each small grammar that is new."""
+    """Returns how long a client waits for each small grammar that is new, and for each chat."""
     chance, ends = random.Random(name), time.monotonic() + ATTACK_SECONDS - 1
     waits = []
     while time.monotonic() < ends:
@@ -100,7 +100,10 @@ async def ask(url: str, name: str) -> list[float]:
         fields: dict[str, object] = {"prompt": PROMPT, "max_tokens": 1, "guided_regex": f"a{chance.random()}"}
         since = time.monotonic()
         assert await send(url, [body_of(url, "/v1/completions", fields)]) == [200]
-        waits.append(time.monotonic() - since)
+        between = time.monotonic()
+        chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1}
+        assert await send(url, [body_of(url, "/v1/chat/completions", chat)]) == [200]
+        waits += [between - since, time.monotonic() - between]
     return waits
 
 
@@ -117,7 +120,7 @@ async def stall(url: str, request: bytes, chance: random.Random) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds and bytes. attacks: by kind, the 99th percentile of gaps and the longest wait for a small grammar."""
+    """Seconds and bytes. attacks: by kind, the 99th percentile of gaps and the longest wait of another."""
 
     quiet: float
     forms: float
@@ -128,7 +131,10 @@ class Run:
 
 
 async def measure() -> Run:
-    with api_process(ROUND_SECONDS) as (process, url):
+    with (
+        TemporaryDirectory() as folder,
+        api_process(ROUND_SECONDS, template=slow_template(folder)) as (process, url),
+    ):
         threading.Thread(target=drain, args=[process], daemon=True).start()
         running = streams(url, num_events=50_000)
         readers = [asyncio.create_task(stream.read(url)) for stream in running]
@@ -156,12 +162,22 @@ async def measure() -> Run:
         return Run(quiet, forms, answers, attacks, memory_before, memory_after)
 
 
+def slow_template(folder: str) -> str:
+    """Returns the name of a template that takes all the time there is over some messages."""
+    path = Path(folder) / "slow.jinja"
+    path.write_text(
+        "{% if messages[0].content.startswith('slow') %}{% for a in range(99999) %}{% for b in range(99999) %}"
+        "{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
+    )
+    return str(path)
+
+
 async def warm_up(url: str) -> None:
     """What is loaded once is no growth: one body, one grammar and one chat of each size."""
     for request in (
         body_of(url, "/v1/completions", {"prompt": PROMPT, "max_tokens": 1, "guided_regex": "a"}),
         body_of(
-            url, "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+            url, "/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1}
         ),
         body_of(url, "/tokenize", {"prompt": PROMPT * 50_000}),
     ):
@@ -197,7 +213,7 @@ def main() -> int:
     )
     for kind, (gap, wait) in run.attacks.items():
         print(f"beside {NUM_ATTACKERS} connections of {kind}: p99 gap {gap * 1e3:.1f} ms, {gap / run.quiet:.2f} times; "
-              f"longest wait for a small grammar {wait:.2f} s")  # fmt: skip
+              f"longest wait for a small grammar or a chat {wait:.2f} s")  # fmt: skip
     ratio = run.memory_after / run.memory_before
     print(f"memory {run.memory_before >> 20} MiB, then {run.memory_after >> 20} MiB, {ratio:.2f} times")
     is_answered = all(status in (200, 400) and took <= MAX_SECONDS for status, took in run.answers.values())

@@ -1,7 +1,7 @@
 """The API process before the engine of fast_process.py, for measurements: its life, its costs, its clients.
 
-`python -m headway_testing.api_process SECONDS [PROFILE]` is that process: `headway serve` with another engine, a
-round each so many seconds; a cProfile goes to that file.
+`python -m headway_testing.api_process SECONDS [PROFILE [TEMPLATE]]` is that process: `headway serve` with another engine, a
+round each so many seconds; a cProfile goes to that file, if it has a name; chats are rendered by that template.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ STOP = ["\n# That is all.", "<|stop here|>"]
 Process = subprocess.Popen[str]
 
 
-def main(round_seconds: str, profile: str | None = None) -> int:
+def main(round_seconds: str, profile: str = "", template: str | None = None) -> int:
     from headway.engine import EngineConfig
     from headway.server.config import ModelSource, ServerConfig
     from headway.server.engine_client import EngineClient
 
     engine = [sys.executable, "-P", "-m", "headway_testing.fast_process", round_seconds]
     command = importlib.import_module("headway.server.cli.serve")
+    config = ServerConfig(port=0, chat_template=template)
     command.EngineClient = partial(EngineClient, command=engine)
-    run = partial(command.serve, ServerConfig(port=0), ModelSource(str(MODEL)), EngineConfig(model_path=""))
-    if profile is None:
+    run = partial(command.serve, config, ModelSource(str(MODEL)), EngineConfig(model_path=""))
+    if not profile:
         return run()
     import cProfile
 
@@ -56,10 +57,12 @@ def main(round_seconds: str, profile: str | None = None) -> int:
 
 
 @contextmanager
-def api_process(round_seconds: float, *, profile: str | None = None) -> Iterator[tuple[Process, str]]:
+def api_process(
+    round_seconds: float, *, profile: str | None = None, template: str | None = None
+) -> Iterator[tuple[Process, str]]:
     """With its URL."""
     command = [sys.executable, "-P", "-m", "headway_testing.api_process", str(round_seconds)]
-    command += [profile] if profile else []
+    command += [profile or ""] if template is None else [profile or "", template]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     }
