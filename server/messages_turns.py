@@ -145,13 +145,9 @@ def _add(turn: Turn, block: MessagesBlock, path: str) -> None:
 
 def _result(block: MessagesBlock, path: str) -> Turn:
     """What a tool said. Chat templates know no field for its failure, so its text says so."""
-    content = block.content or []
-    texts = _texts(content, f"{path}.content", shows_lines=True)
-    hidden = [
-        f"{path}.content[{i}]"
-        for i, one in enumerate(content)
-        if not isinstance(one, str) and one.type in MEDIA
-    ]
+    texts = [] if block.content is None else _texts(block.content, f"{path}.content", shows_lines=True)
+    blocks = block.content if isinstance(block.content, list) else []
+    hidden = [f"{path}.content[{i}]" for i, one in enumerate(blocks) if one.type in MEDIA]
     if block.is_error:
         texts = ["Error: " + "\n".join(texts)]
     return Turn("tool", path, texts, result_of=_required(block, "tool_use_id", path), hidden=hidden)
