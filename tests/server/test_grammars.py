@@ -47,6 +47,9 @@ class Taken:
         if seconds is not None:
             self.seconds.append(seconds)
 
+    def count_dropped_keyword(self, keyword: str) -> None:
+        pass
+
 
 @pytest.fixture
 async def grammars() -> AsyncIterator[Grammars]:
