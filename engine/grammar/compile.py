@@ -78,15 +78,23 @@ def make_grammar_check(table: TokenTable, vocab_size: int) -> Callable[[str], No
 
     def check(source: str) -> None:
         matcher = compile_matcher(tokenizer, source)
-        is_empty = not any(matcher.compute_bitmask())
+        allowed = _first_allowed(matcher.compute_bitmask())
+        if allowed is not None and not matcher.is_error():
+            matcher.consume_token(allowed)  # a lexer may be too large for its first step only
         if matcher.is_error():
             raise RequestError(
                 f"the grammar cannot be enforced: {matcher.get_error()}", code="invalid_grammar"
             )
-        if is_empty:
+        if allowed is None:
             raise RequestError("the grammar allows no text", code="invalid_grammar")
 
     return check
+
+
+def _first_allowed(mask: bytes) -> int | None:
+    """Returns the least id that the mask allows; None for none. mask: 8 ids a byte, the lowest bit first."""
+    place = next((i for i, byte in enumerate(mask) if byte), None)
+    return None if place is None else 8 * place + (mask[place] & -mask[place]).bit_length() - 1
 
 
 def compile_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:

@@ -20,6 +20,8 @@ from headway.engine.protocol.grammar import Grammar, TokenTable
 
 MAX_KEPT = 16  # sources, whose lexers may have 34 MB each
 MAX_KEPT_CHARACTERS = 2 * 2**20  # of theirs: a text of 200,000 characters makes a lexer of 60 MiB
+# Of their compiling together, but for the newest: what takes long to compile is large, some 140 MB a second.
+MAX_KEPT_COMPILE_SECONDS = 2.0
 KEPT_SECONDS = 20.0  # after a source was asked for last
 TEND_SECONDS = 10.0
 # The loop renews full lexers. A source that takes longer is not renewed: its request ends, and no other waits for it.
@@ -105,9 +107,15 @@ class GrammarCompiler:
         with self._lock:
             self._kept[source] = kept
             self._kept.move_to_end(source)
-            while len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_CHARACTERS:
+            while self._keeps_too_much():
                 self._kept.popitem(last=False)
         return kept
+
+    def _keeps_too_much(self) -> bool:
+        if len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_CHARACTERS:
+            return True
+        seconds = sum(kept.compile_seconds for kept in self._kept.values())
+        return len(self._kept) > 1 and seconds > MAX_KEPT_COMPILE_SECONDS
 
     def _drop_old(self, oldest_seconds: float) -> None:
         with self._lock:

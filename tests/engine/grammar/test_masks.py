@@ -17,6 +17,7 @@ from headway.engine.grammar.compile import (
     compile_matcher,
     json_schema_source,
     lark_source,
+    make_grammar_check,
     make_tokenizer,
     regex_source,
 )
@@ -285,3 +286,27 @@ def test_a_lexer_that_others_have_filled_ends_no_request(monkeypatch: pytest.Mon
 def test_a_token_outside_of_the_grammar_is_an_error_of_the_request() -> None:
     with pytest.raises(RequestError, match="cannot be continued within its grammar: no token of this model"):
         guide("ab").advance([ord("a"), ord("x")])
+
+
+def test_a_lexer_too_large_for_its_first_step_is_refused_by_the_check() -> None:
+    """It compiles, takes 330 MB, and its first token would end its request in the engine."""
+    check = make_grammar_check(TABLE, VOCAB)
+    with pytest.raises(RequestError, match="too many expressions"):
+        check(regex_source("(a{1000}){1000}b"))
+    for pattern in ("", "a?", "[0-9]{3}", "(a{300}){300}b"):
+        check(regex_source(pattern))
+
+
+def test_of_sources_that_take_long_to_compile_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(TABLE, VOCAB)
+
+    def compile_sources() -> int:
+        for pattern in ("a", "b", "c"):
+            compiler.compile(Grammar(regex_source(pattern))).result()
+        return len(compiler._kept)
+
+    assert compile_sources() == 3
+    compiler._kept.clear()
+    monkeypatch.setattr(compiler_module, "MAX_KEPT_COMPILE_SECONDS", 0.0)
+    assert compile_sources() == 1
+    compiler.close()
