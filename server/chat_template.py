@@ -115,11 +115,11 @@ class ChatRenderer:
         self._render_seconds = render_seconds
         purpose = Purpose(
             "renders chat templates",
-            "chat_template_unavailable",
-            render_seconds,
-            QUICK_SECONDS,
-            bytes,
-            WORKER_ENVIRONMENT,
+            code="chat_template_unavailable",
+            seconds=render_seconds,
+            quick_seconds=QUICK_SECONDS,
+            hello=bytes,
+            environment=WORKER_ENVIRONMENT,
         )
         self._pool = WorkerPool(WORKER_COMMAND, purpose)
 

@@ -49,7 +49,13 @@ class Grammars:
         """table: None for a model whose texts no token ends, which has no grammars. vocab_size: the width of its logits."""
         self._target = None if table is None else TargetVocabulary(table, vocab_size)
         self._observer = observer
-        purpose = Purpose("checks grammars", "grammar_unavailable", CHECK_SECONDS, QUICK_SECONDS, self._hello)
+        purpose = Purpose(
+            "checks grammars",
+            code="grammar_unavailable",
+            seconds=CHECK_SECONDS,
+            quick_seconds=QUICK_SECONDS,
+            hello=self._hello,
+        )
         self._pool = WorkerPool(WORKER_COMMAND, purpose)
         self._checking: dict[tuple[str, TextForm], asyncio.Event] = {}  # by client
         self._cache = _Cache()

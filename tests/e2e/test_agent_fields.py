@@ -204,10 +204,6 @@ def test_a_form_that_the_client_writes_becomes_its_tokens(client: httpx.Client) 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"regex": "a+"}, "regex"),
-        ({"ebnf": 'root ::= "a"'}, "ebnf"),
-        ({"json_schema": "{}"}, "json_schema"),
-        ({"grammar": 'root ::= "a"'}, "grammar"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),

@@ -31,7 +31,7 @@ from headway.engine.bench.exact.report import Report
 from headway.engine.bench.exact.session import Answer
 from headway.engine.bench.exact.settings import read_settings
 from headway.engine.execution.device_rows import DeviceRows
-from headway.engine.layers import weights
+from headway.engine.layers import linear
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.delta_net import DeltaNet
 from headway.engine.layers.inputs import ForwardInputs
@@ -306,7 +306,7 @@ FEW_ON_A_CPU = (*SMALL, "--requests", "8", "--texts", "4", "--batch", "12")
 
 def packs_no_weight(patch: pytest.MonkeyPatch) -> None:
     """The faults read the weights."""
-    patch.setattr(weights, "can_be_packed", lambda weight: False)
+    patch.setattr(linear, "can_be_packed", lambda weight: False)
 
 
 @pytest.fixture(scope="module")

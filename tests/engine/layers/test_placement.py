@@ -7,6 +7,7 @@ import torch
 
 from headway.engine.layers.attention import Attention
 from headway.engine.layers.placement import Placement
+from headway.engine.layers.rotary import RotaryTables
 from headway.engine.models.spec import AttentionSpec, RopeSpec
 
 CPU = torch.device("cpu")
@@ -30,6 +31,6 @@ def test_a_fused_layer_shows_views_by_path(has_bias: bool) -> None:
 def test_the_cache_may_have_a_dtype_of_its_own(kv_dtype: torch.dtype | None) -> None:
     spec = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16), 0.25)
     place = Placement(CPU, torch.float32, kv_dtype)
-    attention = Attention(spec, 32, place, torch.empty(8, 16))
+    attention = Attention(spec, 32, place, RotaryTables(8, place))
     assert {kept.dtype for kept in attention.state(1)} == {kv_dtype or torch.float32}
     assert {tensor.dtype for tensor in attention.tensors().values()} == {torch.float32}
