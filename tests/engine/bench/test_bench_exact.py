@@ -236,7 +236,7 @@ def takes_longer_windows_otherwise(patch: pytest.MonkeyPatch) -> None:
         assert inputs.rows is not None
         if inputs.rows.width > 1:
             states, ids = state["states"], inputs.rows.state_ids[: inputs.rows.num_windows]
-            states[ids] = torch.nextafter(states[ids], torch.full_like(states[ids], torch.inf))
+            states[:, ids] = torch.nextafter(states[:, ids], torch.full_like(states[:, ids], torch.inf))
 
     patch.setattr(DeltaNet, "commit", nudge)
 
