@@ -6,6 +6,7 @@ Wherever a conversation comes from, it is folded here and nowhere else: clients 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -60,6 +61,12 @@ class KnownLimits:
             else:
                 self.without_tools = known
         return known
+
+    async def warm_up(self, render: Render) -> None:
+        """Finds both before the first request needs them. Where nothing can be rendered now, that request finds them."""
+        with suppress(ApiError):
+            for has_tools in (False, True):
+                await self.of(render, has_tools=has_tools)
 
 
 async def probed(render: Render, *, has_tools: bool) -> TemplateLimits:
@@ -148,16 +155,20 @@ def folded(conversation: Conversation, limits: TemplateLimits) -> Folded:
     entries = _with_systems_folded(entries, limits)
     if not limits.repeated_roles:
         entries = _without_repeated_roles(entries)
-    messages = [entry.message for entry in entries]
+    messages = [entry.joined() for entry in entries]
     return Folded(replace(conversation, messages=messages), [entry.origin for entry in entries], dropped)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A message, and the index of the one that it comes from. is_open: what the user says next becomes a part of it."""
+    """A message, and the index of the one that it comes from. texts: of the messages that became a part of it, one each.
+
+    is_open: what the user says next becomes a part of it, too.
+    """
 
     origin: int
     message: Message
+    texts: list[str] = field(default_factory=list)
     is_open: bool = field(default=False, kw_only=True)
 
     @property
@@ -168,11 +179,18 @@ class _Entry:
     def calls(self) -> list[Message]:
         return self.message.get("tool_calls") or []
 
-    def followed_by(self, other: Message, *, is_open: bool = False) -> _Entry:
-        """The text of both, one line after the other, and what else the two have."""
-        texts = [text for text in (self.message["content"], other["content"]) if text]
-        both = {**other, **self.message, "role": self.role, "content": "\n".join(texts)}
-        return _Entry(self.origin, both, is_open=is_open)
+    def followed_by(self, other: _Entry, *, is_open: bool = False) -> _Entry:
+        """Returns the entry that takes the place of both, with what else the two have."""
+        self.texts.extend((other.message["content"], *other.texts))
+        both = {**other.message, **self.message}
+        return _Entry(self.origin, both, self.texts, is_open=is_open)
+
+    def joined(self) -> Message:
+        """Returns the message with all texts, which are lines of one."""
+        if not self.texts:
+            return self.message
+        texts = [text for text in (self.message["content"], *self.texts) if text]
+        return {**self.message, "content": "\n".join(texts)}
 
 
 def _is_odd(call: Message) -> bool:
@@ -224,11 +242,11 @@ def _with_systems_folded(entries: Sequence[_Entry], limits: TemplateLimits) -> l
         last = told[-1] if told else None
         if entry.role == "system" and not _is_shown(last, limits):
             if last is not None and last.role in ("system", "user", "tool"):
-                told[-1] = last.followed_by(entry.message, is_open=last.is_open)
+                told[-1] = last.followed_by(entry, is_open=last.is_open)
             else:
                 told.append(_Entry(entry.origin, {**entry.message, "role": "user"}, is_open=True))
         elif last is not None and last.is_open and entry.role == "user":
-            told[-1] = last.followed_by(entry.message)
+            told[-1] = last.followed_by(entry)
         else:
             told.append(entry)
     return told
@@ -246,7 +264,7 @@ def _without_repeated_roles(entries: Sequence[_Entry]) -> list[_Entry]:
     for entry in entries:
         last = told[-1] if told else None
         if last is not None and last.role == entry.role != "tool" and not last.calls:
-            told[-1] = last.followed_by(entry.message)
+            told[-1] = last.followed_by(entry)
         else:
             told.append(entry)
     return told

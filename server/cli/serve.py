@@ -292,8 +292,7 @@ async def _announce(server: DrainingServer, services: Services, config: ServerCo
     await services.grammars.warm_up()
     if services.chat is not None:
         await services.chat.warm_up()
-        for has_tools in (False, True):
-            await services.template_limits.of(services.chat.render, has_tools=has_tools)
+        await services.template_limits.warm_up(services.chat.render)
 
 
 async def _announce_to_people(services: Services, url: str, unix_socket: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from headway_testing.fake_engine import FakeEngine
 from headway_testing.in_process_chat import InProcessChat
 
 from headway.server.app import create_app
+from headway.server.conversation import Conversation
+from headway.server.errors import ApiError
 from headway.server.formats import find_format
 from headway.server.metrics import Metrics
 from headway.server.services import Services
-from headway.server.template_limits import TemplateLimits, probed
+from headway.server.template_limits import KnownLimits, TemplateLimits, folded, probed
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
 Message = dict[str, Any]
@@ -210,3 +213,25 @@ async def test_small_conversations_show_what_a_template_takes(name: str) -> None
 
 async def test_of_a_renderer_that_shows_nothing_no_limit_is_known() -> None:
     assert await probed(FirstContent().render, has_tools=False) == TemplateLimits()
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_long_history_is_folded_in_little_time(role: str) -> None:
+    limits = TemplateLimits(several_systems=False, late_system=False, repeated_roles=False)
+    conversation = Conversation([said(role, "x" * 1900) for _ in range(4096)])
+    start = time.process_time()
+    fold = folded(conversation, limits)
+    assert time.process_time() - start < 1.0  # 13 s where each message is joined to all before it
+    assert [message["content"] for message in fold.conversation.messages] == ["\n".join(["x" * 1900] * 4096)]
+
+
+async def test_a_start_without_a_renderer_leaves_the_limits_to_the_first_request() -> None:
+    limits, chat = KnownLimits(), InProcessChat(QWEN, VARIABLES)
+
+    async def refuse(conversation: Conversation) -> str:
+        raise ApiError("no process", status=503, code="chat_template_unavailable")
+
+    await limits.warm_up(refuse)
+    assert limits.without_tools is None
+    await limits.warm_up(chat.render)
+    assert limits.without_tools == await probed(chat.render, has_tools=False)
