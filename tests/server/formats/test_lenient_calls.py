@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from headway.server.formats import Content, Piece, Reasoning, find_format
+from headway.server.formats.arguments import mended
 
 TOOLS = [
     {
@@ -127,3 +129,9 @@ def test_a_text_that_a_limit_cuts_stays_whole() -> None:
         for form in ("hermes", "llama_json"):
             if form != "hermes" or "<tool" not in text:
                 assert parsed(form, [text], is_cut=True) == (text, [])
+
+
+def test_a_string_of_quotes_without_an_end_is_read_in_little_time() -> None:
+    start = time.process_time()
+    mended('"' + '\\"' * 20_000)
+    assert time.process_time() - start < 0.5  # 8 s where each quote is looked for an end
