@@ -142,10 +142,13 @@ class _Cache:
         if form in self._found:
             return
         self._found[form] = checked
-        self._num_characters += len(form.value) + len(checked.source or "")
+        self._num_characters += _num_characters(form, checked)
         while len(self._found) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
-            oldest, dropped = self._found.popitem(last=False)
-            self._num_characters -= len(oldest.value) + len(dropped.source or "")
+            self._num_characters -= _num_characters(*self._found.popitem(last=False))
+
+
+def _num_characters(form: TextForm, checked: Checked) -> int:
+    return len(form.value) + len(checked.source or "") + sum(map(len, checked.dropped))
 
 
 def no_grammars() -> Grammars:

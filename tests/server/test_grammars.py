@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from headway.engine import RequestError
 from headway.server import grammars as module
 from headway.server.errors import ApiError
-from headway.server.grammar_frames import Kind, TextForm, ToolCalls
+from headway.server.grammar_frames import Checked, Kind, TextForm, ToolCalls
 from headway.server.grammars import Grammars
 from headway.server.json_schema import WRITING
 from headway.server.request_metrics import RequestMetrics
@@ -248,3 +248,5 @@ async def test_the_cache_is_bounded_in_number_and_in_characters(
     await grammars.compile(regex("d" * 100))
     assert [form.value[:1] for form in grammars._cache._found] == ["d"]
     assert grammars._cache._num_characters < 300
+    grammars._cache.put(regex("e"), Checked(source="e", dropped=["f" * 300]))
+    assert (len(grammars._cache._found), grammars._cache._num_characters) == (0, 0)
