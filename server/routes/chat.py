@@ -49,7 +49,9 @@ async def create_chat_completion(request: Request) -> Response:
     body, names = with_allowed_tools(await body_of(request, ChatRequest))
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     with names.telling():
-        answer, prompt = await begin_chat(body, request, services, prefix="chatcmpl-", kind=kind)
+        answer, prompt = await begin_chat(
+            body, request, services, prefix="chatcmpl-", kind=kind, own=names.own
+        )
     writer = ChatWriter(body, answer, prompt, services.tokenizer)
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)

@@ -28,7 +28,7 @@ from headway.server.protocol.completions import (
     Prompt,
     check,
 )
-from headway.server.request_body import body_of
+from headway.server.request_body import body_of, tell_ignored
 from headway.server.response import (
     GenerationResponse,
     collect,
@@ -78,10 +78,12 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
     owner = services.keys.owner(credentials(request.headers))
+    ignored: list[str] = []
     wanted = replace(
         _wanted(body, services, owner, await encode_bad_words(body, tokenizer)),
-        grammar=await grammar_of(body, services.grammars, info, record_of(request).ignored),
+        grammar=await grammar_of(body, services.grammars, info, ignored),
     )
+    tell_ignored(request, *ignored)
     requests = choice_requests(body, wanted, ids, tokenizer, info)
     head = new_header("cmpl-", "text_completion", services)
     answer = new_response(head, body, requests, sum(map(len, ids)), services, request_id_of(request))

@@ -96,6 +96,21 @@ async def test_a_choice_among_some_tools_is_a_chat_with_those_alone(
     assert (grammars[0] is not None) == (mode == "required")
 
 
+async def test_what_is_left_out_of_an_allowed_tool_is_told_by_its_place_in_the_request(
+    client: httpx.AsyncClient,
+) -> None:
+    odd = {**SCHEMA, "properties": {"city": {"type": "string", "format": "postcode"}}}
+    other = {"type": "function", "function": {"name": "other", "parameters": odd}}
+    body = {
+        "messages": [HELLO],
+        "max_tokens": 2,
+        "tools": [TOOL, other],
+        "tool_choice": allowed([other], "required"),
+    }
+    response = await client.post(URL, json=body)
+    assert response.headers["x-headway-ignored"] == "tools[1].function.parameters.properties.city.format"
+
+
 async def test_a_function_may_be_named_beside_the_type(
     client: httpx.AsyncClient, recorded: RecordingChat, engine: FakeEngine
 ) -> None:

@@ -269,12 +269,19 @@ LENIENT: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 @pytest.mark.parametrize(("fields", "told", "fitting", "other"), LENIENT.values(), ids=LENIENT)
 async def test_without_strictness_what_cannot_be_enforced_is_told(
-    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], told: str, fitting: str, other: str
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    services: Services,
+    fields: dict[str, Any],
+    told: str,
+    fitting: str,
+    other: str,
 ) -> None:
     for _ in range(2):  # the second is remembered
         response = await post(client, **fields)
         assert response.status_code == 200, response.text
         assert set(response.headers.get("x-headway-ignored", "").split(", ")) == set(told.split(", "))
+    assert services.logged_fields == {path.rpartition(".")[2] for path in told.split(", ") if path}
     grammar = engine.submitted[-1].grammar
     assert grammar is not None
     assert [text for text in (fitting, other) if fits(grammar.source, text)] == [fitting]
