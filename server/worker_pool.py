@@ -138,7 +138,7 @@ class WorkerPool:
             if is_answered:
                 self._used.add(client, outcome.seconds)
                 self._release(lane)
-            else:
+            elif lane in self._lanes:  # else another process has taken the place of its own
                 await self._stop()
         return outcome
 
@@ -160,14 +160,19 @@ class WorkerPool:
             async with asyncio.timeout(WAIT_SECONDS):
                 return await turn.lane
         except TimeoutError:
+            self._give_up(turn)
             raise self._refusal(f"had no time for this in {WAIT_SECONDS:g} s; try again later") from None
         except asyncio.CancelledError:
-            if turn.lane.done() and not turn.lane.cancelled() and turn.lane.exception() is None:
-                self._release(turn.lane.result())
+            self._give_up(turn)
             raise
         finally:
             if turn in self._waiting:
                 self._waiting.remove(turn)
+
+    def _give_up(self, turn: _Turn) -> None:
+        """A turn may come at the very moment at which nobody waits for it any more."""
+        if turn.lane.done() and not turn.lane.cancelled() and turn.lane.exception() is None:
+            self._release(turn.lane.result())
 
     def _make_room(self, client: str) -> None:
         """Refuses the newest job of the client of which most wait. Raises ApiError (503) where that is the one that asks."""

@@ -149,3 +149,29 @@ def is_alive(pid: int) -> bool:
     """A process that has ended and that nobody has waited for is not."""
     stat = Path(f"/proc/{pid}/stat")
     return os.path.exists(stat) and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_an_exchange_of_a_process_that_is_gone_leaves_the_next_one_alone(pool: WorkerPool) -> None:
+    await pool.start()
+    late = asyncio.create_task(run(pool, "time.sleep(30)"))
+    await asyncio.sleep(0.1)
+    (lane,) = [lane for lane in pool._lanes if lane.is_quick and lane not in pool._free]
+    await pool._stop()
+    await pool.start()
+    process = pool.process
+    with pytest.raises((OSError, asyncio.IncompleteReadError)):
+        await pool._exchange(lane, b"", "")
+    with pytest.raises(ApiError, match="try again"):
+        await late
+    assert pool.process is process
+    assert (await run(pool, "out = b'fine'")).payload == b"fine"
+
+
+async def test_a_lane_that_comes_as_the_wait_ends_is_not_lost(pool: WorkerPool) -> None:
+    await pool.start()
+    turn = worker_pool._Turn("", is_quick=True, lane=asyncio.get_running_loop().create_future())
+    lane = next(lane for lane in pool._free if lane.is_quick)
+    pool._free.remove(lane)
+    turn.lane.set_result(lane)
+    pool._give_up(turn)
+    assert lane in pool._free
