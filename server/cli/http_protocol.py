@@ -265,6 +265,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
 
     def _await_probe(self, seconds: float) -> None:
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         self._probe_timer = self.loop.call_later(seconds, self._probe, seconds)
 
     def _probe(self, seconds: float) -> None:
