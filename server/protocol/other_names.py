@@ -14,8 +14,11 @@ _SAMPLING = {
 _LIMITS = ("max_new_tokens", "n_predict", "num_predict")
 _BUDGETS = {"thinking_token_budget": "thinking_budget_tokens", "reasoning_budget": "thinking_budget_tokens"}
 
-COMPLETIONS = {**_SAMPLING, **dict.fromkeys((*_LIMITS, "max_output_tokens"), "max_tokens")}
-CHAT = {**COMPLETIONS, **_BUDGETS}
+COMPLETIONS = {
+    **_SAMPLING,
+    **dict.fromkeys((*_LIMITS, "max_output_tokens", "max_completion_tokens"), "max_tokens"),
+}
+CHAT = {**_SAMPLING, **_BUDGETS, **dict.fromkeys((*_LIMITS, "max_output_tokens"), "max_tokens")}
 RESPONSES = {
     **_SAMPLING,
     **_BUDGETS,
