@@ -51,7 +51,7 @@ async def count_tokens(request: Request) -> Response:
     """The length of the prompt that the same body of /v1/messages would have, whether it fits or not."""
     services = services_of(request)
     body = await body_of(request, MessagesCountRequest)
-    count = await _translated(body, services, partial(_count, services))
+    count = await _translated(body, services, partial(_count, request, services))
     return Response(msgspec.json.encode(count), media_type="application/json")
 
 
@@ -86,9 +86,11 @@ async def _begin(
     )
 
 
-async def _count(services: Services, translation: Translation) -> MessagesCount:
+async def _count(request: Request, services: Services, translation: Translation) -> MessagesCount:
     chat.check(translation.chat)
-    prompt = await chat_prompt(conversation_for(translation.chat, services), services)
+    ignored: list[str] = []
+    prompt = await chat_prompt(conversation_for(translation.chat, services), services, ignored)
+    tell_ignored(request, *translation.ignored, *map(translation.names().own, ignored))
     ids = await services.tokenizer.pool.run([prompt.text], partial(services.tokenizer.encode_chat, prompt))
     return MessagesCount(len(ids))
 

@@ -17,11 +17,11 @@ from headway.server.detokenizer import Vocabulary
 from headway.server.errors import ApiError
 from headway.server.logprobs import token_name
 from headway.server.prompt import check_ids
-from headway.server.protocol.chat import check_effort
+from headway.server.protocol.chat import check_effort, hidden_media
 from headway.server.protocol.checks import require
 from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
 from headway.server.protocol.tools import check_tools
-from headway.server.request_body import body_of, tell_ignored_effort
+from headway.server.request_body import body_of, tell_ignored, tell_ignored_effort
 from headway.server.services import Services, check_model, engine_info, services_of
 
 router = APIRouter()
@@ -42,7 +42,9 @@ async def tokenize(request: Request) -> Response:
     services = services_of(request)
     body = await body_of(request, TokenizeRequest)
     check_model(body.model, services)
-    text, encode = await _encoder(body, services)
+    ignored: list[str] = []
+    text, encode = await _encoder(body, services, ignored)
+    tell_ignored(request, *ignored)
     tell_ignored_effort(request, body.reasoning_effort, "reasoning_effort")
     names = None if body.return_token_strs is False else services.tokenizer.full_vocabulary
     work = partial(_tokens, encode, names, engine_info(services).max_model_len)
@@ -70,15 +72,16 @@ def _text(token_ids: list[int], vocabulary: Vocabulary, vocab_size: int) -> str:
 
 
 async def _encoder(
-    body: TokenizeRequest, services: Services
+    body: TokenizeRequest, services: Services, ignored: list[str]
 ) -> tuple[str, Callable[[], Iterable[list[int]]]]:
-    """(the text, what yields its ids piece by piece and blocks)."""
+    """(the text, what yields its ids piece by piece and blocks). ignored: gets the paths of what is not shown."""
     tokenizer = services.tokenizer
     if body.messages is not None and body.prompt is None:
         check_tools(body.tools, None)
         check_effort(body.reasoning_effort)
         conversation = conversation_for(body, services)
-        chat = await chat_prompt(conversation, services)
+        ignored += hidden_media(body.messages)
+        chat = await chat_prompt(conversation, services, ignored)
         return chat.text, lambda: [tokenizer.encode_chat(chat)]
     if body.prompt is not None and body.messages is None:
         prompt = body.prompt

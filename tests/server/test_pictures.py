@@ -120,3 +120,19 @@ async def test_the_question_itself_may_have_no_picture(
     name = "input" if api == "responses" else "messages"
     asked[name] += [{"role": "assistant", "content": "x"}, {"role": "user", "content": "never mind"}]
     assert (await client.post(PATHS[api], json=asked)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("api", "path"),
+    [("messages", "/v1/messages/count_tokens"), ("chat", "/tokenize")],
+    ids=["count", "tokenize"],
+)
+@pytest.mark.parametrize("place", PLACES)
+async def test_who_counts_the_tokens_of_a_history_is_told_of_its_pictures(
+    client: httpx.AsyncClient, place: str, api: str, path: str
+) -> None:
+    made, _, _, told = PLACES[place]
+    asked = {name: value for name, value in made(api).items() if name != "max_tokens"}
+    answer = await client.post(path, json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-headway-ignored"] == told[api]
