@@ -112,7 +112,7 @@ class AccessLog:
 
 
 def _told(paths: Sequence[str]) -> str:
-    """Returns the paths as a header's value, without those within others. A client chooses an unknown name freely: what is no name is not repeated."""
+    """Returns the paths as a header's value, without those within others. Clients choose unknown names freely: what is not a name is left out."""
     names = dict.fromkeys(path for path in paths if FIELD_PATH.fullmatch(path))
     outermost = [path for path in names if not any(path[: m.start()] in names for m in _PARTS.finditer(path))]
     return ", ".join(outermost[:MAX_TOLD])

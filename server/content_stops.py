@@ -52,9 +52,8 @@ class ContentStops:
         self._num_fed = 0  # characters of the output
         self._ripe_start: int | None = None  # None: no token may complete a stop yet
         self._ripe = 0
-        self._tokens: list[
-            tuple[int, int, int]
-        ] = []  # (start, end, id) of stop tokens in the output that are not judged yet
+        # (start, end, id) of stop tokens in the output that are not judged yet.
+        self._tokens: list[tuple[int, int, int]] = []
         self._waiting: deque[Piece] = deque()
         self._num_taken = self._num_released = 0  # characters of the content
         self.stop: str | int | None = None

@@ -23,9 +23,8 @@ from headway.server.protocol.parameters import RANGES, GenerationFields, check_g
 
 SAMPLING_KEYS = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
 MIN_CHARACTERS = 4  # letters of the smallest alphabet that people have models for: that of DNA
-NOBODYS_CHARACTER = (
-    "\U0010fffd"  # of private use: by a vocabulary that does not have it, it is the unknown token
-)
+# Of private use: by a vocabulary that does not have it, it is the unknown token.
+NOBODYS_CHARACTER = "\U0010fffd"
 MAX_NAMES_SHOWN = 4
 
 logger = logging.getLogger("headway.server")

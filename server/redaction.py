@@ -1,4 +1,4 @@
-"""What of a text may be told in an error or a line of the log."""
+"""Removes from texts what no error and no line of the log may tell."""
 
 from __future__ import annotations
 

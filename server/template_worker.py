@@ -19,9 +19,8 @@ from headway.server.template_frames import MarkedConversation, Rendered, RenderJ
 
 MAX_RENDERED_BYTES = 32 * 2**20
 MAX_COMPARISONS = 2  # a template that writes the time may differ once for that reason alone
-MAX_SUSPECTS = (
-    16  # messages, tools and others that are rendered with marks of their own, to name the one at fault
-)
+# Messages, tools and others that are rendered with marks of their own, to name the one at fault.
+MAX_SUSPECTS = 16
 
 
 def answer(payload: bytes) -> bytes:

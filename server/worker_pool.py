@@ -1,7 +1,7 @@
 """Jobs of clients in a process that they may harm (worker_process.py), with turns by client.
 
 Each job first runs in a lane for quick ones, where little processor time ends it. One that needs more then waits for the lane of
-long ones, so that whoever sends slow jobs waits for its own. Next is a job of the client that took the least processor time lately.
+long ones, so that a client of slow jobs waits for slow jobs alone. The next turn is that of the client that took the least time lately.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from headway.server.errors import RETRY_AFTER, ApiError
 from headway.server.worker_process import ANSWER, JOB
 
-# Who sends the request that runs: its key, or else its address. The guard is the only writer. Whatever checks a grammar or renders a
-# chat would have to hand it on otherwise, through all that makes a prompt.
+# The client of the request that runs: its key, or else its address. The guard is the only writer. Without it every function
+# between a route and a pool would have it as a parameter.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 NUM_QUICK = 2  # lanes; one more is for long jobs
@@ -175,7 +175,7 @@ class WorkerPool:
             self._release(turn.lane.result())
 
     def _make_room(self, client: str) -> None:
-        """Refuses the newest job of the client of which most wait. Raises ApiError (503) where that is the one that asks."""
+        """Refuses the newest job of the client that has most jobs waiting. Raises ApiError (503) where that is the one that asks."""
         refusal = self._refusal(
             f"has {len(self._waiting)} requests that wait, which is the limit; try again later"
         )
@@ -249,7 +249,7 @@ async def _ask(lane: _Lane, payload: bytes, seconds: float) -> Outcome:
 
 
 class _ProcessorTime:
-    """What each client took lately, in seconds. Mutable: bounded in number, those that took some longest ago are forgotten."""
+    """The processor time of each client, halved every HALF_LIFE_SECONDS. Mutable: at most MAX_CLIENTS, the latest used."""
 
     def __init__(self) -> None:
         self._taken: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 JOB = struct.Struct("<dI")  # seconds of processor time that it may take, bytes
-ANSWER = struct.Struct(
-    "<idI"
-)  # exit code of the child that the job has ended, or 0; seconds of processor time, bytes
+# The exit code of the child that the job has ended, or 0; seconds of processor time; bytes.
+ANSWER = struct.Struct("<idI")
 Answer = Callable[[bytes], bytes]
 
 MEMORY_BYTES = 2**30  # beyond what the libraries take

@@ -91,13 +91,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             chat_stop_strings=() if template is None else template.stop_strings,
             chat_note=None if template is None else template.note,
             output_format=output_format,
-            limits=ServiceLimits(
-                config.max_body_bytes,
-                config.request_timeout,
-                config.keep_alive,
-                config.force_include_usage,
-                refuses_unknown_fields=config.unknown_fields == "refuse",
-            ),
+            limits=_service_limits(config),
             keys=Keys(tuple(config.api_key), config.admin_key),
             running=InFlight(config.max_waiting_tokens),
             other_names=tuple(dict.fromkeys(n for n in other_names if n != name)),
@@ -112,6 +106,16 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
         if tracing is not None:
             tracing.close()
     return 0
+
+
+def _service_limits(config: ServerConfig) -> ServiceLimits:
+    return ServiceLimits(
+        config.max_body_bytes,
+        config.request_timeout,
+        config.keep_alive,
+        config.force_include_usage,
+        refuses_unknown_fields=config.unknown_fields == "refuse",
+    )
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from headway.server.json_schema.keywords import (
     DRAFTS,
     KNOWN,
     LENGTHS,
-    MAX_DIVISOR_DIGITS,
     MAX_EXACT,
     NEUTRAL,
     NUMBERS,
@@ -29,12 +28,10 @@ from headway.server.json_schema.keywords import (
     REFUSED,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
-    TYPES,
     count_of,
     inexact_number,
-    is_number,
-    num_digits,
     texts_in,
+    value_fault,
 )
 from headway.server.json_schema.number_bounds import number_constraint
 from headway.server.json_schema.patterns import PatternError, rust_pattern
@@ -337,7 +334,7 @@ class _Walk:
             return self._reference(value, place)
         if keyword in ("required", "enum", "const"):
             self._check_writable(keyword, value, place)
-        wanted = _fault(keyword, value)
+        wanted = value_fault(keyword, value)
         if wanted is not None:
             fault = self.refusal if keyword == "type" else self._unserved
             raise fault(keyword, place, f"is {_shown(value)}, it must be {wanted}")
@@ -370,34 +367,6 @@ def _is_beside_others(keyword: str, schema: Schema) -> bool:
     return keyword != "$ref" or bool(
         set(schema) - ANNOTATIONS - {"$ref", "$defs", "definitions", "$schema", "$id"}
     )
-
-
-def _fault(keyword: str, value: object) -> str | None:
-    """Returns what the value must be; None if it is that."""
-    if keyword == "type":
-        names = value if isinstance(value, list) and value else [value]
-        is_fine = all(isinstance(name, str) and name in TYPES for name in names)
-        return None if is_fine else f"one of {', '.join(TYPES)}, or a list of them"
-    if keyword == "required":
-        is_fine = isinstance(value, list) and all(isinstance(name, str) for name in value)
-        return None if is_fine else "a list of names"
-    if keyword == "enum":
-        return None if isinstance(value, list) and value else "a list of one value or more"
-    if keyword in COUNTS:
-        return None if count_of(value) is not None else f"a whole number from 0 to {MAX_EXACT}"
-    if keyword == "multipleOf":
-        return (
-            None
-            if _is_divisor(value)
-            else f"a number above 0 of at most {MAX_DIVISOR_DIGITS} digits, zeros at its ends not counted"
-        )
-    return None if keyword not in NUMBERS or is_number(value) else "a number"
-
-
-def _is_divisor(value: object) -> bool:
-    if not isinstance(value, int | float) or not is_number(value):
-        return False
-    return value > 0 and num_digits(float(value)) <= MAX_DIVISOR_DIGITS
 
 
 def _shown(value: object) -> str:

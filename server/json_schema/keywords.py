@@ -106,3 +106,31 @@ def _is_read_exactly(value: float) -> bool:
     if exponent < MIN_EXPONENT:
         return False
     return float("".join(map(str, digits))) / 10.0**-exponent == abs(value)
+
+
+def value_fault(keyword: str, value: object) -> str | None:
+    """Returns what the value of a keyword that holds no schema must be; None if it is that."""
+    if keyword == "type":
+        names = value if isinstance(value, list) and value else [value]
+        is_fine = all(isinstance(name, str) and name in TYPES for name in names)
+        return None if is_fine else f"one of {', '.join(TYPES)}, or a list of them"
+    if keyword == "required":
+        is_fine = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        return None if is_fine else "a list of names"
+    if keyword == "enum":
+        return None if isinstance(value, list) and value else "a list of one value or more"
+    if keyword in COUNTS:
+        return None if count_of(value) is not None else f"a whole number from 0 to {MAX_EXACT}"
+    if keyword == "multipleOf":
+        return (
+            None
+            if _is_divisor(value)
+            else f"a number above 0 of at most {MAX_DIVISOR_DIGITS} digits, zeros at its ends not counted"
+        )
+    return None if keyword not in NUMBERS or is_number(value) else "a number"
+
+
+def _is_divisor(value: object) -> bool:
+    if not isinstance(value, int | float) or not is_number(value):
+        return False
+    return value > 0 and num_digits(float(value)) <= MAX_DIVISOR_DIGITS

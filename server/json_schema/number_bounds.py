@@ -24,9 +24,7 @@ def number_constraint(keyword: str, value: float) -> dict[str, object]:
 def _bound(keyword: str, value: float) -> dict[str, object]:
     """{"exclusiveMinimum": 0} is {"minimum": 1e-16}; {"maximum": 22.16} is that or {"type": "number", "maximum": 22.1}."""
     is_lower = keyword.endswith("inimum")
-    faces_zero = (
-        value >= 0 if is_lower else value <= 0
-    )  # the numbers that it shuts out have the smaller magnitudes
+    faces_zero = value >= 0 if is_lower else value <= 0  # what it shuts out has the smaller magnitudes
     is_exclusive = keyword.startswith("exclusive")
     plain = "minimum" if is_lower else "maximum"
     if faces_zero:
