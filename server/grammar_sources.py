@@ -11,7 +11,7 @@ import msgspec
 from headway.engine import RequestError, is_gbnf, json_schema_source, lark_of_gbnf, lark_source, regex_source
 from headway.server.formats.lark import slashes
 from headway.server.grammar_frames import TextForm, ToolCalls
-from headway.server.json_schema import LENGTHS, PAGE, ascii_classes, enforceable, keyword_places
+from headway.server.json_schema import LENGTHS, PAGE, ascii_classes, enforceable, keyword_places, patterns_in
 from headway.server.tool_grammars import tool_grammar_of
 
 MAX_SOURCE_CHARACTERS = {
@@ -112,14 +112,26 @@ def _checked_schema(schema: object, param: str, check: Check, dropped: list[str]
         try:
             check(_schema_source(written))
         except RequestError as error:
-            loss = _loss(str(error), without)
-            if dropped is None or loss is None:
+            flawed = _flawed_patterns(written, check) if "regex" in str(error) else ()
+            loss = flawed or _loss(str(error), without)
+            if loss is None or (dropped is None and not flawed):
                 raise _schema_refusal(schema, param, str(error)) from error
             without.update(loss)
             continue
         if dropped is not None:
             dropped += left_out or []
         return written
+
+
+def _flawed_patterns(schema: object, check: Check) -> tuple[str, ...]:
+    """Returns the regular expressions of a schema, between slashes, that cannot be enforced even alone."""
+    flawed = list[str]()
+    for pattern in dict.fromkeys(patterns_in(schema)):
+        try:
+            check(regex_source(pattern))
+        except RequestError:
+            flawed.append(f"/{pattern}/")
+    return tuple(flawed)
 
 
 def _loss(reason: str, without: Collection[str]) -> tuple[str, ...] | None:

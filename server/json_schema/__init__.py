@@ -3,7 +3,7 @@
 from headway.server.json_schema.enforceable import WRITING, Schema, enforceable
 from headway.server.json_schema.keywords import CONSTRAINTS, LENGTHS, PAGE
 from headway.server.json_schema.patterns import ascii_classes
-from headway.server.json_schema.places import keyword_places
+from headway.server.json_schema.places import keyword_places, patterns_in
 
 __all__ = [
     "CONSTRAINTS",
@@ -14,4 +14,5 @@ __all__ = [
     "ascii_classes",
     "enforceable",
     "keyword_places",
+    "patterns_in",
 ]

@@ -26,6 +26,7 @@ from headway.server.json_schema.keywords import (
     ONE_SCHEMA,
     PAGE,
     REFUSED,
+    RESTS,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
     count_of,
@@ -35,7 +36,7 @@ from headway.server.json_schema.keywords import (
 )
 from headway.server.json_schema.number_bounds import number_constraint
 from headway.server.json_schema.patterns import PatternError, rust_pattern
-from headway.server.json_schema.places import escaped, field_path
+from headway.server.json_schema.places import escaped, field_path, value_at
 from headway.server.json_schema.property_names import without_property_names
 from headway.server.json_schema.string_formats import (
     FORMATS,
@@ -69,7 +70,8 @@ def enforceable(
     """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has is enforced.
 
     param: the field that the schema came in. dropped: gets the paths of keywords that are left out because they cannot be enforced;
-    None: they are refused. without: keywords that cannot be enforced in this schema; lengths beside a pattern or a format only.
+    None: they are refused. without: keywords that cannot be enforced in this schema; lengths beside a pattern or a format only. Patterns
+    of Rust's between slashes, too.
     Raises RequestError that names the keyword and its place.
     """
     schema, writing = as_written(schema, WRITING)
@@ -79,7 +81,7 @@ def enforceable(
     found = walk.schema(schema, "#", 0)
     if found is False:
         raise walk.refusal("", "#", "is false, which no value fits; write a schema that some value fits")
-    walk.check_references()
+    walk.link()
     return {**walk.with_lifted(found if isinstance(found, dict) else {}), "x-guidance": writing}
 
 
@@ -89,13 +91,14 @@ class _Walk:
     def __init__(
         self, document: object, param: str, dropped: list[str] | None, without: Collection[str]
     ) -> None:
+        self._source = document
         self._document = Document(document)
         self._param = param
         self._dropped = dropped
         self._without = without
-        self._places: set[str] = set()
-        self._references: list[tuple[str, str]] = []
-        self._lifted: Schema = {}
+        self._places: dict[str, Schema | bool] = {}  # by its place, a schema in the library's words
+        self._references: list[tuple[str, str, Schema]] = []  # (place, target, the schema that has it)
+        self._lifted: Schema = {}  # definitions that the client's schema does not have
         self._is_old = False  # a draft in which `$ref` makes void what stands beside it
 
     def refusal(self, keyword: str, place: str, why: str) -> RequestError:
@@ -116,7 +119,11 @@ class _Walk:
 
     def schema(self, schema: object, place: str, depth: int) -> Schema | bool:
         """Returns the schema in the library's words. Its keywords keep their order, which properties are written in."""
-        self._places.add(place)
+        self._places[place] = True
+        found = self._places[place] = self._read(schema, place, depth)
+        return found
+
+    def _read(self, schema: object, place: str, depth: int) -> Schema | bool:
         if isinstance(schema, bool):
             return schema
         why = self._flaw(schema, depth)
@@ -130,11 +137,17 @@ class _Walk:
             schema = without_property_names(schema)
         written: Schema = {}
         extra: list[Schema] = []  # constraints that a keyword becomes beside those of the same name
+        dropped: list[str] = []
         for keyword, value in schema.items():
             try:
                 self._keyword(keyword, value, schema, place, depth, written, extra)
             except _Unserved as error:
                 self._drop(keyword, place, error)
+                dropped.append(keyword)
+        for keyword in (RESTS[name] for name in dropped if name in RESTS):
+            if not isinstance(schema.get(keyword, True), list) and written.pop(keyword, True) is not True:
+                why = "is about the rest of what another keyword says, which cannot be enforced"
+                self._drop(keyword, place, self._unserved(keyword, place, why))
         if extra:
             members = written.get("allOf", [])
             assert isinstance(members, list), members
@@ -214,6 +227,9 @@ class _Walk:
                 written[keyword] = number
             else:
                 extra.append(constraint)
+        elif keyword == "$ref":
+            self._references.append((place, self._target(value, place), written))
+            written[keyword] = value
         elif keyword not in ("$schema", "$id"):
             written[keyword] = self._value(keyword, value, place)
         elif depth:
@@ -322,16 +338,18 @@ class _Walk:
         if not isinstance(value, str):
             raise self._unserved("pattern", place, f"is {_shown(value)}, it must be a string")
         try:
-            return rust_pattern(value)
+            pattern = rust_pattern(value)
         except PatternError as error:
             raise self._unserved("the pattern", place, str(error)) from None
+        if f"/{pattern}/" in self._without:
+            why = f"is {_shown(value)}, which is no regular expression, has ^ or $ within it, or is too intricate; write a simpler one"
+            raise self._unserved("the pattern", place, why)
+        return pattern
 
     def _value(self, keyword: str, value: object, place: str) -> object:
         """Returns the value of a keyword that holds no schema."""
         if keyword == "pattern":
             return self._pattern(value, place)
-        if keyword == "$ref":
-            return self._reference(value, place)
         if keyword in ("required", "enum", "const"):
             self._check_writable(keyword, value, place)
         wanted = value_fault(keyword, value)
@@ -346,18 +364,28 @@ class _Walk:
             )
         return count_of(value) if keyword in COUNTS else value
 
-    def _reference(self, value: object, place: str) -> str:
+    def _target(self, value: object, place: str) -> str:
         if not isinstance(value, str) or (value != "#" and not value.startswith("#/")):
             why = f'is {_shown(value)}, it must be a path within this schema, such as "#/$defs/name"'
             raise self.refusal("$ref", place, why)
-        target = unquote(value)
-        self._references.append((place, target))
-        return f"#{quote(target[1:], safe='/~')}"
+        return unquote(value)
 
-    def check_references(self) -> None:
-        for place, target in self._references:
+    def link(self) -> None:
+        """Writes where references lead to. What stands elsewhere than in the client's schema becomes a definition at the root."""
+        names: dict[str, str] = {}
+        for place, target, holder in self._references:
             if target not in self._places:
-                raise self.refusal("$ref", place, f"is {_shown(target)}, where this schema has no schema")
+                error = self._unserved("$ref", place, f"is {_shown(target)}, where this schema has no schema")
+                if value_at(self._source, target) is None:
+                    raise error
+                self._drop("$ref", place, error)
+                del holder["$ref"]
+            elif value_at(self._places["#"], target) is self._places[target]:
+                holder["$ref"] = f"#{quote(target[1:], safe='/~')}"
+            else:
+                name = names.setdefault(target, f"x-linked-{len(names)}")
+                self._lifted[name] = self._places[target]
+                holder["$ref"] = f"#/$defs/{name}"
 
 
 def _is_beside_others(keyword: str, schema: Schema) -> bool:

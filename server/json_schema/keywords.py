@@ -15,6 +15,11 @@ COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 LENGTHS = ("minLength", "maxLength")
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
+# What says something about the rest of an object or a list, by the keyword that says which part is not of it.
+RESTS = {
+    "properties": "additionalProperties", "patternProperties": "additionalProperties", "prefixItems": "items", "items": "additionalItems",
+}  # fmt: skip
+
 # They say nothing about which values are valid. What begins with x- passes, too.
 ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$anchor",

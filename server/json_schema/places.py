@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 
 def field_path(place: str) -> str:
@@ -13,6 +13,19 @@ def field_path(place: str) -> str:
 
 def escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def value_at(document: object, place: str) -> object:
+    """Returns what stands at a place; None where nothing does."""
+    found = document
+    for part in place.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        else:
+            is_index = isinstance(found, list) and name.isdecimal() and int(name) < len(found)
+            found = found[int(name)] if is_index and isinstance(found, list) else None
+    return found
 
 
 def keyword_places(schema: object, keyword: str, place: str = "#") -> list[str]:
@@ -31,3 +44,17 @@ def keyword_places(schema: object, keyword: str, place: str = "#") -> list[str]:
         for name, entry in schema.items()
         for found in keyword_places(entry, keyword, f"{place}/{escaped(name)}")
     ]
+
+
+def patterns_in(schema: object) -> Iterator[str]:
+    """Yields the regular expressions of a schema as it is enforced."""
+    if isinstance(schema, list):
+        for entry in schema:
+            yield from patterns_in(entry)
+    if isinstance(schema, Mapping):
+        for name, entry in schema.items():
+            if name == "pattern" and isinstance(entry, str):
+                yield entry
+            elif name == "patternProperties" and isinstance(entry, Mapping):
+                yield from entry
+            yield from patterns_in(entry)

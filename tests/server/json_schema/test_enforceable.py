@@ -7,14 +7,22 @@ import time
 from typing import Any
 
 import pytest
-from headway_testing.grammars import fits
+from headway_testing.grammars import END, TABLE, fits
 
-from headway.engine import RequestError, json_schema_source
+from headway.engine import RequestError, json_schema_source, make_grammar_check
+from headway.server.grammar_frames import TextForm
+from headway.server.grammar_sources import checked_source
 from headway.server.json_schema import enforceable
+
+CHECK = make_grammar_check(TABLE, END + 1)
 
 
 def source(schema: object) -> str:
     return json_schema_source(json.dumps(enforceable(schema, "guided_json")))
+
+
+def nested(depth: int, inner: Any) -> Any:
+    return {"type": "array", "items": nested(depth - 1, inner)} if depth else inner
 
 
 NUMBER = {"type": "integer"}
@@ -50,6 +58,9 @@ WAYS_ROUND: dict[str, tuple[Any, list[str], list[str]]] = {
     "names-without-quotes": ({"patternProperties": {'^[^"]*$': {}}, "additionalProperties": False}, ['{"a":1}'], ['{"\\"":1}']),
     "name-of-a-definition": ({"$defs": {"My Model[int]": {"type": "integer"}}, "$ref": "#/$defs/My Model[int]"}, ["1"], ['"a"']),
     "odd-name-of-a-definition": ({"$defs": {'100% "é"|<a/b>': {"type": "integer"}}, "$ref": '#/$defs/100% "é"|<a~1b>'}, ["1"], ['"a"']),
+    "reference-into-one-of": ({"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "null"}]}, "b": {"$ref": "#/properties/a/oneOf/0"}}}, ['{"b":1}'], ['{"b":null}']),
+    "reference-to-a-pattern": ({"patternProperties": {r"^\d$": {"type": "integer"}}, "properties": {"b": {"$ref": "#/patternProperties/^\\d$"}}}, ['{"b":1}'], ['{"b":"c"}']),
+    "reference-deep-down": ({"properties": {"a": nested(40, NUMBER), "b": {"$ref": f"#/properties/a{'/items' * 39}"}}}, ['{"b":[1]}'], ['{"b":[[1]]}', '{"b":1}']),
     "int32": ({"type": "number", "format": "int32"}, ["2147483647", "-2147483648"], ["2147483648", "1.5"]),
     "uint8-beside-texts": ({"type": ["integer", "string"], "format": "uint8"}, ["255", '"a"'], ["256", "-1"]),
     "int64": ({"type": "integer", "format": "int64"}, ["9223372036854774784"], ["9223372036854775808", "1.5"]),
@@ -63,6 +74,35 @@ WAYS_ROUND: dict[str, tuple[Any, list[str], list[str]]] = {
 def test_there_is_no_way_round_a_schema(schema: Any, fitting: list[str], others: list[str]) -> None:
     found = source(schema)
     assert [text for text in fitting + others if fits(found, text)] == fitting
+
+
+LEFT_OUT: dict[str, tuple[Any, list[str], list[str]]] = {
+    "patterns-of-the-rest": ({"patternProperties": {"(?=a)": NUMBER}, "additionalProperties": False}, ['{"a":1}'], ["patternProperties", "additionalProperties"]),
+    "two-patterns": ({"patternProperties": {"^a": NUMBER, "b$": NUMBER}, "additionalProperties": {"type": "null"}}, ['{"a":1}'], ["patternProperties", "additionalProperties"]),
+    "ill-formed-properties": ({"properties": [], "additionalProperties": False}, ['{"a":1}'], ["properties", "additionalProperties"]),
+    "items-of-another-draft": ({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [NUMBER], "items": False}, ["[1]"], ["prefixItems", "items"]),
+    "anchor-within": ({"properties": {"a": {"pattern": "b^c"}, "d": {"pattern": "^e$"}}}, ['{"a":"","d":"e"}'], ["properties.a.pattern"]),
+    "slashes-around-a-pattern": ({"pattern": "/^a$/"}, ['"a"'], ["pattern"]),
+    "unknown-property-of-characters": ({"patternProperties": {r"\p{Nothing}": NUMBER}}, ['{"a":null}'], ["patternProperties"]),
+    "open-group": ({"pattern": "((a)"}, ['"a"'], ["pattern"]),
+    "reference-into-what-is-left-out": ({"properties": {"a": {"not": NUMBER}, "b": {"$ref": "#/properties/a/not"}}}, ['{"b":""}'], ["properties.a.not", "properties.b.$ref"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "fitting", "paths"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_is_left_out_shuts_nothing_out_and_is_refused_by_place_where_strict(
+    schema: Any, fitting: list[str], paths: list[str]
+) -> None:
+    text = json.dumps(schema)
+    found = checked_source(TextForm("json_schema", text, "guided_json"), CHECK, None, dropped := list[str]())
+    assert (dropped, [one for one in fitting if fits(found, one)]) == (
+        [f"guided_json.{path}" for path in paths],
+        fitting,
+    )
+    with pytest.raises(RequestError) as caught:
+        checked_source(TextForm("json_schema", text, "guided_json", strict=True), CHECK)
+    assert paths[0].rpartition(".")[2] in str(caught.value)
+    assert "See docs/api.md" in str(caught.value)
 
 
 def mirrored(count: int) -> object:
