@@ -184,22 +184,27 @@ def follows(cursor: Cursor, *literals: str) -> Generator[None, None, str | None]
     return found
 
 
-def closed(cursor: Cursor, closer: str, *surplus: str) -> Wait:
+def closed(
+    cursor: Cursor, closer: str, *surplus: str, another: str | None = None
+) -> Generator[None, None, bool]:
     """Moves over the closer, if it comes next, and over surplus texts before it. Stays where it is where something else follows; the
-    end of the text closes, too."""
+    end of the text closes, too. Returns whether `another` follows instead, which the cursor is moved to."""
     start = cursor.position
     while True:
         yield from cursor.space()
-        found = yield from cursor.option(closer, *surplus)
+        found = yield from cursor.option(closer, *surplus, *([another] if another else ()))
         if found is None and (cursor.rest or not cursor.is_ended):
             cursor.position = start
+        if found is not None and found == another:
+            cursor.position -= len(found)
+            return True
         if found is None or found == closer:
-            return
+            return False
 
 
-def repeated(cursor: Cursor, closer: str) -> Wait:
-    """Moves over the closer as often as it comes once more."""
-    while (yield from optional(cursor, closer)):
+def repeated(cursor: Cursor, *closers: str) -> Wait:
+    """Moves over the closers as often as one comes once more."""
+    while (yield from optional(cursor, *closers)):
         pass
 
 

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.server.formats.arguments import lenient_object, object_text, schemas_of
-from headway.server.formats.cursor import Cursor, Markers, NoCallError, Wait, follows, object_or_null
+from headway.server.formats.cursor import (
+    Cursor,
+    Markers,
+    NoCallError,
+    Wait,
+    follows,
+    object_or_null,
+    skip_all,
+)
+from headway.server.formats.json_calls import FENCES, SURPLUS
 from headway.server.formats.parser import TextSink
 from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
 
@@ -124,6 +133,8 @@ class HarmonyParser:
         cursor = self._cursor
         try:
             yield from cursor.space()
+            if name in self._known:
+                yield from skip_all(cursor, *FENCES)
             is_empty = name in self._known and (yield from follows(cursor, *ENDS))
             text = "{}" if is_empty else (yield from object_or_null(cursor))
             arguments = lenient_object(text) if name in self._known else object_text(text)
@@ -136,7 +147,7 @@ class HarmonyParser:
             return
         self._content.frame()
         self._pieces.append(ToolCall(name, arguments))
-        yield from cursor.space()
+        yield from skip_all(cursor, *SURPLUS)
         if (yield from cursor.option(*ENDS)):
             yield from cursor.option(START)
         self._forget()

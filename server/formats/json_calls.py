@@ -14,6 +14,7 @@ from headway.server.formats.cursor import (
     NoCallError,
     Wait,
     closed,
+    follows,
     object_or_null,
     optional,
     repeated,
@@ -22,7 +23,8 @@ from headway.server.formats.cursor import (
 from headway.server.formats.pieces import ToolCall
 
 FENCES = ("```json", "```")  # Markdown around JSON
-SURPLUS = ("}", "]", "```")  # what may stand too many behind a call
+BRACKETS = ("}", "]")
+SURPLUS = (*BRACKETS, ",", ";", "```")  # what may stand too many behind a call
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class JsonCalls:
             cursor.position -= len(opener)
         while True:
             if self.closer:
-                yield from skip_all(cursor, opener, *FENCES)
+                yield from skip_all(cursor, opener, *FENCES, "[")
             else:
                 yield from cursor.space()
                 yield from self._look_ahead(cursor)
@@ -51,11 +53,11 @@ class JsonCalls:
             call = call_of(text, self.argument_keys, schemas, arguments_required=not self.closer)
             if not self.closer and call.name not in schemas:
                 raise NoCallError
-            if self.closer:
-                yield from closed(cursor, self.closer, *SURPLUS)
+            has_more = self.closer and (yield from closed(cursor, self.closer, *SURPLUS, another="{"))
             tell(call)
-            if self.closer:
-                yield from repeated(cursor, self.closer)
+            if has_more:
+                continue
+            yield from repeated(cursor, *((self.closer,) if self.closer else BRACKETS))
             if self.separator is None or not (yield from optional(cursor, self.separator)):
                 return
 
@@ -78,7 +80,7 @@ class BracketCalls:
     is_list: bool = False  # which of the two forms a grammar gives
 
     def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
-        yield from cursor.space()
+        yield from skip_all(cursor, opener)
         if (yield from cursor.option("[")):
             yield from self._read_list(cursor, schemas, tell)
             return
@@ -91,6 +93,7 @@ class BracketCalls:
         text = yield from object_or_null(cursor)
         yield from optional(cursor, FENCES[-1])
         tell(arguments_of(name, text, schemas) if name.strip() else call_of(text, ("arguments",), schemas))
+        yield from repeated(cursor, *BRACKETS)
 
     def _read_list(self, cursor: Cursor, schemas: Schemas, tell: Tell) -> Wait:
         while True:
@@ -102,6 +105,7 @@ class BracketCalls:
                 yield from optional(cursor, "]")
             tell(call)
             if is_last:
+                yield from repeated(cursor, *BRACKETS)
                 return
 
 
@@ -134,13 +138,15 @@ class SeparatedCalls:
         name = yield from cursor.until(self.separator, limit=MAX_NAME)
         yield from cursor.expect(self.separator)
         yield from cursor.space()
+        is_known = name.strip() in schemas
+        if is_known and (yield from follows(cursor, self.end)):
+            return arguments_of(name, "{}", schemas)
         start = cursor.position
         if (yield from cursor.option("{", f"null{self.end}")):
             cursor.position = start
-        else:
+        elif not is_known or not (yield from follows(cursor, *FENCES)):
             name = yield from cursor.until("\n", "{", limit=MAX_NAME)
-            yield from cursor.space()
-            yield from skip_all(cursor, *FENCES)
+        yield from skip_all(cursor, *FENCES)
         text = yield from object_or_null(cursor)
         yield from optional(cursor, FENCES[-1])
         return arguments_of(name, text, schemas)

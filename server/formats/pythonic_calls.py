@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 
 from headway.server.formats.arguments import MAX_NAME, Schemas, Tell, literal, object_of
-from headway.server.formats.cursor import Cursor, NoCallError, Wait, optional
+from headway.server.formats.cursor import Cursor, NoCallError, Wait, optional, repeated
 from headway.server.formats.pieces import ToolCall
 
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[()\[\]{},]', re.DOTALL)
+_CONTROLS = re.compile(r"[\n\r\t]")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class PythonicCalls:
         yield from optional(cursor, self.closer)
         for call in calls:
             tell(call)
+        yield from repeated(cursor, "]", self.closer)
 
 
 def _calls_of(text: str) -> list[ToolCall]:
@@ -50,9 +52,17 @@ def _calls_of(text: str) -> list[ToolCall]:
             key, _, value = argument.partition("=")
             if not key.rstrip().isidentifier():
                 raise NoCallError
-            values[key.rstrip()] = literal(value)
+            values[key.rstrip()] = _value(value)
         calls.append(ToolCall(name.strip(), object_of(values)))
     return calls
+
+
+def _value(text: str) -> str:
+    """Returns a value as JSON. Line breaks and tabs within its strings may be written as they are."""
+    try:
+        return literal(text)
+    except NoCallError:
+        return literal(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text))
 
 
 def _items(text: str) -> list[str]:
