@@ -25,7 +25,7 @@ class TemplateLimits:
 
     system: a system message at the beginning. several_systems: more than one there. late_system: one later on. repeated_roles:
     two messages of the user, or two answers, one after the other. several_calls: in one message. any_arguments: of calls,
-    also those that are no objects.
+    also those that are no objects. users_behind_results: the user, before the answer to the results of calls.
     """
 
     system: bool = True
@@ -34,6 +34,7 @@ class TemplateLimits:
     repeated_roles: bool = True
     several_calls: bool = True
     any_arguments: bool = True
+    users_behind_results: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ async def probed(render: Render, *, has_tools: bool) -> TemplateLimits:
         or await takes(user, _calling(_call(1), _call(2)), *results)
         or not await takes(user, called, results[0], _calling(_call(2)), results[1]),
         any_arguments=not has_calls or await takes(user, _calling(_call(1, "odd1")), results[0]),
+        users_behind_results=not has_calls or await takes(user, called, results[0], more),
     )
 
 
@@ -140,7 +142,9 @@ def is_plain(conversation: Conversation) -> bool:
         "system" not in roles
         and not any(len(message.get("tool_calls") or ()) > 1 for message in conversation.messages)
         and not any(_is_odd(call) for call in calls)
-        and not any(role == other != "tool" for role, other in pairwise(roles))
+        and not any(
+            role == other != "tool" or (role, other) == ("tool", "user") for role, other in pairwise(roles)
+        )
     )
 
 
@@ -153,6 +157,8 @@ def folded(conversation: Conversation, limits: TemplateLimits) -> Folded:
     if not limits.several_calls:
         entries = _one_by_one(entries)
     entries = _with_systems_folded(entries, limits)
+    if not limits.users_behind_results:
+        entries = _with_questions_in_results(entries)
     if not limits.repeated_roles:
         entries = _without_repeated_roles(entries)
     messages = [entry.joined() for entry in entries]
@@ -257,6 +263,16 @@ def _is_shown(last: _Entry | None, limits: TemplateLimits) -> bool:
     if last is None:
         return limits.system
     return limits.several_systems if last.role == "system" else limits.late_system
+
+
+def _with_questions_in_results(entries: Sequence[_Entry]) -> list[_Entry]:
+    told = list[_Entry]()
+    for entry in entries:
+        if told and told[-1].role == "tool" and entry.role == "user":
+            told[-1] = told[-1].followed_by(entry.message)
+        else:
+            told.append(entry)
+    return told
 
 
 def _without_repeated_roles(entries: Sequence[_Entry]) -> list[_Entry]:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from headway_testing import chat_templates, tiny_tokenizers
-from headway_testing.chat_templates import CODER, GEMMA, LLAMA, MISTRAL, QWEN, QWEN_STRICT
+from headway_testing.chat_templates import CODER, GEMMA, LLAMA, MISTRAL, NEMO, QWEN, QWEN_STRICT
 from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine
 from headway_testing.in_process_chat import InProcessChat
@@ -59,6 +59,10 @@ CASES: dict[str, tuple[str, list[Message], list[tuple[str, str, str]]]] = {
     "late-system-that-is-taken": (QWEN, [FIRST, ASKED, ANSWERED, LATE, MORE],
         [("system", "s1", ""), ("user", "q1", ""), ("assistant", "a1", ""), ("system", "s2", ""), ("user", "q2", "")]),
     "no-system": (GEMMA, [FIRST, ASKED, ANSWERED, MORE], [("user", "s1\nq1", ""), ("assistant", "a1", ""), ("user", "q2", "")]),
+    "question-behind-results": (NEMO, [ASKED, calling(("c1", "f", "{}")), result("c1", "r1"), MORE, ANSWERED, said("user", "q3")],
+        [("user", "q1", ""), ("assistant", "", "f"), ("tool", "r1\nq2", ""), ("assistant", "a1", ""), ("user", "q3", "")]),
+    "question-behind-results-that-is-taken": (QWEN, [ASKED, calling(("c1", "f", "{}")), result("c1", "r1"), MORE],
+        [("user", "q1", ""), ("assistant", "", "f"), ("tool", "r1", ""), ("user", "q2", "")]),
     "calls-one-by-one": (LLAMA, [ASKED, TWO_CALLS, *RESULTS, MORE],
         [("user", "q1", ""), ("assistant", "both", "f"), ("tool", "r1", ""), ("assistant", "", "g"), ("tool", "r2", ""), ("user", "q2", "")]),
     "calls-that-are-taken": (QWEN, [ASKED, TWO_CALLS, *RESULTS, MORE],
@@ -199,6 +203,7 @@ LIMITS = {
     "coder": (CODER, TemplateLimits(any_arguments=False)),
     "llama": (LLAMA, TemplateLimits(several_calls=False)),
     "mistral": (MISTRAL, TemplateLimits(several_systems=False, late_system=False)),
+    "nemo": (NEMO, TemplateLimits(repeated_roles=False, users_behind_results=False)),
     "gemma": (GEMMA, TemplateLimits(system=False, several_systems=False, late_system=False, repeated_roles=False)),
     "always-refuses": ("{{ raise_exception('no') }}", TemplateLimits()),
 }  # fmt: skip

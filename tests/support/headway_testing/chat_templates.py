@@ -134,6 +134,20 @@ MISTRAL = """\
         {{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
     {%- endif %}
 {%- endfor %}"""
+# As Mistral Nemo: the user and answers without calls take turns.
+NEMO = """\
+{{- bos_token }}{% set ns = namespace(index=0) %}
+{%- for message in messages %}
+    {%- if message.role in ['user', 'assistant'] and not message.tool_calls %}
+        {%- if (message.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+        {%- set ns.index = ns.index + 1 %}
+    {%- endif %}
+    {%- if message.role == 'tool' %}{{ '[TOOL_RESULTS] {"content": ' + message.content | tojson + '}[/TOOL_RESULTS]' }}
+    {%- elif message.tool_calls %}{{ '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}{{ call.function | tojson }}{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ']' + eos_token }}
+    {%- elif message.role == 'assistant' %}{{ ' ' + message.content + eos_token }}
+    {%- else %}{{ '[INST] ' + message.content + '[/INST]' }}{% endif %}
+{%- endfor %}"""
 # As Command R: documents, one by one.
 DOCUMENTS = """\
 {%- for document in documents or [] %}{{ 'Document: ' ~ loop.index0 }}
