@@ -42,7 +42,7 @@ def model_folder(source: ModelSource, *, may_download: bool = True) -> Path:
         return path
     if not _REPOSITORY.fullmatch(source.name):
         raise ModelError(
-            f"{source.name} is neither a folder nor the ORG/NAME of a Hub repository; "
+            f"{without_credentials(source.name)} is neither a folder nor the ORG/NAME of a Hub repository; "
             "give the path of a folder with config.json, tokenizer.json and *.safetensors"
         )
     return _download(source.name, source) if may_download else _downloaded(source.name, source)

@@ -30,6 +30,15 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve", "--tls-key", f"-----BEGIN PRIVATE KEY-----\n{SECRET}", "the path of a file in PEM form"),
         ("serve", "--cors-origin", f"https://me:{SECRET}@example.org/path", "https://***@example.org/path"),
         ("chat", "--url", f"ftp://me:{SECRET}@example.org", "ftp://***@example.org"),
+        ("chat", "--url", f"me:{SECRET}@example.org", "is '***@example.org', it must be a URL"),
+        ("serve", "--cors-origin", f"me:{SECRET}@example.org", "is '***@example.org', it must be"),
+        (
+            "serve",
+            "--model",
+            f"https://me:{SECRET}@example.org/model",
+            "https://***@example.org/model is neither",
+        ),
+        ("serve", "--otlp-endpoint", f"me:{SECRET}@example.org", "is '***@example.org', it must be"),
         ("serve", "--otlp-endpoint", f"http://me:{SECRET}@example.org", "http://***@example.org"),
     ],
 )
@@ -44,7 +53,7 @@ def test_a_secret_that_cannot_be_used_is_told_by_its_length_alone(
     if is_variable:
         monkeypatch.setenv("HEADWAY_" + flag[2:].replace("-", "_").upper(), value)
     else:
-        arguments.append(f"{flag}={value}")
+        arguments.append(value if flag == "--model" else f"{flag}={value}")
     assert cli.main(arguments) == 1
     captured = capsys.readouterr()
     assert told in captured.err
