@@ -18,14 +18,16 @@ _FITTING = {
         r"(/v1)?/chat/completions/.+|/api/chat|(/api)?/v\d/chat|/api(/v\d)?/chat/completions|/chat"
         r"|(/v1)?/engines/.+/chat/completions|/openai(/v1|/deployments/[^/]+)?/chat/completions|/apply-template|/chat_tokenize|/vertex_generate|/predict"
         r"|/v1beta/.+|(/v1)?/(threads|assistants|conversations|realtime|agents|live)(/.*)?|/parse_function_call|/separate_reasoning"
+        r"|/.+/chat/completions|(/v1)?/chat/completion"
     ),
     "use POST /v1/completions with `prompt` and `suffix`": r"/infill|/v1/fim/completions|/fim/completions",
     "use POST /v1/completions": (
         r"/completion|(/v1)?/(generate|generate_stream|complete|edits)|/inference/v1/generate|/api(/v\d)?/(generate|completions?)|/api/extra/generate/.+"
         r"|(/v1)?/engines/.+|/openai(/v1|/deployments/[^/]+)?/completions|(/v1)?/invocations|/v2/models/.+|/v1/completions/render"
+        r"|/.+/v1/completions|/v1//completions|/v1/completion"
     ),
-    "use POST /v1/responses": r"/openai(/v1)?/responses",
-    "use POST /v1/messages": r"(/v1)?/messages/.+|/api(/v1)?/messages",
+    "use POST /v1/responses": r"/openai(/v1)?/responses|/.+/v1/responses|/v1//responses|(/v1)?/response",
+    "use POST /v1/messages": r"(/v1)?/messages/.+|/api(/v1)?/messages|/.+/v1/messages|/v1//messages|(/v1)?/message",
     "use POST /tokenize": r"/v1/(token|internal)/(encode|token-count)|/api/(extra/)?(tokenize|tokencount)|/api/v1/tokenize",
     "use POST /detokenize": r"/decode|/v1/(token|internal)/decode|/api/(extra/)?detokenize",
     "use GET /v1/models": (

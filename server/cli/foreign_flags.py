@@ -39,6 +39,9 @@ INSTEAD = {
     "config": "the variables HEADWAY_<FLAG>, as of an environment file",
     "seed": "seed in requests", "random-seed": "seed in requests", "temp": _REQUESTS, "temperature": _REQUESTS, "top-p": _REQUESTS,
     "top-k": _REQUESTS, "min-p": _REQUESTS, "n-predict": "max_tokens in requests", "n": "max_tokens in requests",
+    "repeat-penalty": "repetition_penalty in requests", "presence-penalty": _REQUESTS, "frequency-penalty": _REQUESTS, "ignore-eos": "ignore_eos in requests",
+    "reasoning-budget": "thinking_budget_tokens in requests", "chat-template-kwargs": "chat_template_kwargs in requests",
+    "enable-reasoning": "--tool-format, if the model's template does not tell", "log-file": "the shell: headway serve 2> FILE",
     "override-generation-config": _REQUESTS, "generation-config": _REQUESTS,
     "quantization": "a folder whose config.json has the precision of its weights", "q": "a folder whose config.json has the precision of its weights",
     "tokenizer": "tokenizer.json in the model's folder", "tokenizer-path": "tokenizer.json in the model's folder",
@@ -46,6 +49,7 @@ INSTEAD = {
     "pp-size": _DEVICES, "data-parallel-size": _DEVICES, "dp": _DEVICES, "dp-size": _DEVICES, "nnodes": _DEVICES,
 }  # fmt: skip
 NOT_SERVED = {
+    "api-server-count": "a server has one process for HTTP; leave it out",
     "enable-lora": "adapters are not served; merge them into the weights", "lora-modules": "adapters are not served; merge them into the weights",
     "lora-paths": "adapters are not served; merge them into the weights", "lora": "adapters are not served; merge them into the weights",
     "embedding": "embeddings are not served", "embeddings": "embeddings are not served", "is-embedding": "embeddings are not served",
@@ -59,7 +63,7 @@ ONE_OF_SOME = {
     **dict.fromkeys(("tensor-parallel-size", "tp", "tp-size", "pipeline-parallel-size", "pp", "pp-size", "data-parallel-size", "dp",
                      "dp-size", "nnodes"), ("1",)),
     "kv-cache-dtype": ("auto",), "generation-config": ("auto",), "task": ("auto", "generate"),
-    "runner": ("auto", "generate"),
+    "runner": ("auto", "generate"), "api-server-count": ("1",), "reasoning-budget": ("-1",),
 }  # fmt: skip
 # They change no text, or say what is so anyway.
 HARMLESS = frozenset((
@@ -69,15 +73,19 @@ HARMLESS = frozenset((
     "enable-prompt-tokens-details", "enable-server-load-tracking", "enable-torch-compile", "enable-p2p-check", "log-requests",
     "skip-server-warmup", "disable-overlap-schedule", "use-v2-block-manager", "async-scheduling",
     "jinja", "flash-attn", "fa", "cont-batching", "cb", "no-context-shift", "mlock", "no-mmap", "no-webui", "metrics", "slots", "no-slots",
-    "log-disable", "no-warmup", "cache-prompt",
+    "log-disable", "no-warmup", "cache-prompt", "webui", "ui", "no-ui", "swa-full", "no-kv-offload", "kv-offload", "perf", "no-perf", "props",
+    "no-trust-remote-code", "enable-expert-parallel", "enable-log-outputs", "disable-log-outputs", "enable-request-id-headers", "O0", "O1", "O2", "O3",
 ))  # fmt: skip
 HARMLESS_WITH_VALUE = frozenset((
     "tokenizer-mode", "swap-space", "cpu-offload-gb", "guided-decoding-backend", "structured-outputs-config", "grammar-backend", "attention-backend",
     "sampling-backend", "distributed-executor-backend", "schedule-policy", "scheduling-policy", "schedule-conservativeness", "cuda-graph-max-bs", "max-log-len",
     "compilation-config", "limit-mm-per-prompt", "model-impl", "log-level-http", "threads-http", "cache-reuse", "stream-interval",
-    "decode-log-interval",
+    "decode-log-interval", "chat-template-content-format", "prio", "numa", "split-mode", "sm", "main-gpu", "mg", "max-logprobs", "O", "cache-ram",
+    "prefix-caching-hash-algo",
 ))  # fmt: skip
-OPTIONAL_VALUES = dict.fromkeys(("flash-attn", "fa"), ("on", "off", "auto"))
+OPTIONAL_VALUES = dict.fromkeys(HARMLESS, ("true", "True")) | dict.fromkeys(
+    ("flash-attn", "fa"), ("on", "off", "auto")
+)
 
 
 class UsageError(Exception):
@@ -107,7 +115,8 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
             name = flag.lstrip("-").replace("_", "-")
             takes = name in HARMLESS_WITH_VALUE or name in ONE_OF_SOME
             is_value = bool(left) and (
-                (takes and not left[0].startswith("-")) or left[0] in OPTIONAL_VALUES.get(name, ())
+                (takes and not left[0].startswith("-"))
+                or left[0] in (*ONE_OF_SOME.get(name, ()), *OPTIONAL_VALUES.get(name, ()))
             )
             given = value if equals else left.pop(0) if is_value else None
             if not _is_harmless(name, given):

@@ -37,8 +37,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, ModelSou
         ("--attention-backend flashinfer --schedule-policy=lpm ORG/NAME --port 7", ["--attention-backend", "--schedule-policy"]),
         ("--jinja -fa on ORG/NAME --flash-attn -cb --port 7", ["--jinja", "-fa", "--flash-attn", "-cb"]),
         ("--kv-cache-dtype auto --task generate ORG/NAME --port 7", ["--kv-cache-dtype", "--task"]),
+        ("--trust-remote-code true --enable-prefix-caching=True ORG/NAME --port 7", ["--trust-remote-code", "--enable-prefix-caching"]),
+        ("ORG/NAME -O3 --api-server-count 1 --chat-template-content-format auto --no-ui --numa distribute --reasoning-budget -1 --port 7",
+         ["-O3", "--api-server-count", "--chat-template-content-format", "--no-ui", "--numa", "--reasoning-budget"]),
     ],
-    ids=["vllm", "underscores", "sglang", "llama-server", "defaults"],
+    ids=["vllm", "underscores", "sglang", "llama-server", "defaults", "switches-with-a-value", "more"],
 )  # fmt: skip
 def test_flags_that_change_nothing_are_taken_with_a_word(
     served: list[tuple[ServerConfig, ModelSource]], caplog: pytest.LogCaptureFixture, line: str, taken: list[str]
@@ -61,6 +64,10 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
         ("--kv-cache-dtype fp8", "the KV cache has the model's precision"),
         ("--task embed", "texts are generated"),
         ("--enable-prefix-caching=false", "did you mean --no-prefix-caching?"),
+        ("--reasoning-budget 0", "use thinking_budget_tokens in requests"),
+        ("--repeat-penalty 1.1", "use repetition_penalty in requests"),
+        ("--api-server-count 4", "one process for HTTP"),
+        ("--log-file x", "the shell"),
         ("--enable-lora", "adapters are not served"),
         ("--max_model_len 5", "there is no --max_model_len; did you mean --max-model-len?"),
         ("--depht 3", "there is no --depht; did you mean --depth?"),

@@ -45,6 +45,9 @@ FITTING = {
     "/api/v0/models": "GET /v1/models", "/slots": "GET /load", "/slots/0": "GET /load", "/api/version": "GET /version", "/v1/health": "GET /health",
     "/health_generate": "GET /health/generate", "/decode": "POST /detokenize", "/api/extra/tokencount": "POST /tokenize",
     "/abort_request": "POST /abort/{id}", "/sleep": "POST /pause", "/completion/": "POST /v1/completions",
+    "/v1/v1/chat/completions": "POST /v1/chat/completions", "/v1//chat/completions": "POST /v1/chat/completions", "/v1/chat/completion": "POST /v1/chat/completions",
+    "/v1/v1/completions": "POST /v1/completions", "/v1/completion": "POST /v1/completions", "/v1/v1/responses": "POST /v1/responses", "/v1/response": "POST /v1/responses",
+    "/anthropic/v1/messages": "POST /v1/messages", "/v1/v1/messages": "POST /v1/messages",
 }  # fmt: skip
 WITHOUT = [
     "/embed", "/embed_sparse", "/rerank", "/v1/reranking", "/score", "/v1/classify", "/pooling", "/api/embed", "/similarity", "/encode", "/api/pull",
