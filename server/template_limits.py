@@ -269,7 +269,7 @@ def _with_questions_in_results(entries: Sequence[_Entry]) -> list[_Entry]:
     told = list[_Entry]()
     for entry in entries:
         if told and told[-1].role == "tool" and entry.role == "user":
-            told[-1] = told[-1].followed_by(entry.message)
+            told[-1] = told[-1].followed_by(entry)
         else:
             told.append(entry)
     return told
