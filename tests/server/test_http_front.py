@@ -23,6 +23,7 @@ from headway.server import body as body_module
 from headway.server import cli
 from headway.server.app import create_app
 from headway.server.cli import http_protocol
+from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.listening import listen
 from headway.server.cli.serve import DrainingServer
 from headway.server.config import ServerConfig
@@ -378,3 +379,16 @@ async def test_half_a_request_and_no_more_ends_the_connection(url: str) -> None:
         writer.write_eof()
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
+
+
+async def test_a_connection_has_one_probe_at_a_time() -> None:
+    """Each pipelined request begins one anew; the end of the connection stops the last."""
+    protocol = BoundedHttpProtocol.__new__(BoundedHttpProtocol)
+    protocol.loop = asyncio.get_running_loop()
+    protocol._await_probe(60)
+    first = protocol._probe_timer
+    protocol._await_probe(60)
+    assert first is not None
+    assert first.cancelled()
+    assert protocol._probe_timer is not None
+    protocol._probe_timer.cancel()
