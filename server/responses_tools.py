@@ -46,6 +46,7 @@ CALLABLE = (FUNCTION, CUSTOM)
 ITEMS_WITH_TOOLS = ("additional_tools", "tool_search_output")
 DEFAULT_NAMESPACE = "functions"  # of functions that are in no other
 MAX_MENTIONED = 2048  # tools of a request, wherever they stand
+MAX_SHOWN = 64  # characters of a type that are compared, and that an error repeats
 MISSPELT = 0.8  # a type at least as similar to one of TYPES is that one, misspelt
 INPUT = "input"  # the argument of a custom tool
 
@@ -190,9 +191,9 @@ def _custom_parameters(tool: ResponseTool) -> dict[str, Any]:
 
 
 def _check_spelling(kind: str, where: str) -> None:
-    close = difflib.get_close_matches(kind, TYPES, 1, MISSPELT)
+    close = difflib.get_close_matches(kind[:MAX_SHOWN], TYPES, 1, MISSPELT)
     if close and close[0] != kind:
-        message = f"{where}.type is {kind[:64]!r}; did you mean {close[0]!r}?"
+        message = f"{where}.type is {kind[:MAX_SHOWN]!r}; did you mean {close[0]!r}?"
         raise ApiError(message, param=f"{where}.type", code="invalid_value")
 
 

@@ -150,7 +150,7 @@ class _Reader:
         is_refused = self.refuses_unknown and not getattr(kind, "passes_unknown", False)
         if meant is None and is_refused:
             names = [*served, *getattr(kind, "unserved", {})]
-            meant = next(iter(difflib.get_close_matches(name, names, 1, MIN_LIKENESS)), None)
+            meant = next(iter(difflib.get_close_matches(name[:MAX_NAME], names, 1, MIN_LIKENESS)), None)
         path = f"{where}{name[:MAX_NAME]}"
         if meant is not None or is_refused:
             hint = "docs/api.md lists the known ones" if meant is None else f"did you mean {where}{meant}?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from openai.types.responses import Response
 from tokenizers import AddedToken
 
 from headway.server.conversation import Conversation
+from headway.server.field_names import FieldNames
 from headway.server.formats import find_format
 from headway.server.metrics import Metrics
+from headway.server.protocol.responses import ResponsesRequest, ResponseTool
+from headway.server.responses_tools import tools_of
 from headway.server.services import Services
 from headway.server.tokenizer import Tokenizer, load_tokenizer
 
@@ -284,3 +288,10 @@ async def test_a_choice_may_name_tools_of_every_type(
 ) -> None:
     await posted(client, tools=TOOLS, tool_choice=choice)
     assert list(offered(recorded)) == names
+
+
+def test_types_of_any_length_are_looked_at_in_little_time() -> None:
+    body = ResponsesRequest(input="hello", tools=[ResponseTool(type="x" * 2**20) for _ in range(8)])
+    start = time.process_time()
+    assert tools_of(body, FieldNames({})).tools == []
+    assert time.process_time() - start < 0.2
