@@ -108,16 +108,6 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     return 0
 
 
-def _service_limits(config: ServerConfig) -> ServiceLimits:
-    return ServiceLimits(
-        config.max_body_bytes,
-        config.request_timeout,
-        config.keep_alive,
-        config.force_include_usage,
-        refuses_unknown_fields=config.unknown_fields == "refuse",
-    )
-
-
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
     """Makes signals end the process while no event loop heeds them: as process 1 of a container it would ignore SIGTERM."""
@@ -230,6 +220,16 @@ def _open_tracing(endpoint: str | None) -> Trace | None:
         ) from None
     tracing: Trace = module.open_tracing(endpoint)
     return tracing
+
+
+def _service_limits(config: ServerConfig) -> ServiceLimits:
+    return ServiceLimits(
+        config.max_body_bytes,
+        config.request_timeout,
+        config.keep_alive,
+        config.force_include_usage,
+        refuses_unknown_fields=config.unknown_fields == "refuse",
+    )
 
 
 def _check_tls(config: ServerConfig) -> None:
