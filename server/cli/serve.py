@@ -1,4 +1,4 @@
-"""`headway serve`: binds the port, starts the engine, runs uvicorn, drains on SIGTERM and Ctrl-C."""
+"""`headway serve`: binds the port, starts the engine, runs uvicorn, drains on SIGTERM, SIGHUP and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from headway.server.services import Services
 from headway.server.tokenizer import load_tokenizer
 from headway.server.tokenizer_info import load_tokenizer_info
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal was closed
 # An idle connection: longer than most clients and balancers wait, so that few send into its end.
 KEPT_SECONDS = 75
 ECHO_SECONDS = 0.1
@@ -108,10 +108,16 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
     return 0
 
 
+def _heeded() -> list[signal.Signals]:
+    """Returns the signals that end the server. What nohup has it ignore stays ignored."""
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGHUP or not is_nohup]
+
+
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
     """Makes signals end the process while no event loop heeds them: as process 1 of a container it would ignore SIGTERM."""
-    before = {number: signal.signal(number, _leave) for number in SIGNALS}
+    before = {number: signal.signal(number, _leave) for number in _heeded()}
     try:
         yield
     finally:
@@ -121,7 +127,7 @@ def leaving_on_signals() -> Iterator[None]:
 
 def _leave(number: int, _: FrameType | None) -> None:
     """The second time without waiting for threads that download."""
-    for each in SIGNALS:
+    for each in _heeded():
         signal.signal(each, lambda number, _: os._exit(128 + number))
     sys.exit(128 + number)
 
@@ -171,8 +177,8 @@ class DrainingServer(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        for number in SIGNALS:
+        before = {number: signal.getsignal(number) for number in _heeded()}
+        for number in before:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         self._captures = True
         try:

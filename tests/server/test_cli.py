@@ -479,6 +479,15 @@ async def test_sigterm_lets_requests_finish_up_to_the_drain_time(
             socket.create_connection(address)
 
 
+@pytest.fixture
+def with_terminal() -> Iterator[None]:
+    """No signal is ignored, though the tests run by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("with_terminal")
 @pytest.mark.parametrize("first", serve.SIGNALS)
 @pytest.mark.parametrize("second", serve.SIGNALS)
 async def test_the_second_signal_waits_for_nothing(
@@ -501,6 +510,14 @@ async def test_the_second_signal_waits_for_nothing(
     assert ends == ["engine", 128 + second]
 
 
+@pytest.mark.usefixtures("with_terminal")
+def test_what_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with serve.leaving_on_signals():
+        signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("with_terminal")
 @pytest.mark.parametrize("number", serve.SIGNALS)
 def test_a_signal_before_the_server_runs_ends_the_command(number: int) -> None:
     """Process 1 of a container would not die by it."""
