@@ -60,6 +60,9 @@ WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allo
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
+_DEFINITION = re.compile("#/(?:\\$defs|definitions)/[^/]*")
+
+
 class _Unserved(RequestError):
     """A keyword that cannot be enforced, or whose value means nothing."""
 
@@ -371,7 +374,7 @@ class _Walk:
         return unquote(value)
 
     def link(self) -> None:
-        """Writes where references lead to. What stands elsewhere than in the client's schema becomes a definition at the root."""
+        """Writes where references lead to. What is no definition at the root becomes one: some forms of calls take a schema apart."""
         names: dict[str, str] = {}
         for place, target, holder in self._references:
             if target not in self._places:
@@ -380,12 +383,20 @@ class _Walk:
                     raise error
                 self._drop("$ref", place, error)
                 del holder["$ref"]
-            elif value_at(self._places["#"], target) is self._places[target]:
+            elif (
+                _DEFINITION.fullmatch(target) and value_at(self._places["#"], target) is self._places[target]
+            ):
                 holder["$ref"] = f"#{quote(target[1:], safe='/~')}"
             else:
                 name = names.setdefault(target, f"x-linked-{len(names)}")
-                self._lifted[name] = self._places[target]
+                self._lifted[name] = _without_definitions(self._places[target])
                 holder["$ref"] = f"#/$defs/{name}"
+
+
+def _without_definitions(schema: Schema | bool) -> Schema | bool:
+    if isinstance(schema, bool):
+        return schema
+    return {keyword: value for keyword, value in schema.items() if keyword not in ("$defs", "definitions")}
 
 
 def _is_beside_others(keyword: str, schema: Schema) -> bool:

@@ -57,6 +57,23 @@ def test_a_format_and_a_pattern_of_a_text_hold_together() -> None:
     assert [text for text in texts if fits(found, CALL.format(text))] == ["2026-01-31"]
 
 
+OTHERS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "parameter": ({"properties": {"o": {**TEXT, "maxLength": 2}, "a": {"$ref": "#/properties/o"}}}, ["ab"]),
+    "itself": ({"properties": {"a": {"type": "array", "items": {"$ref": "#/properties/a"}}}}, ["[[]]"]),
+    "root": ({"properties": {"a": {"$ref": "#"}, "o": {"type": "integer"}}, "additionalProperties": False}, ['{"o": 1}', '{"a": {}}']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameters", "fitting"), OTHERS.values(), ids=OTHERS)
+def test_a_parameter_may_be_what_stands_elsewhere_in_the_schema(
+    parameters: dict[str, Any], fitting: list[str]
+) -> None:
+    found = source({"type": "object", **parameters}, "qwen_xml", dropped := list[str]())
+    assert dropped == []
+    texts = ["ab", "abc", "[[]]", "[1]", '{"o": 1}', '{"a": {}}', '{"o": []}']
+    assert [text for text in texts if fits(found, CALL.format(text))] == fitting
+
+
 def test_a_text_is_of_a_definition_with_blanks_in_its_name() -> None:
     schema = {"$defs": {"My Text": {**TEXT, "maxLength": 3}}, "properties": {"a": {"$ref": "#/$defs/My Text"}}, "required": ["a"]}  # fmt: skip
     found = source(schema, "qwen_xml", [])
