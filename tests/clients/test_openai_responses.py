@@ -149,7 +149,7 @@ def test_a_cut_answer_is_incomplete(scripted: openai.OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "conv_1"}, "conversation"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"), ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": 3}}}}, "text.format.schema"), ({"background": True}, "background"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": 3}, "strict": True}}}, "text.format.schema"), ({"background": True}, "background"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused_by_name(

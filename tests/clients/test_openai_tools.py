@@ -234,7 +234,7 @@ def test_a_stream_of_a_cut_answer_ends_by_length(scripted: openai.OpenAI) -> Non
         ({"tool_choice": {"type": "function", "function": {"name": "no_such"}}}, "no_such"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": 3}}}}, "not"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": 3}, "strict": True}}}, "not"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ],
