@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headway.engine import FinishReason, Grammar, SamplingParams, TokenEvent, TokenLogprobs
-from headway.server.choice_output import ChoiceOutput, OutputOptions, Part, ReasoningCounter, joined
+from headway.server.choice_output import ChoiceOutput, NumberedCall, OutputOptions, Part, ReasoningCounter, joined
 from headway.server.content_stops import StopOptions
 from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
 
@@ -156,6 +156,7 @@ class Choice:
         self._reasoning = ReasoningCounter(None if request.output is None else request.output.thinking)
         self._hidden: list[TokenInfo] = []
         self._num_shown = 0  # characters
+        self._num_certain = 0  # characters up to which it is certain what part they are
         self.prompt_logprobs: TokenLogprobs | None = None
         self.is_open = True
         self.finish_reason: str | None = None
@@ -258,15 +259,25 @@ class Choice:
         if self.finish_reason == "stop" and self._output is not None and self._output.num_calls:
             self.finish_reason = "tool_calls"
         self._num_shown += len(text)
+        self._num_certain = self._num_shown if parts is None else self._end_of(parts)
         tokens = self._release() if self._hidden else ()
         return Delta(
             self.index, text, self.finish_reason, tokens, *added, stop_reason=ending.stop_reason, parts=parts
         )
 
+    def _end_of(self, parts: tuple[Part, ...]) -> int:
+        """Returns where the last part ends, behind which text is held back; a call ends with all that has come."""
+        if not parts:
+            return self._num_certain
+        last = parts[-1]
+        return self._num_shown if isinstance(last, NumberedCall) else last.start + len(last.text)
+
     def _release(self) -> tuple[TokenInfo, ...]:
-        """Takes the tokens out whose text begins before the end of what is shown; at the end all of them."""
+        """Takes the tokens out whose text begins before the end of what is certain to be shown; at the end all of them."""
         end = self._num_shown
-        num_ready = sum(token.start < end for token in self._hidden) if self.is_open else len(self._hidden)
+        num_ready = len(self._hidden)
+        if self.is_open:
+            num_ready = sum(token.start < self._num_certain for token in self._hidden)
         released, self._hidden = self._hidden[:num_ready], self._hidden[num_ready:]
         return tuple(token if token.start <= end else replace(token, start=end) for token in released)
 

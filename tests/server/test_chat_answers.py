@@ -282,6 +282,23 @@ async def test_every_character_of_a_part_has_its_token(
             assert start + len(part) <= len(text)
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+async def test_a_chunk_of_content_has_the_tokens_of_its_text(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    tokenizer: Tokenizer,
+    write: Callable[[str], list[int]],
+    rounds: int,
+) -> None:
+    """White space at the end of a round comes with the text after it, and so do its tokens: guidance reads a chunk by them."""
+    write("the quick brown fox jumps over the lazy dog, the end")
+    engine.tokens_per_round = rounds
+    chunks = [chunk["choices"][0] for chunk in (await streamed(client, return_token_ids=True))[:-1]]
+    told = [(chunk["delta"]["content"], chunk["token_ids"]) for chunk in chunks if chunk["delta"].get("content")]
+    assert len(told) > 1
+    assert [tokenizer.decode(ids) for _, ids in told] == [content for content, _ in told]
+
+
 async def test_each_choice_has_a_text_of_its_own(
     client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
