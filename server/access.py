@@ -36,7 +36,8 @@ class RequestRecord:
     monotonic.
 
     endpoint: as the metrics name it. model: the served name that the request used, or the first. error: what the client was told, by status or as an event of a stream.
-    ignored: paths of what was accepted and has no effect; routes add to it before the answer starts, and a header tells it.
+    ignored: paths of what was accepted and has no effect; routes add to it before the answer starts, and a
+    header tells it.
     """
 
     request_id: str
@@ -112,7 +113,8 @@ class AccessLog:
 
 
 def _told(paths: Sequence[str]) -> str:
-    """Returns the paths as a header's value, without those within others. Clients choose unknown names freely: what is not a name is left out."""
+    """Returns the paths as a header's value, without those within others. Clients choose unknown names
+    freely: what is not a name is left out."""
     names = dict.fromkeys(path for path in paths if FIELD_PATH.fullmatch(path))
     outermost = [path for path in names if not any(path[: m.start()] in names for m in _PARTS.finditer(path))]
     return ", ".join(outermost[:MAX_TOLD])

@@ -19,7 +19,8 @@ MODES = ("auto", "required")
 
 
 def with_allowed_tools(body: ChatRequest) -> tuple[ChatRequest, FieldNames]:
-    """Returns the chat, and the paths of its tools in the request. Raises ApiError for a tool that is not there."""
+    """Returns the chat, and the paths of its tools in the request. Raises ApiError for a tool that is not
+    there."""
     choice = body.tool_choice
     names = FieldNames({})
     if not isinstance(choice, NamedChoice):

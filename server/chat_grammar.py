@@ -22,8 +22,8 @@ async def chat_grammar(
 ) -> Grammar | None:
     """Returns the grammar of what follows the reasoning; None for any text. Raises ApiError for what cannot be enforced.
 
-    Calls are enforced where one is required, and where a tool is strict: then those of all tools. ignored: gets the paths of keywords
-    of schemas that are not enforced.
+    Calls are enforced where one is required, and where a tool is strict: then those of all tools. ignored:
+    gets the paths of keywords of schemas that are not enforced.
     """
     form = text_form(body)
     has_tools = output is not None and output.tools is not None

@@ -37,7 +37,8 @@ def is_single_call(body: ChatRequest) -> bool:
 
 
 def with_calls(output_format: OutputFormat) -> OutputFormat:
-    """Returns the format with calls; a model that has no form of them writes Hermes', which a grammar makes it write."""
+    """Returns the format with calls; a model that has no form of them writes Hermes', which a grammar makes
+    it write."""
     if output_format.has_calls:
         return output_format
     enforced = find_format(None, name="hermes")
@@ -52,8 +53,8 @@ def output_options(
     *,
     ignores_tools: bool = False,
 ) -> OutputOptions | None:
-    """Returns how the choices' texts are split into parts; None where a text is one part. ignores_tools: a model without calls
-    answers in text where it need not call any; else such tools are refused."""
+    """Returns how the choices' texts are split into parts; None where a text is one part. ignores_tools: a
+    model without calls answers in text where it need not call any; else such tools are refused."""
     tools = callable_tools(body)
     if is_call_required(body):
         output_format = with_calls(output_format)

@@ -59,7 +59,8 @@ def conversation_for(body: ConversationFields, services: Services) -> Conversati
 async def chat_prompt(
     conversation: Conversation, services: Services, ignored: list[str] | None = None
 ) -> ChatPrompt:
-    """The conversation by the model's template, in the form that this takes. Raises ApiError for a model that has none.
+    """The conversation by the model's template, in the form that this takes. Raises ApiError for a model that
+    has none.
 
     ignored: gets the paths of what the template can show nowhere.
     """

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headway.engine import FinishReason, Grammar, SamplingParams, TokenEvent, TokenLogprobs
-from headway.server.choice_output import ChoiceOutput, NumberedCall, OutputOptions, Part, ReasoningCounter, joined
+from headway.server.choice_output import (
+    ChoiceOutput,
+    NumberedCall,
+    OutputOptions,
+    Part,
+    ReasoningCounter,
+    joined,
+)
 from headway.server.content_stops import StopOptions
 from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
 
@@ -266,14 +273,16 @@ class Choice:
         )
 
     def _end_of(self, parts: tuple[Part, ...]) -> int:
-        """Returns where the last part ends, behind which text is held back; a call ends with all that has come."""
+        """Returns where the last part ends, behind which text is held back; a call ends with all that has
+        come."""
         if not parts:
             return self._num_certain
         last = parts[-1]
         return self._num_shown if isinstance(last, NumberedCall) else last.start + len(last.text)
 
     def _release(self) -> tuple[TokenInfo, ...]:
-        """Takes the tokens out whose text begins before the end of what is certain to be shown; at the end all of them."""
+        """Takes the tokens out whose text begins before the end of what is certain to be shown; at the end
+        all of them."""
         end = self._num_shown
         num_ready = len(self._hidden)
         if self.is_open:

@@ -40,8 +40,10 @@ class ServiceLimits:
 class ServerConfig:
     """The configuration of `headway serve`. Its repr leaves the keys out.
 
-    served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on instead of host and port.
-    chat_template: a file, instead of the template in the model's files. tool_format: None for that of the chat template."""
+    served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on
+    instead of host and port.
+    chat_template: a file, instead of the template in the model's files. tool_format: None for that of the
+    chat template."""
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -1,4 +1,5 @@
-"""Where the content of an answer ends: at the first stop string or stop token in it. Reasoning and calls are not searched."""
+"""Where the content of an answer ends: at the first stop string or stop token in it. Reasoning and calls are
+not searched."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from headway.server.stop_strings import Match, SilentMatcher, StopMatcher
 
 @dataclass(frozen=True, slots=True)
 class StopOptions:
-    """What ends a content. token_ids: those of the request; the model's own end the whole output, in the engine.
+    """What ends a content. token_ids: those of the request; the model's own end the whole output, in the
+    engine.
 
-    min_tokens: nothing that one of so many first tokens completes is a stop. shows_stop: the stop is a part of the content.
+    min_tokens: nothing that one of so many first tokens completes is a stop. shows_stop: the stop is a part
+    of the content.
     silent_text: what a special token that is not shown would show; empty for other tokens.
     """
 
@@ -36,10 +39,11 @@ class _Found:
 
 
 class ContentStops:
-    """Ends the pieces of one output at the first stop in their content. Mutable: owned by the choice's output.
+    """Ends the pieces of one output at the first stop in their content. Mutable: owned by the choice's
+    output.
 
-    What is searched is the content as a whole, whatever stands between its pieces. Pieces wait, in their order, while a stop string
-    could begin before them. stop: the string or the id that was found.
+    What is searched is the content as a whole, whatever stands between its pieces. Pieces wait, in their
+    order, while a stop string could begin before them. stop: the string or the id that was found.
     """
 
     def __init__(self, options: StopOptions, *, is_single_call: bool = False) -> None:
@@ -63,7 +67,8 @@ class ContentStops:
         return bool(self._options.strings or self._options.token_ids)
 
     def feed(self, token_id: int, text: str, start: int, parser: OutputParser) -> list[Piece]:
-        """Gives the text of the next token to the parser, and returns what is certain then. start: of the token's own text."""
+        """Gives the text of the next token to the parser, and returns what is certain then. start: of the
+        token's own text."""
         self._num_tokens += 1
         if self._num_tokens == self._options.min_tokens + 1:
             self._ripe_start = self._num_fed

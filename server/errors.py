@@ -167,8 +167,8 @@ def note_error(scope: Scope, error: ApiError) -> None:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drops the traceback of an error that was handled: its frames hold the request's body, and the request holds the error, so
-    that only the collector would free them."""
+    """Drops the traceback of an error that was handled: its frames hold the request's body, and the request
+    holds the error, so that only the collector would free them."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 

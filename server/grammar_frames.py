@@ -16,8 +16,8 @@ class TextForm(msgspec.Struct, frozen=True):
     """What a text may be, as the client wrote it.
 
     value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object; that of
-    tools is a ToolCalls as JSON. param: the field that it came in. strict: a keyword of a schema that cannot be enforced is refused;
-    else it is left out and told. Each tool says that for itself.
+    tools is a ToolCalls as JSON. param: the field that it came in. strict: a keyword of a schema that cannot
+    be enforced is refused; else it is left out and told. Each tool says that for itself.
     """
 
     kind: Kind
@@ -50,7 +50,8 @@ class TargetVocabulary(msgspec.Struct, frozen=True):
 
 class Checked(msgspec.Struct, frozen=True):
     """The answer to a form; either source or error is set. source: see `Grammar`. error: why it cannot be enforced.
-    param: the field at fault, where it is another than the form's. dropped: paths of keywords of schemas that are not enforced."""
+    param: the field at fault, where it is another than the form's. dropped: paths of keywords of schemas that
+    are not enforced."""
 
     source: str | None = None
     error: str | None = None

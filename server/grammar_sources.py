@@ -24,8 +24,8 @@ MAX_SHOWN_PLACES = 3
 Check = Callable[[str], None]
 Schema = dict[str, object]
 
-# What the library says of a schema that it enforces only in part: the keywords of which one is too much, which to leave out first
-# where nobody asked for strictness, and what to tell where somebody did.
+# What the library says of a schema that it enforces only in part: the keywords of which one is too much,
+# which to leave out first where nobody asked for strictness, and what to tell where somebody did.
 _LOSSES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("oneOf", ("oneOf",), "its members are not told apart by types, constants or required properties; use anyOf, or give each member a constant of its own"),
     ("patternProperty", ("patternProperties",), "a name may match two of its patterns; write patterns of which no name matches two"),
@@ -60,7 +60,8 @@ def checked_source(
     """Returns the source of a form that compiles. Raises RequestError that names the field at fault.
 
     check: from make_grammar_check. It may take long, or end the process, over a hostile form. special_ids: the ids of special
-    tokens by their names, in which calls are written. dropped: gets the paths of keywords of schemas that are not enforced.
+    tokens by their names, in which calls are written. dropped: gets the paths of keywords of schemas that are
+    not enforced.
     """
     found: list[str] = []
     try:
@@ -104,7 +105,8 @@ def _form_schema(form: TextForm, check: Check, dropped: list[str]) -> Schema:
 
 
 def _checked_schema(schema: object, param: str, check: Check, dropped: list[str] | None) -> Schema:
-    """Returns the schema as it is enforced: without keywords that cannot be. dropped: gets their paths; None: they are refused."""
+    """Returns the schema as it is enforced: without keywords that cannot be. dropped: gets their paths; None:
+    they are refused."""
     without: set[str] = set()
     while True:
         left_out: list[str] | None = None if dropped is None else []
@@ -227,7 +229,8 @@ def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
 
 
 def _refusal(form: TextForm, message: str) -> RequestError:
-    """The library's reason for a form that the client wrote in the library's words; our own for tools, which are written here."""
+    """The library's reason for a form that the client wrote in the library's words; our own for tools, which
+    are written here."""
     if form.kind == "tools":
         text = f"{form.param}: these tools together are too large or too intricate to be enforced; send fewer, or simpler parameters"
         return RequestError(text, param=form.param, code="invalid_grammar")

@@ -32,8 +32,8 @@ MAX_CACHED_CHARACTERS = 16 * 2**20
 
 
 class GrammarObserver(Protocol):
-    """What is told of grammars: outcome is compiled, cached or refused, seconds the processor time that the check took; and the names of
-    keywords that a request's schema has and its grammar has not."""
+    """What is told of grammars: outcome is compiled, cached or refused, seconds the processor time that the
+    check took; and the names of keywords that a request's schema has and its grammar has not."""
 
     def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None: ...
 
@@ -159,7 +159,8 @@ def no_grammars() -> Grammars:
 async def grammar_of(
     fields: GenerationFields, grammars: Grammars, info: EngineInfo, ignored: list[str]
 ) -> Grammar | None:
-    """Returns what the request's fields say about its text; None for any text. Raises a 400 that names the field.
+    """Returns what the request's fields say about its text; None for any text. Raises a 400 that names the
+    field.
 
     ignored: gets the paths of keywords that are not enforced.
     """

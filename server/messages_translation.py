@@ -40,7 +40,8 @@ NAMES = {
 class ThinkingModel:
     """What a request's wishes about thinking depend on. template: the source of the chat template.
 
-    is_bounded: a single token closes the model's reasoning, so that a budget of tokens can be enforced. thinks: there is reasoning.
+    is_bounded: a single token closes the model's reasoning, so that a budget of tokens can be enforced.
+    thinks: there is reasoning.
     """
 
     template: str = ""
@@ -50,8 +51,8 @@ class ThinkingModel:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text came in. ignored: paths of
-    fields without effect, and of what the model is not shown."""
+    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text
+    came in. ignored: paths of fields without effect, and of what the model is not shown."""
 
     chat: ChatRequest
     turns: Sequence[Turn]

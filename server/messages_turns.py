@@ -37,8 +37,8 @@ class Call:
 class Turn:
     """Mutable: grows while neighbours of one role are put together. where: the path of what it began with.
 
-    role: system, user, assistant or tool. result_of: the id of the call whose result it is. hidden: paths of blocks that a line takes
-    the place of.
+    role: system, user, assistant or tool. result_of: the id of the call whose result it is. hidden: paths of
+    blocks that a line takes the place of.
     """
 
     role: str
@@ -75,7 +75,8 @@ class Turn:
 
 
 def turns_of(body: PromptFields) -> list[Turn]:
-    """The system first. Neighbours of one role are one turn, as the API says; a result of a call is one by itself."""
+    """The system first. Neighbours of one role are one turn, as the API says; a result of a call is one by
+    itself."""
     check_messages(body.messages)
     turns: list[Turn] = []
     for turn in _turns(body):

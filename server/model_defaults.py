@@ -77,7 +77,8 @@ def token_content(token: object) -> str | None:
 
 
 def check_writes(file: Path, tokenizer: HFTokenizer) -> None:
-    """file: tokenizer.json. Raises ModelError for one by which next to no text can be written: every prompt would be empty."""
+    """file: tokenizer.json. Raises ModelError for one by which next to no text can be written: every prompt
+    would be empty."""
     nothing = set(tokenizer.encode(NOBODYS_CHARACTER, add_special_tokens=False).ids)
     characters = string.ascii_letters + string.digits
     found = tokenizer.encode_batch(list(characters), add_special_tokens=False)

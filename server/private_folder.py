@@ -1,7 +1,8 @@
-"""A folder for the socket between the API process and its engine, and the removal of those that killed servers have left.
+"""A folder for the socket between the API process and its engine, and the removal of those that killed
+servers have left.
 
-The folder is locked while its owner lives. The lock is the kernel's: it ends with the process, whatever ends that, and holds
-between containers that share the folder of temporary files.
+The folder is locked while its owner lives. The lock is the kernel's: it ends with the process, whatever ends
+that, and holds between containers that share the folder of temporary files.
 """
 
 from __future__ import annotations

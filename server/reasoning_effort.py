@@ -20,8 +20,8 @@ _EFFORT = re.compile(r"\breasoning_effort\b")
 def with_effort(conversation: Conversation, effort: str | None, template: str) -> Conversation:
     """The conversation with the variable by which its template knows how long to think. effort: None leaves that to the template.
 
-    Templates that only turn thinking on and off do so for every effort but `none`; others are told nothing. Raises ApiError where the
-    request gives the variable another value itself.
+    Templates that only turn thinking on and off do so for every effort but `none`; others are told nothing.
+    Raises ApiError where the request gives the variable another value itself.
     """
     if effort is None:
         return conversation
@@ -45,5 +45,6 @@ def effort_variables(effort: str, template: str) -> Mapping[str, object]:
 
 
 def is_without_effect(effort: str | None, template: str, *, thinks: bool) -> bool:
-    """Whether an effort is wished for that the model cannot be told. thinks: the model does, so that `none` is such a wish, too."""
+    """Whether an effort is wished for that the model cannot be told. thinks: the model does, so that `none`
+    is such a wish, too."""
     return effort is not None and (thinks or effort != "none") and not effort_variables(effort, template)

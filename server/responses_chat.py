@@ -30,7 +30,8 @@ SHARED = sorted(
 
 
 def as_chat(body: ResponsesRequest) -> tuple[ChatRequest, FieldNames, ResponseTools]:
-    """Returns the chat, the names of its fields in the request, and its tools. Raises ApiError by the request's names."""
+    """Returns the chat, the names of its fields in the request, and its tools. Raises ApiError by the
+    request's names."""
     _check(body)
     names = FieldNames(NAMES)
     tools = tools_of(body, names)

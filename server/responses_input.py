@@ -202,7 +202,8 @@ def _between_agents(content: Content | None) -> Content:
 
 
 def _found(tools: Sequence[ResponseTool]) -> str:
-    """Returns what a search for tools found, for the model; the tools themselves are among those that it may call."""
+    """Returns what a search for tools found, for the model; the tools themselves are among those that it may
+    call."""
     names = [
         function_name(one.name or one.type or "", None if one is tool else tool.name)
         for tool in tools

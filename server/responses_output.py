@@ -53,8 +53,8 @@ IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningForms:
-    """How the reasoning is told. is_told: at all. is_carried: also in the form that clients send back. is_summarized: also as
-    a summary."""
+    """How the reasoning is told. is_told: at all. is_carried: also in the form that clients send back.
+    is_summarized: also as a summary."""
 
     is_told: bool = True
     is_carried: bool = False

@@ -1,7 +1,8 @@
-"""The tools of /v1/responses as functions of a chat, and the calls of these functions as clients want them back.
+"""The tools of /v1/responses as functions of a chat, and the calls of these functions as clients want them
+back.
 
-All that the client runs is a function here: those of a namespace have its name before their own, a custom tool has its text
-as one argument. Tools that a server would have to run are an offer that is not taken up.
+All that the client runs is a function here: those of a namespace have its name before their own, a custom
+tool has its text as one argument. Tools that a server would have to run are an offer that is not taken up.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Offered:
 class ResponseTools:
     """Mutable: filled from a request, then read.
 
-    tools, choice: of the chat. ignored: the paths of what is not served and has no effect. offered: by the function's name.
+    tools, choice: of the chat. ignored: the paths of what is not served and has no effect. offered: by the
+    function's name.
     """
 
     tools: list[Tool] = field(default_factory=list)
@@ -128,7 +130,8 @@ def served(tools: Sequence[ResponseTool]) -> list[ResponseTool]:
 
 
 def _offer(body: ResponsesRequest, ignored: list[str]) -> list[tuple[Offered, Tool]]:
-    """Returns the functions of `tools`, then those that the conversation brings: a search may find the same several times."""
+    """Returns the functions of `tools`, then those that the conversation brings: a search may find the same
+    several times."""
     check_count("tools", body.tools, MAX_TOOLS, "tools")
     given = [(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
     added = [

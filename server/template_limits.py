@@ -1,6 +1,7 @@
 """What a chat template takes, found out by rendering, and conversations in the form that it takes.
 
-Wherever a conversation comes from, it is folded here and nowhere else: clients keep histories that nobody can edit.
+Wherever a conversation comes from, it is folded here and nowhere else: clients keep histories that nobody can
+edit.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ _TOOL = {"type": "function", "function": {"name": "probe", "description": "", "p
 class TemplateLimits:
     """What a template shows; all True for one of which nothing is known.
 
-    system: a system message at the beginning. several_systems: more than one there. late_system: one later on. repeated_roles:
-    two messages of the user, or two answers, one after the other. several_calls: in one message. any_arguments: of calls,
-    also those that are no objects. users_behind_results: the user, before the answer to the results of calls.
+    system: a system message at the beginning. several_systems: more than one there. late_system: one later
+    on. repeated_roles: two messages of the user, or two answers, one after the other. several_calls: in one
+    message. any_arguments: of calls, also those that are no objects. users_behind_results: the user, before
+    the answer to the results of calls.
     """
 
     system: bool = True
@@ -39,7 +41,8 @@ class TemplateLimits:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """origins: for each message, the index of the one that it begins with. dropped: paths of arguments that are left out."""
+    """origins: for each message, the index of the one that it begins with. dropped: paths of arguments that
+    are left out."""
 
     conversation: Conversation
     origins: Sequence[int]
@@ -48,7 +51,8 @@ class Folded:
 
 @dataclass(slots=True)
 class KnownLimits:
-    """Mutable: the limits of the served template, once they are known. with_tools: of conversations with tools."""
+    """Mutable: the limits of the served template, once they are known. with_tools: of conversations with
+    tools."""
 
     with_tools: TemplateLimits | None = None
     without_tools: TemplateLimits | None = None
@@ -64,7 +68,8 @@ class KnownLimits:
         return known
 
     async def warm_up(self, render: Render) -> None:
-        """Finds both before the first request needs them. Where nothing can be rendered now, that request finds them."""
+        """Finds both before the first request needs them. Where nothing can be rendered now, that request
+        finds them."""
         with suppress(ApiError):
             for has_tools in (False, True):
                 await self.of(render, has_tools=has_tools)
@@ -135,7 +140,8 @@ def _words(message: Message) -> list[str]:
 
 
 def is_plain(conversation: Conversation) -> bool:
-    """Whether every template is expected to take the conversation as it is, so that its limits do not matter."""
+    """Whether every template is expected to take the conversation as it is, so that its limits do not
+    matter."""
     roles = [message["role"] for message in conversation.messages]
     calls = [call for message in conversation.messages for call in message.get("tool_calls") or ()]
     return (
@@ -167,7 +173,8 @@ def folded(conversation: Conversation, limits: TemplateLimits) -> Folded:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A message, and the index of the one that it comes from. texts: of the messages that became a part of it, one each.
+    """A message, and the index of the one that it comes from. texts: of the messages that became a part of
+    it, one each.
 
     is_open: what the user says next becomes a part of it, too.
     """
@@ -242,7 +249,8 @@ def _one_by_one(entries: Sequence[_Entry]) -> list[_Entry]:
 
 
 def _with_systems_folded(entries: Sequence[_Entry], limits: TemplateLimits) -> list[_Entry]:
-    """What the system says where the template shows nothing of it becomes a part of the turn before it, or one of the user."""
+    """What the system says where the template shows nothing of it becomes a part of the turn before it, or
+    one of the user."""
     told = list[_Entry]()
     for entry in entries:
         last = told[-1] if told else None

@@ -1,4 +1,5 @@
-"""The grammar of calls in the model's own form; what that form cannot enforce of a tool that is not strict is left out and told."""
+"""The grammar of calls in the model's own form; what that form cannot enforce of a tool that is not strict is
+left out and told."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def tool_grammar_of(
     special_ids: Mapping[str, int],
     dropped: list[str],
 ) -> str:
-    """Returns the Lark grammar. tools: as they are enforced, with their places in the request. dropped: gets paths of keywords.
+    """Returns the Lark grammar. tools: as they are enforced, with their places in the request. dropped: gets
+    paths of keywords.
 
     Raises RequestError for what a strict tool says and the form cannot enforce.
     """
@@ -53,7 +55,8 @@ def _writable(i: int, tool: Schema, grammar: Callable[[list[Schema]], str], drop
 
 
 def _simpler(schema: Schema, error: ParameterError) -> tuple[Schema, str]:
-    """Returns the schema of a tool's parameters without what cannot be enforced of it, and the place of that."""
+    """Returns the schema of a tool's parameters without what cannot be enforced of it, and the place of
+    that."""
     if error.key is None:
         return {name: value for name, value in schema.items() if name != error.keyword}, f".{error.keyword}"
     properties = {**(schema.get("properties") or {})}

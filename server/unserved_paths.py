@@ -11,7 +11,8 @@ _SERVED = (
 _NOTHING = "nothing here does that"
 _MANAGEMENT = "what it does is set when the server starts, by the flags of `headway serve`"
 
-# By what fits best, in this order: paths of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, Ollama, TGI, TEI, KoboldCpp, LM Studio and others.
+# By what fits best, in this order: paths of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, Ollama, TGI, TEI,
+# KoboldCpp, LM Studio and others.
 _FITTING = {
     "no answer is kept here: send the whole conversation as the input of POST /v1/responses": r"(/v1)?/responses/.+",
     "use POST /v1/chat/completions": (

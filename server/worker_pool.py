@@ -1,7 +1,8 @@
 """Jobs of clients in a process that they may harm (worker_process.py), with turns by client.
 
-Each job first runs in a lane for quick ones, where little processor time ends it. One that needs more then waits for the lane of
-long ones, so that a client of slow jobs waits for slow jobs alone. The next turn is that of the client that took the least time lately.
+Each job first runs in a lane for quick ones, where little processor time ends it. One that needs more then
+waits for the lane of long ones, so that a client of slow jobs waits for slow jobs alone. The next turn is
+that of the client that took the least time lately.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from headway.server.errors import RETRY_AFTER, ApiError
 from headway.server.worker_process import ANSWER, JOB
 
-# The client of the request that runs: its key, or else its address. The guard is the only writer. Without it every function
-# between a route and a pool would have it as a parameter.
+# The client of the request that runs: its key, or else its address. The guard is the only writer. Without it
+# every function between a route and a pool would have it as a parameter.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 NUM_QUICK = 2  # lanes; one more is for long jobs
@@ -36,8 +37,8 @@ HALF_LIFE_SECONDS = 30.0  # of the memory of who took how much
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """verb: what the process does, as "checks grammars". seconds: of processor time that a job may take; quick_seconds: in its first
-    lane. hello: returns what the process is given at its start."""
+    """verb: what the process does, as "checks grammars". seconds: of processor time that a job may take;
+    quick_seconds: in its first lane. hello: returns what the process is given at its start."""
 
     verb: str
     code: str  # of the error where there is no process, or no turn
@@ -49,7 +50,8 @@ class Purpose:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """exit_code: of the process that the job has ended; 0 where there is an answer. seconds: of processor time, at most."""
+    """exit_code: of the process that the job has ended; 0 where there is an answer. seconds: of processor
+    time, at most."""
 
     exit_code: int
     seconds: float
@@ -175,7 +177,8 @@ class WorkerPool:
             self._release(turn.lane.result())
 
     def _make_room(self, client: str) -> None:
-        """Refuses the newest job of the client that has most jobs waiting. Raises ApiError (503) where that is the one that asks."""
+        """Refuses the newest job of the client that has most jobs waiting. Raises ApiError (503) where that
+        is the one that asks."""
         refusal = self._refusal(
             f"has {len(self._waiting)} requests that wait, which is the limit; try again later"
         )
@@ -249,7 +252,8 @@ async def _ask(lane: _Lane, payload: bytes, seconds: float) -> Outcome:
 
 
 class _ProcessorTime:
-    """The processor time of each client, halved every HALF_LIFE_SECONDS. Mutable: at most MAX_CLIENTS, the latest used."""
+    """The processor time of each client, halved every HALF_LIFE_SECONDS. Mutable: at most MAX_CLIENTS, the
+    latest used."""
 
     def __init__(self) -> None:
         self._taken: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when

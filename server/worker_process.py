@@ -1,7 +1,8 @@
 """The worker's side of worker_pool.py: a process that answers jobs in children of its own, one for each lane.
 
-Jobs come from clients, and a job may take its child with it. The parent runs none: it keeps what all share, and replaces a
-child in milliseconds. A lane is a socket. A job is JOB and its payload, an answer is ANSWER and its payload.
+Jobs come from clients, and a job may take its child with it. The parent runs none: it keeps what all share,
+and replaces a child in milliseconds. A lane is a socket. A job is JOB and its payload, an answer is ANSWER
+and its payload.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _IDLE, _WORKING, _WRITING = range(3)
 
 
 def main(make: Callable[[bytes], Answer], *, niceness: int = 0) -> None:
-    """Serves the lanes whose descriptors the command line has. make: returns what answers jobs, given the first payload."""
+    """Serves the lanes whose descriptors the command line has. make: returns what answers jobs, given the
+    first payload."""
     os.nice(niceness)
     lanes = [int(argument) for argument in sys.argv[1:]]
     with open(lanes[0], "rb", buffering=0, closefd=False) as source:
@@ -74,7 +76,8 @@ def _fork(lanes: Sequence[int], lane: int, states: mmap.mmap, answer: Answer) ->
 
 
 def _work(descriptor: int, lane: int, states: mmap.mmap, answer: Answer) -> int:
-    """Answers jobs to the end of the lane. Ends the process, by the timer's signal, where one takes too much processor time."""
+    """Answers jobs to the end of the lane. Ends the process, by the timer's signal, where one takes too much
+    processor time."""
     most_bytes = _resident_bytes() + MAX_GROWTH_BYTES
     with open(descriptor, "r+b", buffering=0, closefd=False) as stream:
         while head := stream.read(JOB.size):

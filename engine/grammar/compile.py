@@ -10,8 +10,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import TokenTable
 
-# Of a hostile grammar the lexer is built in less than a second within these limits. They bound each later step, too. A state of a
-# lexer with 100 terminals takes 1.7 kB: 34 MB for all, which texts of one source share.
+# Of a hostile grammar the lexer is built in less than a second within these limits. They bound each later
+# step, too. A state of a lexer with 100 terminals takes 1.7 kB: 34 MB for all, which texts of one source
+# share.
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
     initial_lexer_fuel=1_000_000,

@@ -24,7 +24,8 @@ MAX_KEPT_CHARACTERS = 2 * 2**20  # of theirs: a text of 200,000 characters makes
 MAX_KEPT_COMPILE_SECONDS = 2.0
 KEPT_SECONDS = 20.0  # after a source was asked for last
 TEND_SECONDS = 10.0
-# The loop renews full lexers. A source that takes longer is not renewed: its request ends, and no other waits for it.
+# The loop renews full lexers. A source that takes longer is not renewed: its request ends, and no other waits
+# for it.
 MAX_RENEWAL_SECONDS = 0.05
 
 
@@ -57,7 +58,8 @@ class GrammarCompiler:
         return self._thread.submit(self._guide, grammar)
 
     def tend(self) -> None:
-        """Gives memory back that no grammar needs any more: the loop calls it often, the thread works now and then."""
+        """Gives memory back that no grammar needs any more: the loop calls it often, the thread works now and
+        then."""
         now = time.monotonic()
         if self._is_used and now - self._tended_seconds >= TEND_SECONDS:
             self._tended_seconds = now
@@ -84,8 +86,8 @@ class GrammarCompiler:
     def _renewed(
         self, source: str, tokenizer: LLTokenizer, compile_seconds: float, full: LLMatcher
     ) -> LLMatcher:
-        """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is any; the full one where
-        another takes too long to make. Called by the loop."""
+        """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is
+        any; the full one where another takes too long to make. Called by the loop."""
         found = self._found(source)
         if found is not None and found.matcher is not full:
             return found.matcher

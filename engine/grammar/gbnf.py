@@ -1,4 +1,5 @@
-"""Grammars as llama.cpp, SGLang and vLLM write them (`root ::= ...`), in the dialect of Lark that the engine compiles."""
+"""Grammars as llama.cpp, SGLang and vLLM write them (`root ::= ...`), in the dialect of Lark that the engine
+compiles."""
 
 from __future__ import annotations
 

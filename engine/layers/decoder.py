@@ -64,7 +64,8 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """A layer that computes each token for itself. It reads the residual stream and writes to it, with one product or several."""
+    """A layer that computes each token for itself. It reads the residual stream and writes to it, with one
+    product or several."""
 
     @property
     def input(self) -> Linear | None:
@@ -102,7 +103,8 @@ FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {DenseSpec: GatedMlp}
 
 
 class DecoderLayer:
-    """A mixer, then a feed-forward, each after a norm, added to the residual stream. What they add may be normed, too."""
+    """A mixer, then a feed-forward, each after a norm, added to the residual stream. What they add may be
+    normed, too."""
 
     def __init__(
         self,

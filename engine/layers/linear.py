@@ -35,7 +35,8 @@ Kind = tuple[tuple[int, int], bool]  # the shape of a weight, and whether there 
 class Linear:
     """x W^T + b. Mutable: after loading, `finish`, `store` and `order_sums` change the weight's format.
 
-    Only modules of this package read the dense weight: others ask for its shape, its bytes and its parameters.
+    Only modules of this package read the dense weight: others ask for its shape, its bytes and its
+    parameters.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class Linear:
         return self.shape, self.bias is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by path, those of fused outputs as views. Until `finish` and `store` change the format."""
+        """Returns the parameters by path, those of fused outputs as views. Until `finish` and `store` change
+        the format."""
         if not self._outputs:
             return {}
         tensors = {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
@@ -111,9 +113,11 @@ class Linear:
         self._stored = weight
 
     def finish(self, tried: dict[Kind, int | None]) -> None:
-        """Packs the weight on a CPU, where that is proven to be independent of the number of rows. The parameters are loaded.
+        """Packs the weight on a CPU, where that is proven to be independent of the number of rows. The
+        parameters are loaded.
 
-        4 rows through [4096, 256] take 86 us packed, 193 us unpacked, 435 us unpacked with 16 rows (AVX-512, one thread).
+        4 rows through [4096, 256] take 86 us packed, 193 us unpacked, 435 us unpacked with 16 rows (AVX-512,
+        one thread).
         tried: the least numbers of rows that were found for other layers; each kind is tried once.
         """
         if not can_be_packed(self.weight):
@@ -127,7 +131,8 @@ class Linear:
     def order_sums(self, tried: dict[Kind, bool]) -> None:
         """On a GPU, from now on, a row's result is the same among any number of others. Not in float64, nor in float8.
 
-        tried: whether the library's products have the bits of that order, as found for other layers; each kind is tried once.
+        tried: whether the library's products have the bits of that order, as found for other layers; each
+        kind is tried once.
         """
         if self.kind not in tried:
             tried[self.kind] = library_is_ordered(self.weight, self.bias)
@@ -152,7 +157,8 @@ def compile_linears(linears: Iterable[Linear], most_rows: int) -> None:
 
 
 def finish_linears(linears: Iterable[Linear]) -> None:
-    """Brings loaded layers into their final format, one by one, so that no second copy of the model exists."""
+    """Brings loaded layers into their final format, one by one, so that no second copy of the model
+    exists."""
     tried: dict[Kind, int | None] = {}
     for layer in linears:
         layer.finish(tried)

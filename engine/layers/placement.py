@@ -12,7 +12,8 @@ from headway.engine.layers.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device and dtype of parameters, and the dtype of the KV cache. The device "meta" gives shapes without memory.
+    """The device and dtype of parameters, and the dtype of the KV cache. The device "meta" gives shapes
+    without memory.
 
     kv_dtype: None for that of the parameters.
     """

@@ -18,7 +18,8 @@ POSITIONS_AT_ONCE = 1 << 16
 
 
 class RotaryTables:
-    """The tables of a model, one for each RopeSpec that its layers have. Mutable: `of` adds the ones that are new."""
+    """The tables of a model, one for each RopeSpec that its layers have. Mutable: `of` adds the ones that are
+    new."""
 
     def __init__(self, num_positions: int, place: Placement) -> None:
         self._num_positions, self._place = num_positions, place

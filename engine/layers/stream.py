@@ -18,7 +18,8 @@ from headway.kernels import Activation, Epilogue, NextNorm, defers_norm, linear
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """What is to be added. writer: of whose product with x it is; None: x is complete. norm: of the product, if any."""
+    """What is to be added. writer: of whose product with x it is; None: x is complete. norm: of the product,
+    if any."""
 
     x: torch.Tensor  # [tokens, in of the writer], or [tokens, hidden]
     writer: Linear | None = None

@@ -120,7 +120,8 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """post_mixer_norm, post_feed_forward_norm: of what the one or the other adds to the residual stream, if there are any."""
+    """post_mixer_norm, post_feed_forward_norm: of what the one or the other adds to the residual stream, if
+    there are any."""
 
     mixer: AttentionSpec | DeltaNetSpec
     feed_forward: DenseSpec

@@ -1,4 +1,5 @@
-"""Computes a share of the finished requests again, without drafts and without cached prefixes, and compares tokens and log-probabilities.
+"""Computes a share of the finished requests again, without drafts and without cached prefixes, and compares
+tokens and log-probabilities.
 
 Audits use idle capacity only: they run while the scheduler has no request, and are taken back when one comes. What they have
 computed by then is kept as tokens. They count in no statistics of requests. Knows ids, no text.
@@ -31,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A request that will be audited. logprobs: of its tokens so far, if it asked for them. Mutable: written by the auditor."""
+    """A request that will be audited. logprobs: of its tokens so far, if it asked for them. Mutable: written
+    by the auditor."""
 
     request: Request
     label: str
@@ -50,7 +52,8 @@ class _Audit:
     """A request that is computed again. Mutable: written by the auditor.
 
     label: the request's name in logs. expected: the tokens that it got; got: those that were computed again so far, which are the same.
-    logprobs, prompt_logprobs: what it got of these, None where it asked for none. guide: of the audit itself. num_cached, num_preemptions: of the request.
+    logprobs, prompt_logprobs: what it got of these, None where it asked for none. guide: of the audit itself.
+    num_cached, num_preemptions: of the request.
     """
 
     label: str

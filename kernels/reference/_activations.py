@@ -1,7 +1,9 @@
-"""Activations whose bits do not depend on where an element stands in its tensor, nor on the number of threads.
+"""Activations whose bits do not depend on where an element stands in its tensor, nor on the number of
+threads.
 
-On a CPU `torch.sigmoid`, `silu`, `softplus`, `gelu` and `pow` compute the last elements of a thread's part of a tensor by other
-instructions than the rest, and so does `rsqrt` in types of 16 bits; `exp`, `log1p` and the operations of arithmetic do not.
+On a CPU `torch.sigmoid`, `silu`, `softplus`, `gelu` and `pow` compute the last elements of a thread's part of
+a tensor by other instructions than the rest, and so does `rsqrt` in types of 16 bits; `exp`, `log1p` and the
+operations of arithmetic do not.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def gated_product(
 ) -> torch.Tensor:
     """Returns silu(gate) * up in their type; the activation is rounded before it is multiplied.
 
-    PyTorch's own silu takes a third of the time of the one above. Columns of a wider tensor it computes row by row, each by the
-    same instructions, unless threads share them and one begins within a row: so few elements at once are one thread's.
+    PyTorch's own silu takes a third of the time of the one above. Columns of a wider tensor it computes row
+    by row, each by the same instructions, unless threads share them and one begins within a row: so few
+    elements at once are one thread's.
     """
     if gate.numel() <= _ELEMENTS_OF_ONE_THREAD:
         return torch.nn.functional.silu(gate).mul_(up)

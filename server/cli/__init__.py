@@ -114,8 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the program where it cannot
-    be taken."""
+    """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the
+    program where it cannot be taken."""
     command = argv[0] if argv else ""
     if command not in FLAGS_OF_SERVERS:
         return argv, []

@@ -1,4 +1,5 @@
-"""The environment's HEADWAY_* variables: which are the operator's, which Kubernetes has set, and which are misspelt.
+"""The environment's HEADWAY_* variables: which are the operator's, which Kubernetes has set, and which are
+misspelt.
 
 Values of variables are never told: they may be keys.
 """
@@ -12,14 +13,16 @@ from difflib import get_close_matches
 from headway.server.cli.foreign_flags import INSTEAD
 
 PREFIX = "HEADWAY_"
-# Beside a Service called headway, or headway-NAME, a pod gets these: of each port its protocol, number and address.
+# Beside a Service called headway, or headway-NAME, a pod gets these: of each port its protocol, number and
+# address.
 _OF_A_SERVICE = re.compile(
     r"HEADWAY_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 
 
 def without_services(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment without what Kubernetes sets for a Service called headway. Its HEADWAY_PORT is an address."""
+    """Returns the environment without what Kubernetes sets for a Service called headway. Its HEADWAY_PORT is
+    an address."""
     return {name: value for name, value in environment.items() if not _is_of_a_service(name, value)}
 
 

@@ -1,6 +1,8 @@
-"""Flags of vLLM, SGLang and llama-server on this command line: taken where they change nothing, else refused with what to use.
+"""Flags of vLLM, SGLang and llama-server on this command line: taken where they change nothing, else refused
+with what to use.
 
-The names are those of `vllm serve`, `sglang.launch_server` and `llama-server`. No value is repeated: it may be a key.
+The names are those of `vllm serve`, `sglang.launch_server` and `llama-server`. No value is repeated: it may
+be a key.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ class UsageError(Exception):
 
 
 def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """Returns the command line without what is taken and changes nothing, and remarks on that. Raises UsageError.
+    """Returns the command line without what is taken and changes nothing, and remarks on that. Raises
+    UsageError.
 
     flags: of this program, each with whether a value follows.
     """

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol, completed: bounds on slow clients, ignored upgrades, framing of HTTP/1.0, the end of a connection."""
+"""uvicorn's HTTP protocol, completed: bounds on slow clients, ignored upgrades, framing of HTTP/1.0, the end
+of a connection."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from headway.server.guard import MAX_HEADER_BYTES
 HEAD_SECONDS = 60.0  # from the connection, or the first byte of a further request, to complete headers
 STALLED_SECONDS = 60.0  # an answer waits so long for a client that has stopped reading
 LINGER_SECONDS = 2.0  # for the rest of a body that was answered before it had come
-# A client that has sent its end waits or is gone: an interim answer after so long, and then after twice as long each time, tells.
+# A client that has sent its end waits or is gone: an interim answer after so long, and then after twice as
+# long each time, tells.
 PROBE_SECONDS = 1.0
 CLOSE_SECONDS = 1.0  # TLS asks the peer to confirm that the connection ends; at shutdown this is the wait
 UPGRADE_FIELDS = (b"upgrade", b"http2-settings")  # also as options of the header Connection
@@ -107,8 +109,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     disconnect does. Requests of connections beyond what descriptors allow for are marked, and the guard refuses
     them; connections far beyond are closed at once.
 
-    A client that sends its end after complete requests gets their answers. One whose body has not come by the answer
-    has a little time for the rest.
+    A client that sends its end after complete requests gets their answers. One whose body has not come by the
+    answer has a little time for the rest.
 
     A client that offers another protocol is served over the one that it used (RFC 9110, 7.8). The parser would
     stop at such a request's headers and take its body for the other protocol; it is therefore started anew, with
@@ -241,7 +243,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _linger(self, ends: bool) -> None:
-        """After an answer before the end of its body: ends the connection soon, or if the rest of the body does not come soon."""
+        """After an answer before the end of its body: ends the connection soon, or if the rest of the body
+        does not come soon."""
         if self.transport.is_closing():
             return
         self._is_ending = ends
@@ -270,7 +273,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._probe_timer = self.loop.call_later(seconds, self._probe, seconds)
 
     def _probe(self, seconds: float) -> None:
-        """Writes an interim answer, which fails on a connection whose client is gone. Once an answer has begun, that tells."""
+        """Writes an interim answer, which fails on a connection whose client is gone. Once an answer has
+        begun, that tells."""
         cycle = self._running_cycle
         if cycle is None or cycle.response_started or cycle.scope["http_version"] == "1.0":
             return

@@ -149,7 +149,8 @@ Value = Parsed | list[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One flag. A parser raises ValueError whose message says what the value must be. is_secret: of a value only its length is told."""
+    """One flag. A parser raises ValueError whose message says what the value must be. is_secret: of a value
+    only its length is told."""
 
     flag: str
     parse: Callable[[str], Parsed]

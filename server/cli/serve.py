@@ -116,7 +116,8 @@ def _heeded() -> list[signal.Signals]:
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Makes signals end the process while no event loop heeds them: as process 1 of a container it would ignore SIGTERM."""
+    """Makes signals end the process while no event loop heeds them: as process 1 of a container it would
+    ignore SIGTERM."""
     before = {number: signal.signal(number, _leave) for number in _heeded()}
     try:
         yield
@@ -133,7 +134,8 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, which on a signal also lets the engine finish what runs, up to the drain time. The second signal ends all at once.
+    """uvicorn, which on a signal also lets the engine finish what runs, up to the drain time. The second
+    signal ends all at once.
 
     Mutable as its base: the state of one run.
     """
@@ -172,7 +174,8 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures signals like its base, but the process exits with status 0 instead of dying by the signal again. May be nested."""
+        """Captures signals like its base, but the process exits with status 0 instead of dying by the signal
+        again. May be nested."""
         if self._captures:
             yield
             return
@@ -190,7 +193,8 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """`timeout` and others send a signal to the process and to its group: one that follows at once is the same."""
+        """`timeout` and others send a signal to the process and to its group: one that follows at once is the
+        same."""
         now = time.monotonic()
         if self.should_exit and now - self._signalled_seconds < ECHO_SECONDS:
             return

@@ -71,9 +71,11 @@ def object_text(text: str) -> str:
 def call_of(
     text: str, argument_keys: Sequence[str], known: Collection[str] = (), *, arguments_required: bool = False
 ) -> ToolCall:
-    """Returns the call that a JSON object states: its "name" and the arguments under the first of the keys that it has.
+    """Returns the call that a JSON object states: its "name" and the arguments under the first of the keys
+    that it has.
 
-    known: the names of the request's tools. Of a call of one of these, JSON that is nearly right is read, too.
+    known: the names of the request's tools. Of a call of one of these, JSON that is nearly right is read,
+    too.
     """
     try:
         found = members(text)
@@ -104,8 +106,8 @@ def _name(found: Mapping[str, str]) -> str:
 
 
 def lenient_object(text: str) -> str:
-    """As `object_text`, of the arguments of a tool that the request has: no value is an empty object, and JSON that is nearly
-    right is read."""
+    """As `object_text`, of the arguments of a tool that the request has: no value is an empty object, and
+    JSON that is nearly right is read."""
     try:
         return object_text(text)
     except NoCallError:
@@ -119,8 +121,8 @@ def lenient_object(text: str) -> str:
 
 
 def mended(text: str) -> str:
-    """Returns a text as JSON where it differs by what models often write: control characters and other escapes in strings, commas
-    before brackets, and Python's constants."""
+    """Returns a text as JSON where it differs by what models often write: control characters and other
+    escapes in strings, commas before brackets, and Python's constants."""
     return _TOKENS.sub(_mended_token, text)
 
 

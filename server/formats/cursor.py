@@ -187,8 +187,9 @@ def follows(cursor: Cursor, *literals: str) -> Generator[None, None, str | None]
 def closed(
     cursor: Cursor, closer: str, *surplus: str, another: str | None = None
 ) -> Generator[None, None, bool]:
-    """Moves over the closer, if it comes next, and over surplus texts before it. Stays where it is where something else follows; the
-    end of the text closes, too. Returns whether `another` follows instead, which the cursor is moved to."""
+    """Moves over the closer, if it comes next, and over surplus texts before it. Stays where it is where
+    something else follows; the end of the text closes, too. Returns whether `another` follows instead, which
+    the cursor is moved to."""
     start = cursor.position
     while True:
         yield from cursor.space()

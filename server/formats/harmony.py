@@ -66,7 +66,8 @@ class HarmonyParser:
         return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never raises."""
+        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never
+        raises."""
         self._is_cut = is_cut
         self._cursor.is_ended = True
         return self._advance()

@@ -18,7 +18,8 @@ from headway.server.formats.tool_grammar import harmony_grammar, tool_grammar
 class OutputParser(Protocol):
     """Any cut of an output gives the same pieces, once those of a kind that follow each other are joined.
 
-    is_in_content: the text that comes next is content, unless a delimiter comes. held_content: what is content if none comes.
+    is_in_content: the text that comes next is content, unless a delimiter comes. held_content: what is
+    content if none comes.
     """
 
     @property

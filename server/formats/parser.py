@@ -13,7 +13,8 @@ from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
 
 _CUT_TAG = re.compile(r"\s*[<\[][^<>\[\]\s]*")
 MIN_CUT = 5  # characters of a delimiter that a limit has cut, from which on they are no text
-# The beginning of a call without an opener: an object with a name (1) and perhaps its end (2), or a list with a name (3).
+# The beginning of a call without an opener: an object with a name (1) and perhaps its end (2), or a list with
+# a name (3).
 _BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)(")?|\[\s*([\w.-]+)\s*\(')
 
 
@@ -136,7 +137,8 @@ class StreamParser:
         return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never raises."""
+        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never
+        raises."""
         self._is_cut = is_cut
         self._cursor.is_ended = True
         return self._advance()
@@ -198,7 +200,8 @@ class StreamParser:
             yield
 
     def _read_calls(self, opener: str) -> Wait:
-        """Tells the calls that begin at the opener. From the mark on, what is none is content; an opener alone at the end is nothing.
+        """Tells the calls that begin at the opener. From the mark on, what is none is content; an opener
+        alone at the end is nothing.
 
         Without an opener, calls behind content begin a line, or are all that follows.
         """
@@ -234,7 +237,8 @@ class StreamParser:
         return bool(self._cursor.rest)
 
     def _is_call_begun(self, begun: int, opener: str) -> bool:
-        """Whether the text that ended is a call as far as it goes: behind an opener, or else by the name of a tool."""
+        """Whether the text that ended is a call as far as it goes: behind an opener, or else by the name of a
+        tool."""
         match = _BEGUN.match(self._cursor.text, begun)
         if opener not in self._starts:
             return True

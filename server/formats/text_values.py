@@ -35,7 +35,8 @@ _NO_LINE_BREAKS = rf"([^\n]({ANY}[^\n])?)?"  # at either end
 
 
 class ParameterError(RequestError):
-    """What a form cannot enforce of a tool. key: of the parameter; None: it is about all. keyword: of its schema; None: its name."""
+    """What a form cannot enforce of a tool. key: of the parameter; None: it is about all. keyword: of its
+    schema; None: its name."""
 
     def __init__(self, message: str, tool: str, key: str | None, keyword: str | None) -> None:
         super().__init__(message, code="invalid_value", param="tools")
@@ -161,7 +162,8 @@ def _string_branches(parameter: Parameter) -> list[Mapping[str, Any]]:
 
 
 def _is_conjunction(schema: Mapping[str, Any]) -> bool:
-    """Whether the schema and the members of its allOf are patterns, formats and lengths alone, as formats are written."""
+    """Whether the schema and the members of its allOf are patterns, formats and lengths alone, as formats are
+    written."""
     parts = [{name: value for name, value in schema.items() if name != "allOf"}, *schema["allOf"]]
     return all(isinstance(part, Mapping) and not set(part) - _UNCONSTRAINED - _PLAIN for part in parts)
 

@@ -1,7 +1,7 @@
 """Checks that a JSON schema can be enforced token by token, and writes it in the words of the library that does.
 
-What the library would take in silence and not enforce, or enforce in another sense, is refused here by keyword and place, or, where
-nobody asked for strictness, left out and told.
+What the library would take in silence and not enforce, or enforce in another sense, is refused here by
+keyword and place, or, where nobody asked for strictness, left out and told.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def enforceable(
 ) -> Schema:
     """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has is enforced.
 
-    param: the field that the schema came in. dropped: gets the paths of keywords that are left out because they cannot be enforced;
-    None: they are refused. without: keywords that cannot be enforced in this schema; lengths beside a pattern or a format only. Patterns
-    of Rust's between slashes, too.
-    Raises RequestError that names the keyword and its place.
+    param: the field that the schema came in. dropped: gets the paths of keywords that are left out because
+    they cannot be enforced; None: they are refused. without: keywords that cannot be enforced in this schema;
+    lengths beside a pattern or a format only. Patterns of Rust's between slashes, too. Raises RequestError
+    that names the keyword and its place.
     """
     schema, writing = as_written(schema, WRITING)
     walk = _Walk(schema, param, dropped, without)
@@ -288,7 +288,8 @@ class _Walk:
         return written
 
     def _writable(self, keyword: str, value: object, place: str) -> object:
-        """Returns the names or constants of a keyword that can be written; the others are dropped, if any are left."""
+        """Returns the names or constants of a keyword that can be written; the others are dropped, if any are
+        left."""
         if not isinstance(value, list | dict) or keyword not in ("enum", "required", "properties"):
             return value
         is_fine = {
@@ -374,7 +375,8 @@ class _Walk:
         return unquote(value)
 
     def link(self) -> None:
-        """Writes where references lead to. What is no definition at the root becomes one: some forms of calls take a schema apart."""
+        """Writes where references lead to. What is no definition at the root becomes one: some forms of calls
+        take a schema apart."""
         names: dict[str, str] = {}
         for place, target, holder in self._references:
             if target not in self._places:

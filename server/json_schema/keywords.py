@@ -102,8 +102,8 @@ def inexact_number(value: object) -> int | float | None:
 
 
 def _is_read_exactly(value: float) -> bool:
-    """Whether the library reads the number that is written: it rounds all digits and then the quotient by a power of ten, which
-    misses some floats of 16 digits and more."""
+    """Whether the library reads the number that is written: it rounds all digits and then the quotient by a
+    power of ten, which misses some floats of 16 digits and more."""
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int), value
     if exponent >= 0:

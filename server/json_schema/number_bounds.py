@@ -1,7 +1,9 @@
-"""Bounds and divisors of numbers, written such that the library's regular expressions for them allow what the bounds allow.
+"""Bounds and divisors of numbers, written such that the library's regular expressions for them allow what the
+bounds allow.
 
-The library takes an excluded whole number for an allowed one where the other bound lies in the same whole step, and of a bound with
-decimals it forgets the numbers that are the bound cut short: with `maximum` 0.95 it has 0.9 as a beginning only.
+The library takes an excluded whole number for an allowed one where the other bound lies in the same whole
+step, and of a bound with decimals it forgets the numbers that are the bound cut short: with `maximum` 0.95 it
+has 0.9 as a beginning only.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ def number_constraint(keyword: str, value: float) -> dict[str, object]:
 
 
 def _bound(keyword: str, value: float) -> dict[str, object]:
-    """{"exclusiveMinimum": 0} is {"minimum": 1e-16}; {"maximum": 22.16} is that or {"type": "number", "maximum": 22.1}."""
+    """{"exclusiveMinimum": 0} is {"minimum": 1e-16}; {"maximum": 22.16} is that or {"type": "number",
+    "maximum": 22.1}."""
     is_lower = keyword.endswith("inimum")
     faces_zero = value >= 0 if is_lower else value <= 0  # what it shuts out has the smaller magnitudes
     is_exclusive = keyword.startswith("exclusive")
@@ -36,7 +39,8 @@ def _bound(keyword: str, value: float) -> dict[str, object]:
 
 
 def _next(value: float, is_lower: bool) -> float:
-    """Returns a number beyond an excluded whole one, of so few digits that it is read exactly: 1.00000000000001 for 1."""
+    """Returns a number beyond an excluded whole one, of so few digits that it is read exactly:
+    1.00000000000001 for 1."""
     if value == 0:
         return NEAREST_TO_ZERO if is_lower else -NEAREST_TO_ZERO
     num_decimals = MAX_DIGITS - len(str(abs(int(value))))
@@ -48,7 +52,8 @@ def _next(value: float, is_lower: bool) -> float:
 
 
 def _cuts(value: float) -> Iterator[int | float]:
-    """Yields the numbers whose digits are the first of the value's: 22.1 for 22.16, and 1 for 1.05, which may be written 1.0."""
+    """Yields the numbers whose digits are the first of the value's: 22.1 for 22.16, and 1 for 1.05, which may
+    be written 1.0."""
     whole, _, decimals = f"{Decimal(repr(value)):f}".partition(".")
     if decimals.startswith("0") and int(whole) and decimals.strip("0"):
         yield int(whole)

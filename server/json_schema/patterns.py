@@ -9,8 +9,9 @@ import re
 
 MAX_PATTERN_CHARACTERS = 4096
 
-# What strings of JSON may hold where there are no \\u escapes. A set is cut down to it: where a set holds some of the control
-# characters, the library forgets that quotation marks and backslashes are none of its members.
+# What strings of JSON may hold where there are no \\u escapes. A set is cut down to it: where a set holds
+# some of the control characters, the library forgets that quotation marks and backslashes are none of its
+# members.
 _WRITABLE = r"\x08\t\n\x0C\r\x20-\x7E\x{80}-\x{10FFFF}"
 _SPACES = r"\t\n\x0B\x0C\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
 _SETS = {
@@ -40,7 +41,8 @@ def rust_pattern(pattern: str) -> str:
 
 
 def ascii_classes(pattern: str) -> str:
-    """Returns a pattern of Rust's regex crate whose `\\d`, `\\w` and `\\s` mean what they mean in a JSON schema; as it is after (?u)."""
+    """Returns a pattern of Rust's regex crate whose `\\d`, `\\w` and `\\s` mean what they mean in a JSON
+    schema; as it is after (?u)."""
     if pattern.startswith("(?u)"):
         return pattern
     return re.sub(r"\\(.)", lambda found: _SETS.get(found[1], found[0]), pattern, flags=re.DOTALL)

@@ -1,4 +1,5 @@
-"""Formats that grammars enforce: of strings, where the library's own idea of them is wider than their standard, and of numbers."""
+"""Formats that grammars enforce: of strings, where the library's own idea of them is wider than their
+standard, and of numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def format_constraint(name: str) -> dict[str, object]:
 
 
 def number_constraint_of(name: object, types: Sequence[object]) -> dict[str, object] | None:
-    """Returns keywords that together allow the numbers of a format; None for what is no format of values of these types."""
+    """Returns keywords that together allow the numbers of a format; None for what is no format of values of
+    these types."""
     if not {"integer", "number"} & {kind for kind in types if isinstance(kind, str)}:
         return None
     if name in _ANY_NUMBER:

@@ -1,4 +1,5 @@
-"""How the text of a schema is written: what guidance says of it within a schema, as far as it changes nothing of what is valid."""
+"""How the text of a schema is written: what guidance says of it within a schema, as far as it changes nothing
+of what is valid."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Callable
 Schema = dict[str, object]
 
 OPTIONS = "x-guidance"
-# The values that change nothing of what is valid. `coerce_one_of` is not needed: members of oneOf that could be valid at
-# once are refused.
+# The values that change nothing of what is valid. `coerce_one_of` is not needed: members of oneOf that could
+# be valid at once are refused.
 _PASSES: dict[str, Callable[[object], bool]] = {
     "whitespace_flexible": lambda value: isinstance(value, bool),
     "item_separator": lambda value: isinstance(value, str) and value.strip(" ") == ",",

@@ -48,8 +48,8 @@ THOUGHT_TYPES = ("thinking", "redacted_thinking", "reasoning")
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """Only text is served. Other fields of a text part carry no text and are ignored. encrypted_content: of a message that
-    agents send each other in /v1/responses, which a model of this server wrote in clear text."""
+    """Only text is served. Other fields of a text part carry no text and are ignored. encrypted_content: of a
+    message that agents send each other in /v1/responses, which a model of this server wrote in clear text."""
 
     unserved: ClassVar[Table] = CONTENT_PART
     passes_unknown: ClassVar[bool] = True

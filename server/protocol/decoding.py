@@ -1,7 +1,8 @@
 """Bytes to a body of a known kind; what is wrong is named by its path, in the words of JSON.
 
-Most bodies are decoded at once. One that does not fit is read again without types: fields that are null, change nothing or are
-unknown are dropped, whole numbers written as 5.0 become 5, and what is wrong then is refused by its path.
+Most bodies are decoded at once. One that does not fit is read again without types: fields that are null,
+change nothing or are unknown are dropped, whole numbers written as 5.0 become 5, and what is wrong then is
+refused by its path.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def decode(
 ) -> Body:
     """The body as JSON, whatever its content type. Raises ApiError that names the field at fault.
 
-    ignored: the paths of fields without effect are added to it, of each name in a kind of object the first. refuses_unknown: a field
-    that nobody knows is refused, too.
+    ignored: the paths of fields without effect are added to it, of each name in a kind of object the first.
+    refuses_unknown: a field that nobody knows is refused, too.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -79,15 +80,16 @@ def _unreadable(error: Exception) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one body. ignored: by kind of object and name, the first path of a field without effect. passed: unknown names that are not
-    misspelt."""
+    """Reads one body. ignored: by kind of object and name, the first path of a field without effect. passed:
+    unknown names that are not misspelt."""
 
     refuses_unknown: bool
     ignored: dict[tuple[type, str], str] = field(default_factory=dict)
     passed: set[tuple[type, str]] = field(default_factory=set)
 
     def tidied(self, value: object, kind: type[msgspec.Struct], where: str) -> object:
-        """The value without fields that are null or have no effect. where: its path with a dot at the end, or ""."""
+        """The value without fields that are null or have no effect. where: its path with a dot at the end, or
+        ""."""
         if not isinstance(value, dict):
             return value
         fields = _fields(kind)
@@ -117,7 +119,8 @@ class _Reader:
     def _rename(
         self, given: dict[str, object], other_names: OtherNames, kept: dict[str, object], where: str
     ) -> None:
-        """Values of other names become those of their fields. Raises ApiError for two names whose values differ."""
+        """Values of other names become those of their fields. Raises ApiError for two names whose values
+        differ."""
         names = {own: own for own in kept}
         for name, entry in given.items():
             if entry is None or entry in NO_VALUE.get(name, ()):
@@ -141,7 +144,8 @@ class _Reader:
         return value if kind is None else self.tidied(value, kind, f"{path}.")
 
     def _pass_unknown(self, name: str, value: object, where: str, kind: type[msgspec.Struct]) -> None:
-        """Raises ApiError for a name that is probably a served one, misspelt: ignoring it would change what is asked for."""
+        """Raises ApiError for a name that is probably a served one, misspelt: ignoring it would change what
+        is asked for."""
         if (kind, name) in self.passed or len(self.passed) >= MAX_UNKNOWN:
             self._ignore(name, value, where, kind)
             return
@@ -170,7 +174,8 @@ def _shown(value: object) -> str:
 
 
 def is_slip(name: str, known: str) -> bool:
-    """Whether the name is the known one with a letter more, less or different, or with two neighbours swapped."""
+    """Whether the name is the known one with a letter more, less or different, or with two neighbours
+    swapped."""
     if abs(len(name) - len(known)) > 1 or name == known:
         return False
     start = next(

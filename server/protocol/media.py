@@ -1,4 +1,5 @@
-"""Parts of messages that are no text, which this server cannot show a model: a line takes their place in a history."""
+"""Parts of messages that are no text, which this server cannot show a model: a line takes their place in a
+history."""
 
 from __future__ import annotations
 

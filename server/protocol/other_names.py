@@ -1,4 +1,5 @@
-"""Names that other servers have for fields which are served here. A body may have a field by any of its names."""
+"""Names that other servers have for fields which are served here. A body may have a field by any of its
+names."""
 
 from __future__ import annotations
 

@@ -76,8 +76,9 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """What completions and chats have besides. At most one of structured_outputs, response_format, those named guided and the five after
-    them, which SGLang, llama.cpp, TGI and Ollama have, says what the text may be."""
+    """What completions and chats have besides. At most one of structured_outputs, response_format, those
+    named guided and the five after them, which SGLang, llama.cpp, TGI and Ollama have, says what the text may
+    be."""
 
     n: int | None = None
     max_tokens: int | None = None

@@ -38,8 +38,9 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """What the model thought, whole and in clear text. summary: the same once more, if one is asked for. encrypted_content: the same
-    for clients that send back nothing else, if it is asked for and the item is complete."""
+    """What the model thought, whole and in clear text. summary: the same once more, if one is asked for.
+    encrypted_content: the same for clients that send back nothing else, if it is asked for and the item is
+    complete."""
 
     id: str
     status: str
@@ -49,8 +50,8 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced. namespace: the group
-    of the function, if it is in one."""
+    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced.
+    namespace: the group of the function, if it is in one."""
 
     id: str
     status: str

@@ -22,8 +22,8 @@ INCLUDES = (LOGPROBS, ENCRYPTED_REASONING)
 
 
 class ToolFormat(msgspec.Struct):
-    """What the input of a custom tool looks like. type: text or grammar. syntax, definition: of a grammar, which the model
-    is told and which is not enforced."""
+    """What the input of a custom tool looks like. type: text or grammar. syntax, definition: of a grammar,
+    which the model is told and which is not enforced."""
 
     type: str | None = None
     syntax: str | None = None
@@ -31,11 +31,12 @@ class ToolFormat(msgspec.Struct):
 
 
 class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
-    """A function, a custom tool, which is given a text, a group of both (type namespace), or a client's search for tools.
+    """A function, a custom tool, which is given a text, a group of both (type namespace), or a client's
+    search for tools.
 
-    parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are held against
-    it while they are generated; false if left out. format: of a custom tool. tools: of a namespace. execution: of a
-    search. type: None only within items that are left out.
+    parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are
+    held against it while they are generated; false if left out. format: of a custom tool. tools: of a
+    namespace. execution: of a search. type: None only within items that are left out.
     """
 
     unserved: ClassVar[Table] = RESPONSES_TOOL
@@ -54,9 +55,10 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     """An item of the conversation; fields of other kinds of items are ignored, for their type is refused.
 
     type: None for a message. role, content: of a message; content is also the text of an item of reasoning, whose
-    encrypted_content, else its summary, takes its place where it is missing. call_id, name, namespace, arguments: of a
-    function's call; call_id, output: of its result. input: of a custom tool's call. action: of a shell's call. tools:
-    of the result of a search for tools, or of an item that adds some; execution: who searched.
+    encrypted_content, else its summary, takes its place where it is missing. call_id, name, namespace,
+    arguments: of a function's call; call_id, output: of its result. input: of a custom tool's call. action:
+    of a shell's call. tools: of the result of a search for tools, or of an item that adds some; execution:
+    who searched.
     """
 
     unserved: ClassVar[Table] = INPUT_ITEM
@@ -86,7 +88,8 @@ class ToolReference(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class ChoiceOfTools(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One tool by its name (type function or custom), or some of the tools (type allowed_tools) by a mode, auto or required."""
+    """One tool by its name (type function or custom), or some of the tools (type allowed_tools) by a mode,
+    auto or required."""
 
     passes_unknown: ClassVar[bool] = True
 
@@ -97,8 +100,8 @@ class ChoiceOfTools(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """type: text, json_object or json_schema. schema, name, strict, description: of a json_schema. strict: what of it
-    cannot be enforced is refused."""
+    """type: text, json_object or json_schema. schema, name, strict, description: of a json_schema. strict:
+    what of it cannot be enforced is refused."""
 
     type: str | None = None
     name: str | None = None
@@ -113,8 +116,8 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """summary: one of SUMMARIES, each for a copy of the reasoning, which is told as it is; generate_summary: its earlier
-    name. The last two are hints that change nothing here."""
+    """summary: one of SUMMARIES, each for a copy of the reasoning, which is told as it is; generate_summary:
+    its earlier name. The last two are hints that change nothing here."""
 
     effort: str | None = None
     summary: object = None

@@ -12,7 +12,8 @@ JsonSchema = dict[str, object] | bool
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """strict: a keyword that cannot be enforced is refused, else it is left out. name, description: for the model's prompt elsewhere; no text here."""
+    """strict: a keyword that cannot be enforced is refused, else it is left out. name, description: for the
+    model's prompt elsewhere; no text here."""
 
     name: str | None = None
     schema: JsonSchema | None = None
@@ -21,8 +22,9 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's form. type: None for text. schema, name, strict, description: those of a json_schema or a json_object beside its type,
-    as llama.cpp and the Responses API have them. value: of the types json, json_schema and regex, as TGI has it."""
+    """OpenAI's form. type: None for text. schema, name, strict, description: those of a json_schema or a
+    json_object beside its type, as llama.cpp and the Responses API have them. value: of the types json,
+    json_schema and regex, as TGI has it."""
 
     type: str | None = None
     json_schema: JsonSchemaFormat | None = None

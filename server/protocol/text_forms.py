@@ -19,8 +19,8 @@ FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
 def text_form(fields: GenerationFields) -> TextForm | None:
-    """Returns the form that the text must have; None for any text. Raises ApiError for two forms, and for ill-formed ones. One form by
-    several names is one."""
+    """Returns the form that the text must have; None for any text. Raises ApiError for two forms, and for
+    ill-formed ones. One form by several names is one."""
     forms = [*{(form.kind, form.value): form for form in reversed([*_forms(fields)])}.values()][::-1]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param

@@ -64,8 +64,8 @@ class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """The choice of one function by its name, or of some tools (type allowed_tools) by a mode, auto or required, which stands with them
-    within `allowed_tools` or beside the type."""
+    """The choice of one function by its name, or of some tools (type allowed_tools) by a mode, auto or
+    required, which stands with them within `allowed_tools` or beside the type."""
 
     type: str
     function: NamedFunction | None = None
@@ -205,7 +205,8 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> Any:
-    """Templates write an object's entries, or the object as JSON; a text that is no JSON stays as it is. No value is an empty object."""
+    """Templates write an object's entries, or the object as JSON; a text that is no JSON stays as it is. No
+    value is an empty object."""
     if not isinstance(arguments, str):
         return arguments or {}
     if not arguments.strip():

@@ -1,7 +1,7 @@
 """Fields that clients send and this server does not serve: what each is for, and what to do instead.
 
-The one table that defines decoding, error messages, the OpenAPI description and docs/api.md. What could change the text is
-refused unless it is null or has a value that changes nothing; everything else is ignored.
+The one table that defines decoding, error messages, the OpenAPI description and docs/api.md. What could
+change the text is refused unless it is null or has a value that changes nothing; everything else is ignored.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ Values = tuple[object, ...]
 class Group:
     """Fields of one purpose. values: by field name, the values that change nothing; null always passes.
 
-    origin: the APIs that have the fields. instead: what a client should do; empty for ignored fields. example: fields of a body that
-    does so; path: where, "" for the same endpoint. is_ignored: every value passes, and those that ask for something are told.
+    origin: the APIs that have the fields. instead: what a client should do; empty for ignored fields.
+    example: fields of a body that does so; path: where, "" for the same endpoint. is_ignored: every value
+    passes, and those that ask for something are told.
     """
 
     origin: str

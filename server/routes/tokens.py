@@ -74,7 +74,8 @@ def _text(token_ids: list[int], vocabulary: Vocabulary, vocab_size: int) -> str:
 async def _encoder(
     body: TokenizeRequest, services: Services, ignored: list[str]
 ) -> tuple[str, Callable[[], Iterable[list[int]]]]:
-    """(the text, what yields its ids piece by piece and blocks). ignored: gets the paths of what is not shown."""
+    """(the text, what yields its ids piece by piece and blocks). ignored: gets the paths of what is not
+    shown."""
     tokenizer = services.tokenizer
     if body.messages is not None and body.prompt is None:
         check_tools(body.tools, None)

@@ -294,7 +294,9 @@ async def test_a_chunk_of_content_has_the_tokens_of_its_text(
     write("the quick brown fox jumps over the lazy dog, the end")
     engine.tokens_per_round = rounds
     chunks = [chunk["choices"][0] for chunk in (await streamed(client, return_token_ids=True))[:-1]]
-    told = [(chunk["delta"]["content"], chunk["token_ids"]) for chunk in chunks if chunk["delta"].get("content")]
+    told = [
+        (chunk["delta"]["content"], chunk["token_ids"]) for chunk in chunks if chunk["delta"].get("content")
+    ]
     assert len(told) > 1
     assert [tokenizer.decode(ids) for _, ids in told] == [content for content, _ in told]
 

@@ -16,7 +16,8 @@ def process_logits(
     positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
     processors: LogitsProcessorState,
 ) -> torch.Tensor:
-    """Returns [rows, window, vocab] float32 or float64, memory of its own: `logits` stay as they are, also when the result is written to.
+    """Returns [rows, window, vocab] float32 or float64, memory of its own: `logits` stay as they are, also
+    when the result is written to.
 
     In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words
     to -inf; at a row's forced position, 0 for the forced token and -inf for all others, unless its output has that token
