@@ -112,7 +112,7 @@ class ChatWriter:
 
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
         """The role comes first and the finish_reason last, each in a chunk of its own. Tokens are told with the first part of
-        their delta; in a chunk without a part where their text is not certain to be one yet. Every part tells its offset if
+        their delta; at the end those that have no text in a chunk without a part. Every part tells its offset if
         draft positions are wanted."""
         choices = []
         if is_first:

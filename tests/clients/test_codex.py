@@ -35,7 +35,7 @@ def run(scripted_server: Server, node_programs: Path, tmp_path: Path) -> Run:
         first, *others = arguments or ("",)
         flags = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *others]
         command = [node_programs / "codex", "exec", *first.split(), *flags, "-"]
-        told = said_by(command, script, folder=tmp_path, environment={"HEADWAY_API_KEY": "none"})
+        told = said_by(command, script, folder=tmp_path, environment={})
         return [json.loads(line) for line in told.splitlines()]
 
     return events
