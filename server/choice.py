@@ -98,7 +98,7 @@ class Delta(msgspec.Struct, frozen=True):
     stop_reason: the stop string or the id of the stop token that ended the text; None for the model's own end.
     num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice. A piece that has
     nothing to show yet carries its counts alone. parts: what is shown instead of the text, where it is split into parts; a
-    part may come later than its text.
+    part may come later than its text. end: where the text ends so far.
     """
 
     index: int
@@ -111,6 +111,7 @@ class Delta(msgspec.Struct, frozen=True):
     num_reasoning: int = 0
     stop_reason: str | int | None = None
     parts: tuple[Part, ...] | None = None
+    end: int = 0
 
     @property
     def is_shown(self) -> bool:
@@ -130,6 +131,7 @@ class Delta(msgspec.Struct, frozen=True):
             self.num_reasoning + other.num_reasoning,
             other.stop_reason,
             None if self.parts is None else joined((*self.parts, *(other.parts or ()))),
+            other.end,
         )
 
 
@@ -269,7 +271,14 @@ class Choice:
         self._num_certain = self._num_shown if parts is None else self._end_of(parts)
         tokens = self._release() if self._hidden else ()
         return Delta(
-            self.index, text, self.finish_reason, tokens, *added, stop_reason=ending.stop_reason, parts=parts
+            self.index,
+            text,
+            self.finish_reason,
+            tokens,
+            *added,
+            stop_reason=ending.stop_reason,
+            parts=parts,
+            end=self._num_shown,
         )
 
     def _end_of(self, parts: tuple[Part, ...]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -112,32 +113,36 @@ class ChatWriter:
 
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
         """The role comes first and the finish_reason last, each in a chunk of its own. Tokens are told with the first part of
-        their delta; at the end those that have no text in a chunk without a part. Every part tells its offset if
-        draft positions are wanted."""
+        their delta, but for the one that ends the text and is no part of it: its place is the chunk of the finish_reason.
+        Every part tells its offset if draft positions are wanted."""
         choices = []
         if is_first:
             choices.append(ChatChunkChoice(delta.index, ChatDelta(role="assistant", content="")))
-        pieces = self._pieces(delta)
+        pieces, ending = self._pieces(delta), None
+        if delta.finish_reason and pieces:
+            behind = tuple(token for token in delta.tokens if token.start >= delta.end)
+            ending = replace(delta, tokens=behind)
+            delta = replace(delta, tokens=delta.tokens[: len(delta.tokens) - len(behind)])
         if delta.tokens and not pieces:
             pieces = [ChatChunkChoice(delta.index, ChatDelta())]
         choices += pieces
         if pieces:
-            first = pieces[0]
-            first.logprobs, first.token_ids = self._logprobs(delta), self._token_ids(delta)
-            told = draft_positions(self.body, delta)
-            if told is not UNSET and first.speculation is not UNSET:
-                told.delta_offset = first.speculation.delta_offset
-            first.speculation = told
+            self._tell_tokens(delta, pieces[0])
         if delta.finish_reason:
-            choices.append(
-                ChatChunkChoice(
-                    delta.index,
-                    ChatDelta(),
-                    finish_reason=delta.finish_reason,
-                    stop_reason=delta.stop_reason,
-                )
+            last = ChatChunkChoice(
+                delta.index, ChatDelta(), finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
             )
+            if ending is not None and ending.tokens:
+                self._tell_tokens(ending, last)
+            choices.append(last)
         return choices
+
+    def _tell_tokens(self, delta: Delta, choice: ChatChunkChoice) -> None:
+        choice.logprobs, choice.token_ids = self._logprobs(delta), self._token_ids(delta)
+        told = draft_positions(self.body, delta)
+        if told is not UNSET and choice.speculation is not UNSET:
+            told.delta_offset = choice.speculation.delta_offset
+        choice.speculation = told
 
     def _pieces(self, delta: Delta) -> list[ChatChunkChoice]:
         if delta.parts is None:

@@ -290,15 +290,18 @@ async def test_a_chunk_of_content_has_the_tokens_of_its_text(
     write: Callable[[str], list[int]],
     rounds: int,
 ) -> None:
-    """White space at the end of a round comes with the text after it, and so do its tokens: guidance reads a chunk by them."""
-    write("the quick brown fox jumps over the lazy dog, the end")
+    """White space at the end of a round comes with the text after it, and so do its tokens; the token that ends the text is in a
+    chunk without content. guidance reads a chunk by its tokens."""
+    ids = write("the quick brown fox jumps over the lazy dog, the end")
     engine.tokens_per_round = rounds
     chunks = [chunk["choices"][0] for chunk in (await streamed(client, return_token_ids=True))[:-1]]
+    assert [token for chunk in chunks for token in chunk.get("token_ids") or ()] == ids
     told = [
         (chunk["delta"]["content"], chunk["token_ids"]) for chunk in chunks if chunk["delta"].get("content")
     ]
     assert len(told) > 1
-    assert [tokenizer.decode(ids) for _, ids in told] == [content for content, _ in told]
+    assert [tokenizer.decode(some) for _, some in told] == [content for content, _ in told]
+    assert all(ids[-1] not in some for _, some in told)
 
 
 async def test_each_choice_has_a_text_of_its_own(
