@@ -36,8 +36,8 @@ class RequestRecord:
     monotonic.
 
     endpoint: as the metrics name it. model: the served name that the request used, or the first. error: what the client was told, by status or as an event of a stream.
-    ignored: paths of what was accepted and has no effect; routes add to it before the answer starts, and a
-    header tells it.
+    ignored: paths of what was accepted and has no effect; `tell_ignored` adds to it before the answer starts,
+    and a header tells it.
     """
 
     request_id: str
