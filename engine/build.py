@@ -80,7 +80,8 @@ def assemble(
 ) -> Engine:
     """Loads the model and takes the memory. Raises ModelError or ConfigError.
 
-    progress: called with the share that is loaded. drafter: drafts instead of the one that the configuration names.
+    progress: called with the share that is loaded. drafter: drafts instead of the one that the configuration
+    names.
     """
     device = wanted_device(config)
     if config.threads is not None:
@@ -125,7 +126,8 @@ def assemble(
 
 
 def measured_policy(engine: Engine) -> DepthPolicy:
-    """Returns a policy for an engine with drafts that knows how long its rounds take. No request has come yet."""
+    """Returns a policy for an engine with drafts that knows how long its rounds take. No request has come
+    yet."""
     max_depth, runner = engine.info.depth, engine.runner
     measured, catch_ups = runner.measure_rounds(range(max_depth + 1)), runner.measure_catch_ups()
     return DepthPolicy(CostTable(runner.row_counts, max_depth, measured, catch_ups), max_depth)
@@ -153,8 +155,8 @@ def wanted_device(config: EngineConfig) -> torch.device:
 def checked_model_len(
     config: EngineConfig, device: torch.device, available: int, *, has_float8: bool | None = None
 ) -> int:
-    """Returns the most context in tokens that can be served. Judges all that can be judged before anything is loaded. Raises
-    ModelError or ConfigError.
+    """Returns the most context in tokens that can be served. Judges all that can be judged before anything is
+    loaded. Raises ModelError or ConfigError.
 
     available: bytes on the device. has_float8: as in Outline.
     """
@@ -175,7 +177,8 @@ def checked_model_len(
 def _least_state(
     config: EngineConfig, shape: ModelSpec, device: torch.device
 ) -> tuple[tuple[StateSpec, ...], ...]:
-    """Returns what the layers keep without a draft head, in the narrowest dtype that the weights may turn out to have."""
+    """Returns what the layers keep without a draft head, in the narrowest dtype that the weights may turn out
+    to have."""
     is_narrow = config.dtype in ("float16", "bfloat16") or (config.dtype == "auto" and device.type == "cuda")
     place = Placement(torch.device("meta"), torch.float16 if is_narrow else torch.float32)
     return CausalLM(shape, place, with_draft_head=False).state(max_window=1)
@@ -234,10 +237,11 @@ def _load(
 
 
 def _order_sums(config: EngineConfig, model: CausalLM) -> None:
-    """Gives all products that decide about the text one order of sums, and tries in which the library may compute many rows.
+    """Gives all products that decide about the text one order of sums, and tries in which the library may
+    compute many rows.
 
-    Attention, norms, activations and sampling compute each row for itself everywhere; on a CPU products do in float32 and
-    float64.
+    Attention, norms, activations and sampling compute each row for itself everywhere; on a CPU products do in
+    float32 and float64.
     """
     check_deterministic(config, model)
     check_audit(config, model)
@@ -281,12 +285,14 @@ def take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowT
 def kept_state(
     config: EngineConfig, model: CausalLM
 ) -> tuple[tuple[tuple[StateSpec, ...], ...], tuple[StateSpec, ...]]:
-    """Declares what the pool holds: of each layer, and of the drafter. The configuration names its drafter."""
+    """Declares what the pool holds: of each layer, and of the drafter. The configuration names its
+    drafter."""
     return model.state(config.depth + 1), drafter_state(config, model)
 
 
 def take_pool(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> StatePool:
-    """Allocates what layers and the drafter keep on the model's device, within the available bytes. Raises ConfigError."""
+    """Allocates what layers and the drafter keep on the model's device, within the available bytes. Raises
+    ConfigError."""
     layers, drafter = kept_state(config, model)
     bytes_of_row = row_bytes((*layers, drafter))
     num_blocks = num_kv_blocks(
@@ -308,7 +314,8 @@ def take_pool(config: EngineConfig, model: CausalLM, max_model_len: int, availab
 
 
 def served_model_len(config: EngineConfig, pool: StatePool, most: int) -> int:
-    """Returns the context in tokens that the pool can hold for one request, `most` if it can, and logs what the model has more."""
+    """Returns the context in tokens that the pool can hold for one request, `most` if it can, and logs what
+    the model has more."""
     length = held_model_len(most, num_blocks=pool.num_blocks, block_size=pool.block_size)
     trained = wanted_model_len(config, read_model_spec(config.model_path))
     if length < trained:
@@ -331,7 +338,8 @@ def engine_info(
     num_parameters: int,
     weights_bytes: int,
 ) -> EngineInfo:
-    """Returns what the server is told of the engine. The configuration is resolved; the model may be on the device meta."""
+    """Returns what the server is told of the engine. The configuration is resolved; the model may be on the
+    device meta."""
     return EngineInfo(
         architecture=model.spec.architecture,
         device=config.device,

@@ -41,7 +41,8 @@ MAX_SEPARATE_TOKENS = 8
 class Outline:
     """Facts about a model that are known before its weights are read.
 
-    has_draft_head: whether its draft head is loaded. has_float8: whether the device multiplies float8; None: it is asked.
+    has_draft_head: whether its draft head is loaded. has_float8: whether the device multiplies float8; None:
+    it is asked.
     """
 
     spec: ModelSpec
@@ -57,18 +58,20 @@ class Outline:
 
 
 def num_threads(num_parameters: int, most: int) -> int:
-    """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or OMP_NUM_THREADS.
+    """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or
+    OMP_NUM_THREADS.
 
-    Two threads share so little of a small model's operations that waiting for each other costs more than it saves, and
-    far more while another process is busy.
+    Two threads share so little of a small model's operations that waiting for each other costs more than it
+    saves, and far more while another process is busy.
     """
     return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
 
 
 def max_running(model: CausalLM | Outline, depth: int, available: int) -> int:
-    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the number that can have
-    adjusted logits of a whole window within half of the memory that the KV cache leaves free, but at least the CPU's default.
-    Anywhere at most the number whose recurrent state takes MAX_STATE_SHARE of the available bytes."""
+    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the
+    number that can have adjusted logits of a whole window within half of the memory that the KV cache leaves
+    free, but at least the CPU's default. Anywhere at most the number whose recurrent state takes
+    MAX_STATE_SHARE of the available bytes."""
     state_bytes = row_bytes(model.state(depth + 1))
     most = CUDA_MAX_RUNNING
     if state_bytes > 0:
@@ -81,7 +84,8 @@ def max_running(model: CausalLM | Outline, depth: int, available: int) -> int:
 
 
 def with_rows(config: EngineConfig, model: CausalLM | Outline, available: int) -> EngineConfig:
-    """Returns the configuration with the numbers of requests that run at once. available: as for `max_running`."""
+    """Returns the configuration with the numbers of requests that run at once. available: as for
+    `max_running`."""
     return msgspec.structs.replace(
         config,
         max_running=config.max_running or max_running(model, config.depth, available),
@@ -92,14 +96,15 @@ def with_rows(config: EngineConfig, model: CausalLM | Outline, available: int) -
 def max_extra_rows(device: torch.device) -> int | None:
     """Returns the most rows beyond the first of each HTTP request; None: no limit.
 
-    On a CPU a round takes longer the more rows it has, and a small request waits for the running round: 64 choices of one
-    request would make it wait three times as long as 16, for 1.4 times their throughput.
+    On a CPU a round takes longer the more rows it has, and a small request waits for the running round: 64
+    choices of one request would make it wait three times as long as 16, for 1.4 times their throughput.
     """
     return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
 
 
 def prefill_policy(config: EngineConfig, model: CausalLM, num_parameters: int) -> PrefillPolicy:
-    """Returns the prompt tokens of a step: --prefill-chunk in every step, or what keeps steps short on this device."""
+    """Returns the prompt tokens of a step: --prefill-chunk in every step, or what keeps steps short on this
+    device."""
     above = mixed_above_tokens(config, model.device)
     if config.prefill_chunk is not None:
         return PrefillPolicy.uniform(config.prefill_chunk, mixed_above_tokens=above)
@@ -123,8 +128,8 @@ def mixed_above_tokens(config: EngineConfig, device: torch.device) -> int | None
 
 
 def _separate_chunk(model: CausalLM, num_parameters: int) -> int:
-    """A step must not take so long that streams stall or that the engine seems stuck: slow devices and large models
-    compute fewer tokens a step."""
+    """A step must not take so long that streams stall or that the engine seems stuck: slow devices and large
+    models compute fewer tokens a step."""
     if model.device.type != "cuda":
         fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
         return min(max(fitting, model.spec.prompt_grid or MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
@@ -133,8 +138,8 @@ def _separate_chunk(model: CausalLM, num_parameters: int) -> int:
 
 
 def _idle_chunk(model: CausalLM, num_parameters: int) -> int:
-    """A GPU computes long chunks faster. A request that arrives meanwhile waits for one step, or for two where another is
-    launched already, so that slow GPUs and large models take shorter chunks."""
+    """A GPU computes long chunks faster. A request that arrives meanwhile waits for one step, or for two
+    where another is launched already, so that slow GPUs and large models take shorter chunks."""
     in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, model, num_parameters)
     wanted = min(max(in_time, MIN_IDLE_CHUNK), MAX_IDLE_CHUNK)
     return _fitting_chunk(wanted, model)

@@ -1,6 +1,7 @@
 """The engine's loop: takes mail, asks the scheduler, launches, publishes.
 
-One step stays in flight while the one before is read; it is launched as late as will do. Knows neither tensors nor sockets.
+One step stays in flight while the one before is read; it is launched as late as will do. Knows neither
+tensors nor sockets.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from headway.engine.scheduling.updates import refusal_event
 IDLE_SECONDS = 0.5
 STATS_SECONDS = 0.1
 HEARTBEAT_SECONDS = 0.25
-# Between two looks at a step that may be done sooner than foreseen; and the least that mail can be waited for.
+# Between two looks at a step that may be done sooner than foreseen; and the least that mail can be waited
+# for.
 _LOOK_SECONDS, _LEAST_WAIT_SECONDS = 2e-3, 1e-3
 
 logger = logging.getLogger(__name__)
@@ -54,8 +56,8 @@ class Handle(Protocol):
 
 
 class Begun(Protocol):
-    """A step with guided rows whose first half is launched. buffer: for the masks. drafts: waits for them; by row of the round.
-    finish: launches the second half; entries: of the buffer, by row that is masked."""
+    """A step with guided rows whose first half is launched. buffer: for the masks. drafts: waits for them; by
+    row of the round. finish: launches the second half; entries: of the buffer, by row that is masked."""
 
     @property
     def buffer(self) -> MaskBuffer: ...
@@ -64,7 +66,8 @@ class Begun(Protocol):
 
 
 class Launcher(Protocol):
-    """An executor of plans: the runner, or a simulation of it. begin: for plans with guided rows; they must be finished."""
+    """An executor of plans: the runner, or a simulation of it. begin: for plans with guided rows; they must
+    be finished."""
 
     def launch(self, plan: Plan) -> Handle: ...
     def begin(self, plan: Plan) -> Begun: ...
@@ -90,7 +93,8 @@ class EngineLoop:
         auditor: Auditor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """compiler: None: no request may have a grammar. auditor: of this scheduler; None: no request is audited."""
+        """compiler: None: no request may have a grammar. auditor: of this scheduler; None: no request is
+        audited."""
         self._compiler = compiler or GrammarCompiler(None, 0)
         self._auditor = auditor or Auditor(scheduler, 0.0)
         self._compiling: dict[int, tuple[Submit, Future[Guide]]] = {}
@@ -132,7 +136,8 @@ class EngineLoop:
         return True
 
     def _launch_in_halves(self, plan: Plan, since: float) -> Handle:
-        """While the first half runs, the step before is read and the masks are filled. The second half is launched in any case."""
+        """While the first half runs, the step before is read and the masks are filled. The second half is
+        launched in any case."""
         begun = self._runner.begin(plan)
         self._note_launch(plan, since)
         entries: dict[int, int] = {}
@@ -151,7 +156,8 @@ class EngineLoop:
             self._launch_timer.expect(plan, self._clock())
 
     def _take_mail(self) -> bool:
-        """Handles queued messages, and those that arrive until the next step must be launched. False after a Shutdown."""
+        """Handles queued messages, and those that arrive until the next step must be launched. False after a
+        Shutdown."""
         messages = self._post.receive(self._mail_seconds())
         while True:
             for message in messages:
@@ -218,7 +224,8 @@ class EngineLoop:
             self._scheduler.count_fault(message.request_id, describe_fault(error))
 
     def _publish(self, plan: Plan, handle: Handle, *, following: Plan | None = None) -> None:
-        """Sends what the step gave. A step launched after this one begins when it ends: `following`, else that in flight."""
+        """Sends what the step gave. A step launched after this one begins when it ends: `following`, else
+        that in flight."""
         if following is None and self._in_flight:
             following = self._in_flight[0][0]
         was_done = handle.is_ready()

@@ -1,4 +1,5 @@
-"""What a configuration asks for, resolved and checked against a model, or against what is known of it before it is loaded."""
+"""What a configuration asks for, resolved and checked against a model, or against what is known of it before
+it is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def wants_draft_head(config: EngineConfig, spec: ModelSpec) -> bool:
 
 
 def with_formats(config: EngineConfig, model: CausalLM | Outline) -> EngineConfig:
-    """Returns the configuration with the device, and the formats of the weights that drafts read. Raises ConfigError."""
+    """Returns the configuration with the device, and the formats of the weights that drafts read. Raises
+    ConfigError."""
     return msgspec.structs.replace(
         config,
         device=model.device.type,
@@ -41,8 +43,8 @@ def with_formats(config: EngineConfig, model: CausalLM | Outline) -> EngineConfi
 
 
 def draft_lm_head_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHead:
-    """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models on CUDA with an
-    lm_head that takes a while to read, else full."""
+    """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models
+    on CUDA with an lm_head that takes a while to read, else full."""
     hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
     is_16_bit = model.has_draft_head and model.device.type == "cuda" and model.dtype.itemsize == 2
     is_possible = is_16_bit and vocab_size % 16 == 0 and _has_float8(model)
@@ -65,9 +67,10 @@ def draft_lm_head_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLm
 
 
 def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLayers:
-    """Returns the kind that is wanted. auto means float8 for 16-bit models on CUDA whose layers take longer to read than to
-    launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts gain by about 1 %, more
-    rows nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
+    """Returns the kind that is wanted. auto means float8 for 16-bit models on CUDA whose layers take longer
+    to read than to launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and
+    prompts gain by about 1 %, more rows nothing; the embedded model's drafts lose 0.2 % of their tokens a
+    round."""
     shape = model.spec
     attention = shape.attentions[-1]  # that of the draft layers, where there are any
     heads = attention.num_heads + 2 * attention.num_kv_heads
@@ -97,7 +100,8 @@ def check_recurrence(config: EngineConfig, shape: ModelSpec) -> None:
 
 
 def has_ordered_sums(config: EngineConfig, device: str, dtype: torch.dtype) -> bool:
-    """Returns whether all products that decide about the text have one order of sums on that type of device."""
+    """Returns whether all products that decide about the text have one order of sums on that type of
+    device."""
     if device != "cuda":
         return dtype.itemsize > 2
     return dtype != torch.float64 and not config.fast_math

@@ -1,4 +1,5 @@
-"""Tries an engine before its first request comes: whether its logits are numbers, and whether its drafts are the model's words."""
+"""Tries an engine before its first request comes: whether its logits are numbers, and whether its drafts are
+the model's words."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.self_check import Evidence
 
 NUM_PROBES = 4
-# Texts by which drafts are checked, each half of them greedy and sampled, as many at once as there are rows; their greatest length; and
-# the longest that it may take.
+# Texts by which drafts are checked, each half of them greedy and sampled, as many at once as there are rows;
+# their greatest length; and the longest that it may take.
 NUM_TEXTS, TEXT_TOKENS, CHECK_SECONDS = 16, 256, 1.5
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 def check_logits(engine: Engine) -> None:
     """Raises ModelError if the logits of every one of some prompts of one token are NaN or infinite.
 
-    A single token may have a broken embedding that is never used. Before the engine's own scheduler has planned
-    anything: afterwards all rows are free again, and the cache's contents are not looked up.
+    A single token may have a broken embedding that is never used. Before the engine's own scheduler has
+    planned anything: afterwards all rows are free again, and the cache's contents are not looked up.
     """
     info, scheduler = engine.info, _own_scheduler(engine.info)
     num_probes = min(NUM_PROBES, info.vocab_size)
@@ -62,9 +63,11 @@ def wants_check(info: EngineInfo) -> bool:
 
 
 def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> DraftCheck:
-    """Returns whether the MTP head drafts what the model says, from texts that the model writes by itself after one random token.
+    """Returns whether the MTP head drafts what the model says, from texts that the model writes by itself
+    after one random token.
 
-    It takes at most limit_seconds and the step that begins last. Nothing of it stays, and no graph is captured: see `check_logits`.
+    It takes at most limit_seconds and the step that begins last. Nothing of it stays, and no graph is
+    captured: see `check_logits`.
     """
     began = time.monotonic()
     info, scheduler = engine.info, _own_scheduler(engine.info)
@@ -91,8 +94,8 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
 
 
 def act_on_check(engine: Engine, check: DraftCheck, *, is_required: bool) -> EngineInfo:
-    """Turns speculation off where the head has failed. Returns the facts with the check. Raises ConfigError where speculation is
-    required."""
+    """Turns speculation off where the head has failed. Returns the facts with the check. Raises ConfigError
+    where speculation is required."""
     if check.state == "failed" and is_required:
         raise ConfigError(
             f"the MTP head failed its check, and --require-speculation is set: {check.reason}; mend the checkpoint, "
@@ -129,8 +132,8 @@ def _observe(evidence: Evidence, event: TokenEvent, last: dict[int, int]) -> Non
 
 
 def _clear(engine: Engine, scheduler: Scheduler) -> None:
-    """Frees the rows, and wipes blocks that may hold NaN: those of texts that came to it, and those of texts that go no further, of which
-    drafts may have."""
+    """Frees the rows, and wipes blocks that may hold NaN: those of texts that came to it, and those of texts
+    that go no further, of which drafts may have."""
     state = scheduler.state
     held = [block_id for request in state.running for block_id in request.block_ids]
     wiped = tuple({*state.broken_block_ids, *held})

@@ -75,7 +75,8 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
     info = engine.info
     if wants_check(info):
         info = act_on_check(engine, check_drafts(engine), is_required=config.require_speculation)
-    # What is there now stays: a full collection that walks over all of it would stop every stream for some 50 ms.
+    # What is there now stays: a full collection that walks over all of it would stop every stream for some 50
+    # ms.
     gc.collect()
     gc.freeze()
     compiler = GrammarCompiler(first.token_table, engine.info.vocab_size)

@@ -1,10 +1,11 @@
 """The operations on the accelerator: each is one file, with a PyTorch twin in `reference`.
 
-CUDA tensors run through Triton, CPU tensors through the twin. The kernels know tensors only, no requests or models.
+CUDA tensors run through Triton, CPU tensors through the twin. The kernels know tensors only, no requests or
+models.
 
-A decode round launches `prepare_verify_inputs` and `verify_and_rewind` on the GPU; they and the separate operations
-`advance`, `verify_speculative_tokens`, `prepare_next_forward_pass` and `rewind_kv_cache` are built from the same Triton
-device functions.
+A decode round launches `prepare_verify_inputs` and `verify_and_rewind` on the GPU; they and the separate
+operations `advance`, `verify_speculative_tokens`, `prepare_next_forward_pass` and `rewind_kv_cache` are built
+from the same Triton device functions.
 """
 
 from headway.kernels.attention.api import attention

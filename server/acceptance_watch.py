@@ -1,6 +1,8 @@
-"""Watches how often the first draft of a round is accepted, and says once when that falls far below what was usual.
+"""Watches how often the first draft of a round is accepted, and says once when that falls far below what was
+usual.
 
-The texts are right all the same, so that speed is the only other sign of a changed chat template or a wrong head.
+The texts are right all the same, so that speed is the only other sign of a changed chat template or a wrong
+head.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from collections import deque
 WINDOW_DRAFTS, WINDOW_SECONDS = 256, 10.0
 # A window that lasts longer, as where drafts were turned off, tells nothing of now.
 MOST_SECONDS = 600.0
-# Compared are the mean of the last windows and that of all before them. The latter is known after FIRST_WINDOWS; from LONG_WINDOWS on
-# each new one has the weight 1 / LONG_WINDOWS, so that a change that lasts becomes usual after half a day of traffic, unless less than
-# LEAST_USUAL is accepted.
+# Compared are the mean of the last windows and that of all before them. The latter is known after
+# FIRST_WINDOWS; from LONG_WINDOWS on each new one has the weight 1 / LONG_WINDOWS, so that a change that
+# lasts becomes usual after half a day of traffic, unless less than LEAST_USUAL is accepted.
 RECENT_WINDOWS, FIRST_WINDOWS, LONG_WINDOWS = 12, 12, 2048
 # Shares of what was usual. The limits differ, so that a share near one of them is logged once.
 LEAVING_SHARE, RETURNING_SHARE = 0.5, 0.7
-# A head that is usually right less often is not watched. At 0.05, 12 windows of 256 drafts have half of it by chance once in 10^10: six standard deviations.
+# A head that is usually right less often is not watched. At 0.05, 12 windows of 256 drafts have half of it by
+# chance once in 10^10: six standard deviations.
 LEAST_USUAL = 0.05
 
 logger = logging.getLogger("headway.server")

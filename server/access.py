@@ -32,12 +32,12 @@ logger = logging.getLogger("headway.access")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Mutable: the middleware writes status, error and ended_seconds, the route its answer and model. Seconds are
-    monotonic.
+    """Mutable: the middleware writes status, error and ended_seconds, the route its answer and model. Seconds
+    are monotonic.
 
-    endpoint: as the metrics name it. model: the served name that the request used, or the first. error: what the client was told, by status or as an event of a stream.
-    ignored: paths of what was accepted and has no effect; `tell_ignored` adds to it before the answer starts,
-    and a header tells it.
+    endpoint: as the metrics name it. model: the served name that the request used, or the first. error: what
+    the client was told, by status or as an event of a stream. ignored: paths of what was accepted and has no
+    effect; `tell_ignored` adds to it before the answer starts, and a header tells it.
     """
 
     request_id: str
@@ -146,7 +146,8 @@ def request_fields(record: RequestRecord) -> dict[str, object]:
 
 
 def error_param(error: ApiError) -> str | None:
-    """The path of the field at fault. A client chooses an unknown name freely: what is no name is not repeated."""
+    """The path of the field at fault. A client chooses an unknown name freely: what is no name is not
+    repeated."""
     return error.param if error.param is not None and FIELD_PATH.fullmatch(error.param) else None
 
 

@@ -1,4 +1,5 @@
-"""Other spellings of paths, as clients and proxies write them: without /v1 or with it, and with a slash at the end."""
+"""Other spellings of paths, as clients and proxies write them: without /v1 or with it, and with a slash at
+the end."""
 
 from __future__ import annotations
 

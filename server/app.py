@@ -39,7 +39,8 @@ def create_app(
 ) -> ASGIApp:
     """Starts nothing: the engine belongs to the caller. sites: None for any Host and Origin.
 
-    What is around the routes, outermost first: other spellings of paths, request ids, the access log, CORS, the guard.
+    What is around the routes, outermost first: other spellings of paths, request ids, the access log, CORS,
+    the guard.
     """
     app = FastAPI(
         title="Headway",

@@ -16,7 +16,8 @@ CLOSING = {"Connection": "close"}  # the rest of the body is not wanted
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises ApiError as soon as the limit is passed, or announced to be. It holds for the body as it is sent and as it is decoded."""
+    """Raises ApiError as soon as the limit is passed, or announced to be. It holds for the body as it is sent
+    and as it is decoded."""
     services = services_of(request)
     limit = services.limits.max_body_bytes
     decoder = decoder_for(request.headers.getlist("content-encoding"))

@@ -23,8 +23,8 @@ def new_call_id(length: int | None) -> str:
 def with_call_ids(conversation: Conversation, length: int | None) -> Conversation:
     """The conversation with ids of so many letters and digits; None leaves it as it is.
 
-    Ids of other forms, which clients bring from other servers, are replaced by their hash, so that a call and its result keep the
-    same one. Results without an id are those of the calls before them, in their order.
+    Ids of other forms, which clients bring from other servers, are replaced by their hash, so that a call and
+    its result keep the same one. Results without an id are those of the calls before them, in their order.
     """
     if length is None:
         return conversation

@@ -24,7 +24,8 @@ NO, YES = Support(False), Support(True)
 
 
 def supported_parameters(services: Services) -> list[str]:
-    """Returns fields of a chat by their names at OpenRouter; those of sampling and forms are fields of completions, too."""
+    """Returns fields of a chat by their names at OpenRouter; those of sampling and forms are fields of
+    completions, too."""
     names = [*SAMPLING]
     if _has_forms(services):
         names += FORMS

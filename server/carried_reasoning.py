@@ -1,7 +1,9 @@
-"""Reasoning in a form that clients send back as it is: the text itself, encoded, so that no server needs to keep it.
+"""Reasoning in a form that clients send back as it is: the text itself, encoded, so that no server needs to
+keep it.
 
-It is not encrypted: the item that has it shows the same text, and a client may send any text as reasoning. Clients that send back
-only what they take for encrypted, such as the AI SDK, keep a model's thoughts between the steps of a conversation by it.
+It is not encrypted: the item that has it shows the same text, and a client may send any text as reasoning.
+Clients that send back only what they take for encrypted, such as the AI SDK, keep a model's thoughts between
+the steps of a conversation by it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def carried(text: str) -> str:
 
 
 def carried_text(value: str, where: str) -> str | None:
-    """Returns the text; None for a value of another server's. Raises ApiError for one of this server's that was changed on its way."""
+    """Returns the text; None for a value of another server's. Raises ApiError for one of this server's that
+    was changed on its way."""
     if not value.startswith(PREFIX):
         return None
     try:

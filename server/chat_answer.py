@@ -31,9 +31,9 @@ async def begin_chat(
 ) -> tuple[GenerationResponse, list[int]]:
     """Returns the answer, whose generation has not started, and the prompt's token ids.
 
-    prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as RequestOptions has it.
-    own: the request's name of a path in the chat.
-    Raises ApiError and RequestError for whatever this server cannot serve, by the names of the chat's fields.
+    prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as
+    RequestOptions has it. own: the request's name of a path in the chat. Raises ApiError and RequestError for
+    whatever this server cannot serve, by the names of the chat's fields.
     """
     check_model(body.model, services)
     record = record_of(request)

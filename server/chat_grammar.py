@@ -1,4 +1,5 @@
-"""What the text of an answer to a chat may be, where the request says so: calls of its tools, a form of text, or either."""
+"""What the text of an answer to a chat may be, where the request says so: calls of its tools, a form of text,
+or either."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from headway.server.tokenizer import Tokenizer
 async def chat_grammar(
     body: ChatRequest, output: OutputOptions | None, services: Services, ignored: list[str]
 ) -> Grammar | None:
-    """Returns the grammar of what follows the reasoning; None for any text. Raises ApiError for what cannot be enforced.
+    """Returns the grammar of what follows the reasoning; None for any text. Raises ApiError for what cannot
+    be enforced.
 
     Calls are enforced where one is required, and where a tool is strict: then those of all tools. ignored:
     gets the paths of keywords of schemas that are not enforced.
@@ -74,9 +76,11 @@ def _calls(body: ChatRequest, text: TextForm | None, output_format: OutputFormat
 def thinking_budget(
     body: ChatRequest, output: OutputOptions | None, output_format: OutputFormat, tokenizer: Tokenizer
 ) -> ThinkingBudget | None:
-    """Returns at which token the reasoning is closed; None for a request without a budget, and for a prompt that has closed it.
+    """Returns at which token the reasoning is closed; None for a request without a budget, and for a prompt
+    that has closed it.
 
-    Reasoning that the model opens by a token of its own begins after that, if it opens any. Raises ApiError where no single token closes it.
+    Reasoning that the model opens by a token of its own begins after that, if it opens any. Raises ApiError
+    where no single token closes it.
     """
     num_tokens = body.thinking_budget_tokens
     if num_tokens is None or num_tokens < 0:

@@ -87,8 +87,8 @@ def _no_calls() -> ApiError:
 
 
 def _written_prompt(chat: ChatPrompt, *, continues: bool) -> str:
-    """Returns the prompt without structural tokens that a client spelled: they delimit nothing. In an answer that is to be
-    continued they do."""
+    """Returns the prompt without structural tokens that a client spelled: they delimit nothing. In an answer
+    that is to be continued they do."""
     if continues:
         return chat.spelled_out()
     return "".join(text for text, is_spelled in chat.pieces() if not is_spelled)
@@ -97,8 +97,8 @@ def _written_prompt(chat: ChatPrompt, *, continues: bool) -> str:
 def thinking_of(
     output_format: OutputFormat, prompt: str, tokenizer: Tokenizer, *, continues: bool = False
 ) -> Thinking | None:
-    """Returns where the reasoning ends that the prompt or the model begins; None for a format without reasoning, and where the
-    prompt has ended it."""
+    """Returns where the reasoning ends that the prompt or the model begins; None for a format without
+    reasoning, and where the prompt has ended it."""
     start, end = output_format.thinking_start, output_format.thinking_end
     if end is None or prompt.rstrip().endswith(end):
         return None

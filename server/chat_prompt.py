@@ -1,4 +1,5 @@
-"""Conversations to prompts: what is checked before the chat template runs, and what keeps clients' text literal."""
+"""Conversations to prompts: what is checked before the chat template runs, and what keeps clients' text
+literal."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ RENDERER_NAMES = frozenset({
 
 
 def ending(add_generation_prompt: bool | None, continue_final_message: bool | None) -> tuple[bool, bool]:
-    """Returns (whether the prompt ends with the beginning of an answer, whether it ends within the last message).
+    """Returns (whether the prompt ends with the beginning of an answer, whether it ends within the last
+    message).
 
     The first is the default. Raises ApiError if a request asks for both.
     """

@@ -34,11 +34,12 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """The source of a template, and the special tokens that it may name. tool_source: for conversations with tools,
-    where the model's files have a template of its own for them.
+    """The source of a template, and the special tokens that it may name. tool_source: for conversations with
+    tools, where the model's files have a template of its own for them.
 
-    stop_strings: that end an answer; a template that separates messages by plain text needs them. note: what people should
-    know of the model's chats. Both are Headway's own, beside a named template in tokenizer_config.json.
+    stop_strings: that end an answer; a template that separates messages by plain text needs them. note: what
+    people should know of the model's chats. Both are Headway's own, beside a named template in
+    tokenizer_config.json.
     """
 
     source: str
@@ -130,7 +131,8 @@ class ChatRenderer:
     async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
         """The text of the conversation with marks where clients spelled structural tokens.
 
-        Raises ApiError as `render` does, and where the template inspects such a token, so that its origin is unknown.
+        Raises ApiError as `render` does, and where the template inspects such a token, so that its origin is
+        unknown.
         """
         answer = await self._ask(conversation, marked)
         if answer.inspected is not None:
@@ -138,7 +140,8 @@ class ChatRenderer:
         return ChatPrompt(_text(answer, conversation), marked.mark, marked.spelled)
 
     async def warm_up(self) -> None:
-        """Starts the worker before the first request needs it, and warns of a template that cannot be compiled."""
+        """Starts the worker before the first request needs it, and warns of a template that cannot be
+        compiled."""
         error = await self.syntax_error()
         if error is not None:
             logger.warning(
@@ -148,7 +151,8 @@ class ChatRenderer:
             )
 
     async def syntax_error(self) -> str | None:
-        """The reason why the template cannot be compiled. Whatever else fails over no messages may work with some."""
+        """The reason why the template cannot be compiled. Whatever else fails over no messages may work with
+        some."""
         with suppress(ApiError):
             for conversation in (Conversation([]), Conversation([], tools=[{}])):
                 answer = await self._ask(conversation, None)

@@ -1,7 +1,8 @@
 """One choice of an answer: token events in, deltas out, and the counts of what was generated.
 
-Every token that is counted is told. It comes with the delta in which its text begins; one that has no text in the
-answer (it ended the text, or a stop string cut it away) comes with the last delta and is placed at the end.
+Every token that is counted is told. It comes with the delta in which its text begins; one that has no text in
+the answer (it ended the text, or a stop string cut it away) comes with the last delta and is placed at the
+end.
 """
 
 from __future__ import annotations
@@ -31,15 +32,13 @@ NOTHING: Added = (0, 0, 0, 0)
 class ChoiceRequest:
     """One choice: what goes to the engine, where its text ends and what is told of it.
 
-    stop, stop_token_ids: that end its text; where that has several parts, its content.
-    end_token_ids: those of stop_token_ids that are the model's own; no stop_reason names them.
-    min_tokens: no stop string that is complete after that many tokens ends the text; the engine masks stop tokens.
-    shows_stop: the stop string or token that ends the text is part of it.
-    wants_tokens: deltas tell their tokens.
-    prompt_index: which of the request's prompts it is of.
-    shows_output: False for a request that only wants its prompt scored; it generates one token unseen.
-    num_candidates: how many choices its prompt gets.
-    grammar: what its text may be; None for any text. output: how it is split into parts; None for text alone.
+    stop, stop_token_ids: that end its text; where that has several parts, its content. end_token_ids: those
+    of stop_token_ids that are the model's own; no stop_reason names them. min_tokens: no stop string that is
+    complete after that many tokens ends the text; the engine masks stop tokens. shows_stop: the stop string
+    or token that ends the text is part of it. wants_tokens: deltas tell their tokens. prompt_index: which of
+    the request's prompts it is of. shows_output: False for a request that only wants its prompt scored; it
+    generates one token unseen. num_candidates: how many choices its prompt gets. grammar: what its text may
+    be; None for any text. output: how it is split into parts; None for text alone.
     """
 
     prompt_token_ids: list[int]
@@ -95,10 +94,10 @@ class TokenInfo:
 class Delta(msgspec.Struct, frozen=True):
     """A piece of a choice's text. The last one of a choice carries its finish_reason.
 
-    stop_reason: the stop string or the id of the stop token that ended the text; None for the model's own end.
-    num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice. A piece that has
-    nothing to show yet carries its counts alone. parts: what is shown instead of the text, where it is split into parts; a
-    part may come later than its text. end: where the text ends so far.
+    stop_reason: the stop string or the id of the stop token that ended the text; None for the model's own
+    end. num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice. A
+    piece that has nothing to show yet carries its counts alone. parts: what is shown instead of the text,
+    where it is split into parts; a part may come later than its text. end: where the text ends so far.
     """
 
     index: int

@@ -1,4 +1,5 @@
-"""The parts of a choice's text: reasoning, content and calls of tools, as the format of the model's output has them."""
+"""The parts of a choice's text: reasoning, content and calls of tools, as the format of the model's output
+has them."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ Part = Text | NumberedCall
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How a choice's text is read. prompt: the text that it continues. tools: in OpenAI's form; None where calls are
-    content like any other text.
+    """How a choice's text is read. prompt: the text that it continues. tools: in OpenAI's form; None where
+    calls are content like any other text.
 
-    is_single_call: the choice ends with its first call. thinking: where reasoning begins and ends, in token ids; None
-    for a model that does not reason.
+    is_single_call: the choice ends with its first call. thinking: where reasoning begins and ends, in token
+    ids; None for a model that does not reason.
     """
 
     format: OutputFormat
@@ -127,8 +128,8 @@ class ReasoningCounter:
         self._last_ids: list[int] = []
 
     def count(self, token_ids: Sequence[int]) -> int:
-        """Returns how many more tokens of the output are reasoning; negative where earlier ones turn out to be a part of
-        the closing delimiter."""
+        """Returns how many more tokens of the output are reasoning; negative where earlier ones turn out to
+        be a part of the closing delimiter."""
         if not (self._is_open or self._is_first):
             return 0
         return sum(self._take(token_id) for token_id in token_ids)

@@ -72,8 +72,8 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class InspectConfig:
-    """The configuration of `headway inspect`. gpu_memory: bytes of a GPU that need not be here. json: print one JSON object.
-    chat_template, tool_format: as of ServerConfig."""
+    """The configuration of `headway inspect`. gpu_memory: bytes of a GPU that need not be here. json: print
+    one JSON object. chat_template, tool_format: as of ServerConfig."""
 
     gpu_memory: int | None = None
     json: bool = False

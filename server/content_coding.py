@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from headway.server.errors import ApiError
 
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's codes of the two formats
-# zlib copies what follows a member, so that a large number of small members in a large part would cost the square of its size.
+# zlib copies what follows a member, so that a large number of small members in a large part would cost the
+# square of its size.
 _SLICE_BYTES = 1024
 ACCEPTED = {"Accept-Encoding": "gzip, deflate, identity"}
 
@@ -21,7 +22,8 @@ class Decoder:
         self._inflater = zlib.decompressobj(_WINDOW_BITS[coding])
 
     def decode(self, part: bytes, max_bytes: int) -> bytes:
-        """The next decoded bytes, max_bytes (1 or more) at most. Raises ApiError for what is not of the coding.
+        """The next decoded bytes, max_bytes (1 or more) at most. Raises ApiError for what is not of the
+        coding.
 
         A result of max_bytes may leave some of the part unread; the caller then refuses the body.
         """

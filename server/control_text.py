@@ -1,7 +1,7 @@
 """Keeps clients' chat text literal: structural tokens that they spell out never become those tokens.
 
-Before the template runs a second time, each is replaced by an unguessable mark (marker.py). The marks tell which
-tokens of the rendered text were spelled out by a client and which were written by the template.
+Before the template runs a second time, each is replaced by an unguessable mark (marker.py). The marks tell
+which tokens of the rendered text were spelled out by a client and which were written by the template.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _HTML = re.compile(
 def is_structural(token: str, *, is_special: bool, template: str) -> bool:
     """Returns whether an added token gives chats their form, so that only a template may write it.
 
-    True for special tokens, for `<|...|>`, `<...>` except tags of HTML, and `[UPPER_CASE]`. Also true for tokens with
-    a letter that begin or end with a delimiter, such as `USER:`, where the template's source has them. False for
-    white space, digits, emoji and words, which are ordinary text.
+    True for special tokens, for `<|...|>`, `<...>` except tags of HTML, and `[UPPER_CASE]`. Also true for
+    tokens with a letter that begin or end with a delimiter, such as `USER:`, where the template's source has
+    them. False for white space, digits, emoji and words, which are ordinary text.
     """
     text = token.strip()
     if not text:
@@ -53,14 +53,16 @@ def json_form(text: str) -> str:
 def control_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
     """Finds structural tokens in a text, the longest of those that begin together; None if there are none.
 
-    The time is linear in the text however many tokens there are: tokens share their beginnings in the pattern.
+    The time is linear in the text however many tokens there are: tokens share their beginnings in the
+    pattern.
     """
     wanted = sorted({text for text in texts if text})
     return re.compile(_trie(wanted)) if wanted else None
 
 
 def _trie(texts: Sequence[str]) -> str:
-    """texts: sorted, so that the first and the last of those that begin alike share what all of them share."""
+    """texts: sorted, so that the first and the last of those that begin alike share what all of them
+    share."""
     by_first: dict[str, list[str]] = {}
     for text in filter(None, texts):
         by_first.setdefault(text[0], []).append(text)
@@ -87,7 +89,8 @@ class ChatPrompt:
     spelled: tuple[str, ...] = ()
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        """Yields (text, whether a client spelled structural tokens in it). A mark that the template cut stays text."""
+        """Yields (text, whether a client spelled structural tokens in it). A mark that the template cut stays
+        text."""
         if not self.spelled:
             yield self.text, False
             return
@@ -105,7 +108,8 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenParts:
-    """Parts of structural tokens, from which a template that joins texts without a space could form a token."""
+    """Parts of structural tokens, from which a template that joins texts without a space could form a
+    token."""
 
     beginnings: frozenset[str]
     endings: frozenset[str]

@@ -11,11 +11,12 @@ VARIABLES = "chat_template_kwargs"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a request gives to the chat template. Messages have their roles and contents as strings; the arguments of
-    tool calls are objects where they are valid JSON.
+    """What a request gives to the chat template. Messages have their roles and contents as strings; the
+    arguments of tool calls are objects where they are valid JSON.
 
-    template_variables: further names that the template may read, such as enable_thinking. adds_generation_prompt:
-    the text ends with the beginning of an answer. continues_final_message: the text ends within the last message.
+    template_variables: further names that the template may read, such as enable_thinking.
+    adds_generation_prompt: the text ends with the beginning of an answer. continues_final_message: the text
+    ends within the last message.
     """
 
     messages: list[dict[str, Any]]
@@ -43,7 +44,8 @@ class Conversation:
         )
 
     def with_entry(self, part: str, key: int | str, other: Conversation) -> Conversation:
-        """The conversation with one message, tool, document or variable taken from another one of the same form."""
+        """The conversation with one message, tool, document or variable taken from another one of the same
+        form."""
         if part == VARIABLES:
             variables = {
                 name: other.template_variables[name] for name in self.template_variables if name == key
@@ -71,8 +73,8 @@ def is_nested_beyond(value: Any, limit: int) -> bool:
 
 
 def difference(value: Any, other: Any, path: str) -> tuple[str, str] | None:
-    """Returns (path, string of `other`) of the first string or name that differs between two JSON values which are
-    alike apart from their strings; None if there is none."""
+    """Returns (path, string of `other`) of the first string or name that differs between two JSON values
+    which are alike apart from their strings; None if there is none."""
     if isinstance(value, str):
         return None if value == other else (path, other)
     if isinstance(value, dict):

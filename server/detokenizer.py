@@ -37,10 +37,11 @@ def _is_mistaken(content: str) -> bool:
 
 
 class Vocabulary:
-    """The tables that all detokenizers of one model share. Mutable: fills its table of token bytes on first use.
+    """The tables that all detokenizers of one model share. Mutable: fills its table of token bytes on first
+    use.
 
-    shows_special: special tokens are text like any other, else they are silent but for those of which the content is
-    among `shown`.
+    shows_special: special tokens are text like any other, else they are silent but for those of which the
+    content is among `shown`.
     """
 
     def __init__(
@@ -116,7 +117,8 @@ class Decoder(Protocol):
 
 
 class ByteDecoder:
-    """Decodes the tokens of byte-level tokenizers. Mutable: holds the bytes of a character that is not complete."""
+    """Decodes the tokens of byte-level tokenizers. Mutable: holds the bytes of a character that is not
+    complete."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -229,7 +231,8 @@ class Detokenizer:
     def start_of(self, token_id: int, before: int) -> int:
         """Where the text of the token that was pushed last, alone, begins. before: num_characters before it.
 
-        What is left of a character that does not complete comes with the next token, and stands before its text.
+        What is left of a character that does not complete comes with the next token, and stands before its
+        text.
         """
         try:
             text = self._vocabulary.token_bytes(token_id).decode()

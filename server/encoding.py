@@ -1,4 +1,5 @@
-"""Runs the encoding of long texts outside the event loop: one long text at a time, and a bound on what waits."""
+"""Runs the encoding of long texts outside the event loop: one long text at a time, and a bound on what
+waits."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ Result = TypeVar("Result")
 
 
 class EncodingPool:
-    """Mutable: the threads, the bytes of the texts that wait or are encoded, and those encoded since memory was given
-    back; `run_of` and what it calls are their only writers."""
+    """Mutable: the threads, the bytes of the texts that wait or are encoded, and those encoded since memory
+    was given back; `run_of` and what it calls are their only writers."""
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         _fix_mmap_threshold()
@@ -81,8 +82,8 @@ def give_memory_back() -> None:
 
 
 def _fix_mmap_threshold() -> None:
-    """Large blocks keep their own mappings, which return to the system; glibc would raise the threshold with each that
-    is freed and then put large blocks between small ones that live on."""
+    """Large blocks keep their own mappings, which return to the system; glibc would raise the threshold with
+    each that is freed and then put large blocks between small ones that live on."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)

@@ -63,8 +63,8 @@ class BackOff:
 class EngineStatus:
     """The engine's state as /health and /ready report it. heartbeat_age_seconds: None while no process runs.
 
-    num_failed_starts: lives in a row that ended before the engine was ready. failure: why the last life ended; None
-    once the next one is ready.
+    num_failed_starts: lives in a row that ended before the engine was ready. failure: why the last life
+    ended; None once the next one is ready.
     """
 
     state: State
@@ -79,7 +79,8 @@ class EngineStatus:
 
 
 class Receiver(Protocol):
-    """A receiver of the events of a group of requests. Its methods are called as frames arrive and must not raise."""
+    """A receiver of the events of a group of requests. Its methods are called as frames arrive and must not
+    raise."""
 
     def put(self, event: TokenEvent) -> None: ...
     def fail(self, error: HeadwayError) -> None: ...
@@ -141,8 +142,9 @@ class EngineClient:
             self._send(Resume())
 
     def set_depth(self, depth: int, *, survives_restart: bool = True) -> None:
-        """Limits the drafts of every round from the next step on, 0 to the configured depth. survives_restart: False where no limit is
-        set: the next life of the engine begins with the depth that its check of the MTP head leaves."""
+        """Limits the drafts of every round from the next step on, 0 to the configured depth.
+        survives_restart: False where no limit is set: the next life of the engine begins with the depth that
+        its check of the MTP head leaves."""
         self._depth = depth if survives_restart else None
         if self._state in ("serving", "paused", "draining"):
             self._send(SetDepth(depth))
@@ -333,7 +335,8 @@ class EngineClient:
             receiver.put(event)
 
     def _why_not(self) -> str:
-        """Why no engine takes requests now; of an engine that does not start, what the last start failed with."""
+        """Why no engine takes requests now; of an engine that does not start, what the last start failed
+        with."""
         message = _WHY_NOT[self._state]
         if self._state != "restarting" or self._failure is None:
             return message

@@ -13,7 +13,8 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.inspection")
 
 
 class EngineInspector:
-    """The engine's process, which imports torch from its start on and then waits for the question. To be closed."""
+    """The engine's process, which imports torch from its start on and then waits for the question. To be
+    closed."""
 
     def __init__(self) -> None:
         # A session of its own: Ctrl-C in the terminal reaches the one who asks, who ends it.

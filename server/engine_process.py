@@ -34,8 +34,9 @@ from headway.server.private_folder import SOCKET, private_folder
 from headway.server.process_signs import is_stopped, processor_ticks
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
-# Threads that wait for each other at the end of each operation spin only briefly: beside another busy process a thread may
-# be without a core for milliseconds, and the others would burn theirs meanwhile. What the user has set stays.
+# Threads that wait for each other at the end of each operation spin only briefly: beside another busy process
+# a thread may be without a core for milliseconds, and the others would burn theirs meanwhile. What the user
+# has set stays.
 SPINNING = {"GOMP_SPINCOUNT": "1000"}
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
 # Then the loop's others have their turn: an engine may make them faster than they are taken.
@@ -47,12 +48,13 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How many seconds the engine may go without a sign before it counts as stuck, and how many it has to leave.
+    """How many seconds the engine may go without a sign before it counts as stuck, and how many it has to
+    leave.
 
-    serve_seconds: while it serves, without a frame from it and without processor time used by it or by what it
-    started. A process that is stopped (SIGSTOP) has so long at any time of its life. step_seconds: without a frame,
-    though it computes: the longest that one step may take. load_seconds: the same before it serves, since importing
-    libraries from a cold disk says nothing for a while.
+    serve_seconds: while it serves, without a frame from it and without processor time used by it or by what
+    it started. A process that is stopped (SIGSTOP) has so long at any time of its life. step_seconds: without
+    a frame, though it computes: the longest that one step may take. load_seconds: the same before it serves,
+    since importing libraries from a cold disk says nothing for a while.
     """
 
     load_seconds: float = 300.0
@@ -224,7 +226,8 @@ class EngineProcess:
         self._taken.close()
 
     def _read(self) -> None:
-        """The socket's descriptor signals changes, not frames: as long as any wait, this comes again by itself."""
+        """The socket's descriptor signals changes, not frames: as long as any wait, this comes again by
+        itself."""
         self._will_read = False
         if self._take_frames(FRAMES_AT_ONCE):
             self._read_soon()
@@ -235,7 +238,8 @@ class EngineProcess:
             asyncio.get_running_loop().call_soon(self._read)
 
     def _take_frames(self, most: int) -> bool:
-        """Returns whether more may wait. A frame that cannot be taken ends this life: requests would wait for it for ever."""
+        """Returns whether more may wait. A frame that cannot be taken ends this life: requests would wait for
+        it for ever."""
         for _ in range(most):
             events = 0 if self._socket.closed else int(self._socket.getsockopt(zmq.EVENTS))
             if not events & zmq.POLLIN:

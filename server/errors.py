@@ -1,4 +1,5 @@
-"""Faults as the client sees them: OpenAI's nested envelope, its status codes and its types; Anthropic's on the paths of its API.
+"""Faults as the client sees them: OpenAI's nested envelope, its status codes and its types; Anthropic's on
+the paths of its API.
 
 HeadwayError (engine)
  └─ ApiError             a request refused by this process; carries the status and headers of the answer
@@ -147,7 +148,8 @@ def envelope(error: ApiError, scope: Scope) -> bytes:
 
 
 class ErrorResponse(Response):
-    """The answer to a request that is refused or failed; notes the error for the request's record as it is sent."""
+    """The answer to a request that is refused or failed; notes the error for the request's record as it is
+    sent."""
 
     media_type = "application/json"
 
@@ -196,7 +198,8 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 
 def _unsupported(path: str) -> ApiError | None:
-    """A refusal by 400: proxies such as LiteLLM take a server that answers 404 out of service for everybody."""
+    """A refusal by 400: proxies such as LiteLLM take a server that answers 404 out of service for
+    everybody."""
     instead = help_for(path.removesuffix("/"))
     if instead is None:
         return None

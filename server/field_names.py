@@ -17,7 +17,8 @@ _PATHS = re.compile(
 
 
 class FieldNames:
-    """Mutable: whoever translates a request adds the names of its parts. A name stands for what is within the part, too."""
+    """Mutable: whoever translates a request adds the names of its parts. A name stands for what is within the
+    part, too."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         """names: by the path in the chat, the path in the request."""
@@ -25,7 +26,8 @@ class FieldNames:
         self._entries: dict[str, list[tuple[int, str]]] = {}
 
     def add_entries(self, path: str, first: int, own: str) -> None:
-        """From the first on, the entries of the list are those of the request's own list, until others are added."""
+        """From the first on, the entries of the list are those of the request's own list, until others are
+        added."""
         self._entries.setdefault(path, []).append((first, own))
 
     def add(self, path: str, own: str) -> None:

@@ -1,4 +1,5 @@
-"""Fill-in-the-middle: the tokens by which code models take what comes before a gap and what comes after it."""
+"""Fill-in-the-middle: the tokens by which code models take what comes before a gap and what comes after
+it."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from headway.server.speller import Speller
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """Names of tokens: a prompt is `prefix`, the text before the gap, `suffix`, the text after it, `middle`. ends: that end
-    what fills the gap, in addition to the model's own end and these three."""
+    """Names of tokens: a prompt is `prefix`, the text before the gap, `suffix`, the text after it, `middle`.
+    ends: that end what fills the gap, in addition to the model's own end and these three."""
 
     prefix: str
     suffix: str
@@ -46,8 +47,8 @@ def find_fim(added_tokens: Collection[str]) -> FimTokens | None:
 
 @dataclass(frozen=True, slots=True)
 class Fim:
-    """Fills gaps with one tokenizer. before: encodes a text as any prompt; after: one that goes on, so without the space
-    that some tokenizers put before a text. end_ids: tokens that end what fills the gap."""
+    """Fills gaps with one tokenizer. before: encodes a text as any prompt; after: one that goes on, so
+    without the space that some tokenizers put before a text. end_ids: tokens that end what fills the gap."""
 
     prefix_id: int
     suffix_id: int
@@ -62,11 +63,13 @@ class Fim:
         return self.before.encode(self._literal(text))
 
     def encode_after(self, text: str) -> list[int]:
-        """The ids that follow those of `encode_before`: the text after the gap and the tokens around it. Blocks."""
+        """The ids that follow those of `encode_before`: the text after the gap and the tokens around it.
+        Blocks."""
         return [self.suffix_id, *self.after.encode(self._literal(text)), self.middle_id]
 
     def _literal(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yields pieces: these tokens are text where a client spells them; others are tokens, as in every prompt."""
+        """Yields pieces: these tokens are text where a client spells them; others are tokens, as in every
+        prompt."""
         at = 0
         for match in self.pattern.finditer(text):
             yield text[at : match.start()], False

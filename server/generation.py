@@ -1,8 +1,8 @@
 """Prompts to text: one group of requests from submission to the last delta, and what was observed on the way.
 
-Knows no HTTP: `cli complete` uses it as the API does. Events become deltas as they come, whether or not anybody
-reads those: a slow reader changes neither when a stop string ends a choice nor what is observed. Leaving the
-loop over the deltas, in whatever way, aborts what still runs.
+Knows no HTTP: `cli complete` uses it as the API does. Events become deltas as they come, whether or not
+anybody reads those: a slow reader changes neither when a stop string ends a choice nor what is observed.
+Leaving the loop over the deltas, in whatever way, aborts what still runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from headway.server.request_metrics import FinishedChoice
 class Counts:
     """Token counts over all choices. The lists are by position in the window.
 
-    estimated_speedup: how many times as long the rounds would have taken without drafts; None where nothing is known of that."""
+    estimated_speedup: how many times as long the rounds would have taken without drafts; None where nothing
+    is known of that."""
 
     num_completion_tokens: int
     num_accepted: int
@@ -92,7 +93,8 @@ class DeltaQueue:
 
 
 class Generation:
-    """All choices of one API request, and the receiver of their events. Mutable; `deltas` is run through once."""
+    """All choices of one API request, and the receiver of their events. Mutable; `deltas` is run through
+    once."""
 
     def __init__(
         self,
@@ -167,7 +169,8 @@ class Generation:
         return sum(len(request.prompt_token_ids) for request, choice in pairs if choice.is_waiting)
 
     def prompt_logprobs(self, index: int) -> TokenLogprobs | None:
-        """Returns the prompt's log-probabilities, available from the choice's first delta on; None if not requested."""
+        """Returns the prompt's log-probabilities, available from the choice's first delta on; None if not
+        requested."""
         return self._choices[index].prompt_logprobs
 
     def counts(self) -> Counts:
@@ -188,8 +191,8 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that came from the prefix cache, each prompt counted once: of its choices, the later may
-        find what the first computed, so the fewest that one of them found."""
+        """Prompt tokens that came from the prefix cache, each prompt counted once: of its choices, the later
+        may find what the first computed, so the fewest that one of them found."""
         fewest: dict[int, int] = {}
         for request, choice in zip(self._requests, self._choices, strict=True):
             if choice.num_cached is not None:
@@ -199,7 +202,8 @@ class Generation:
 
     @property
     def outcomes(self) -> list[str]:
-        """Returns for each choice its finish_reason, or what ended it instead: error, or abort by client or operator."""
+        """Returns for each choice its finish_reason, or what ended it instead: error, or abort by client or
+        operator."""
         unfinished = FinishReason.ABORT if self.error is None else FinishReason.ERROR
         return [choice.finish_reason or unfinished.value for choice in self._choices]
 

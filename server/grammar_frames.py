@@ -15,9 +15,9 @@ KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lar
 class TextForm(msgspec.Struct, frozen=True):
     """What a text may be, as the client wrote it.
 
-    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for json_object; that of
-    tools is a ToolCalls as JSON. param: the field that it came in. strict: a keyword of a schema that cannot
-    be enforced is refused; else it is left out and told. Each tool says that for itself.
+    value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for
+    json_object; that of tools is a ToolCalls as JSON. param: the field that it came in. strict: a keyword of
+    a schema that cannot be enforced is refused; else it is left out and told. Each tool says that for itself.
     """
 
     kind: Kind
@@ -29,9 +29,9 @@ class TextForm(msgspec.Struct, frozen=True):
 class ToolCalls(msgspec.Struct, frozen=True):
     """What an answer may call.
 
-    output_format: the name of one of FORMATS. tools: those that may be called, in OpenAI's form, by their place in the request.
-    required: only calls; else text, which is of the form `text` where there is one, may stand in their place. parallel: one or
-    more; else one.
+    output_format: the name of one of FORMATS. tools: those that may be called, in OpenAI's form, by their
+    place in the request. required: only calls; else text, which is of the form `text` where there is one, may
+    stand in their place. parallel: one or more; else one.
     """
 
     output_format: str
@@ -49,9 +49,9 @@ class TargetVocabulary(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The answer to a form; either source or error is set. source: see `Grammar`. error: why it cannot be enforced.
-    param: the field at fault, where it is another than the form's. dropped: paths of keywords of schemas that
-    are not enforced."""
+    """The answer to a form; either source or error is set. source: see `Grammar`. error: why it cannot be
+    enforced. param: the field at fault, where it is another than the form's. dropped: paths of keywords of
+    schemas that are not enforced."""
 
     source: str | None = None
     error: str | None = None

@@ -1,4 +1,5 @@
-"""What a client says about a text, as the source of a grammar that the engine can enforce. Imports little, and no asyncio."""
+"""What a client says about a text, as the source of a grammar that the engine can enforce. Imports little,
+and no asyncio."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _LOSSES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("circular references", ("$ref",), "it leads back to itself beside other keywords; put these into the definition"),
 )  # fmt: skip
 _EMPTY = ("Unsatisfiable schema", "NoExtensionBias", "allows no text")
-# The parts of a Lark grammar that must be looked into; strings, regular expressions and comments are stepped over.
+# The parts of a Lark grammar that must be looked into; strings, regular expressions and comments are stepped
+# over.
 _LARK = re.compile(
     r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)(?=\{)'
     r"|\b(?P<option>stop|max_tokens|temperature)\s*="
@@ -59,9 +61,9 @@ def checked_source(
 ) -> str:
     """Returns the source of a form that compiles. Raises RequestError that names the field at fault.
 
-    check: from make_grammar_check. It may take long, or end the process, over a hostile form. special_ids: the ids of special
-    tokens by their names, in which calls are written. dropped: gets the paths of keywords of schemas that are
-    not enforced.
+    check: from make_grammar_check. It may take long, or end the process, over a hostile form. special_ids:
+    the ids of special tokens by their names, in which calls are written. dropped: gets the paths of keywords
+    of schemas that are not enforced.
     """
     found: list[str] = []
     try:
@@ -203,7 +205,8 @@ def _parsed(text: str, param: str) -> object:
 
 
 def _checked_lark(grammar: str, param: str) -> str:
-    """Returns the grammar with its JSON schemas as they can be enforced. Raises RequestError for options that the engine lacks."""
+    """Returns the grammar with its JSON schemas as they can be enforced. Raises RequestError for options that
+    the engine lacks."""
     parts: list[str] = []
     at = 0
     while (match := _LARK.search(grammar, at)) is not None:

@@ -1,7 +1,7 @@
 """The process that checks grammars: `python -P -m headway.server.grammar_worker`.
 
-Grammars come from clients, and some take the library minutes, gigabytes or more stack than there is. Here that ends a process
-that is replaced, and it takes nothing from the streams of the API process.
+Grammars come from clients, and some take the library minutes, gigabytes or more stack than there is. Here
+that ends a process that is replaced, and it takes nothing from the streams of the API process.
 """
 
 from __future__ import annotations

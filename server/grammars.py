@@ -1,4 +1,5 @@
-"""Grammars of requests: checked before the engine sees them, in a process of their own (grammar_worker.py), so that a fault is a 400.
+"""Grammars of requests: checked before the engine sees them, in a process of their own (grammar_worker.py),
+so that a fault is a 400.
 
 The engine compiles a source that passed once more, with a matcher for each choice.
 """
@@ -46,7 +47,8 @@ class Grammars:
     def __init__(
         self, table: TokenTable | None, vocab_size: int, observer: GrammarObserver | None = None
     ) -> None:
-        """table: None for a model whose texts no token ends, which has no grammars. vocab_size: the width of its logits."""
+        """table: None for a model whose texts no token ends, which has no grammars. vocab_size: the width of
+        its logits."""
         self._target = None if table is None else TargetVocabulary(table, vocab_size)
         self._observer = observer
         purpose = Purpose(

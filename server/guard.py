@@ -1,4 +1,5 @@
-"""Middleware that every request passes before its route: a request id, the limit on headers, the sites that may ask, the keys."""
+"""Middleware that every request passes before its route: a request id, the limit on headers, the sites that
+may ask, the keys."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
 
 class RequestIds:
-    """Each request has an id: the client's X-Request-Id if it is usable, else a drawn one. The answer tells it."""
+    """Each request has an id: the client's X-Request-Id if it is usable, else a drawn one. The answer tells
+    it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

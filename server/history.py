@@ -1,6 +1,8 @@
-"""The last quarter of an hour, a point a second: what the live page draws and the log's statistics line tells.
+"""The last quarter of an hour, a point a second: what the live page draws and the log's statistics line
+tells.
 
-Rates are between two readings; acceptance, depths and latencies look further back, for a second holds few of them.
+Rates are between two readings; acceptance, depths and latencies look further back, for a second holds few of
+them.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ logger = logging.getLogger("headway.server")
 class Point(msgspec.Struct, array_like=True, frozen=True):
     """One second. None where there was nothing to measure. Latencies: seconds at each of QUANTILES.
 
-    depth: mean over rounds. depth_shares: of the rounds of the last seconds, by depth from 0 up; empty where there was none.
-    acceptance_length: tokens a row got in a round. speedup: of the last minute, as the engine estimates it.
+    depth: mean over rounds. depth_shares: of the rounds of the last seconds, by depth from 0 up; empty where
+    there was none. acceptance_length: tokens a row got in a round. speedup: of the last minute, as the engine
+    estimates it.
     """
 
     time_unix: float
@@ -104,7 +107,8 @@ class Recent:
 
     @property
     def depth_shares(self) -> list[float]:
-        """Returns the share of the rounds with each depth, up to the greatest that a round has had; nothing without rounds."""
+        """Returns the share of the rounds with each depth, up to the greatest that a round has had; nothing
+        without rounds."""
         risen = _difference(self.old.stats.rounds_by_depth, self.new.stats.rounds_by_depth)
         total = sum(risen.values())
         return [risen.get(depth, 0) / total for depth in range(max(risen) + 1)] if total else []
@@ -145,7 +149,8 @@ class History:
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
 
     async def run(self) -> None:
-        """Until it is cancelled: a point each second, a line in the log every ten seconds in which anything ran."""
+        """Until it is cancelled: a point each second, a line in the log every ten seconds in which anything
+        ran."""
         self._read()
         told = self._readings[-1]
         while True:
@@ -205,7 +210,8 @@ class History:
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """Returns a quantile like PromQL's histogram_quantile: linear within a bucket; the last finite bound for what lies beyond it.
+    """Returns a quantile like PromQL's histogram_quantile: linear within a bucket; the last finite bound for
+    what lies beyond it.
 
     [(1, 2), (2, 4), (inf, 4)] at 0.75: the third of four lies in the middle of (1, 2] -> 1.5.
     """

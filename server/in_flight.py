@@ -19,7 +19,8 @@ class InFlight:
 
     @contextmanager
     def entry(self, generation: Generation, names: Iterable[str]) -> Iterator[None]:
-        """Registers the generation while it runs. Raises QueueFullError when too many prompt tokens wait already."""
+        """Registers the generation while it runs. Raises QueueFullError when too many prompt tokens wait
+        already."""
         self._check_room(generation.num_waiting_tokens)
         self._generations[generation] = tuple(names)
         try:

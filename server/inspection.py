@@ -1,4 +1,5 @@
-"""What can be told of a model folder before it is served: the API process's part, and the engine's, asked of a process of its own.
+"""What can be told of a model folder before it is served: the API process's part, and the engine's, asked of
+a process of its own.
 
 Everything comes from the code that serves, so that an inspection says what a start would find.
 """
@@ -26,8 +27,9 @@ from headway.server.tokenizer import load_tokenizer
 
 
 class ChatReport(msgspec.Struct, frozen=True, kw_only=True):
-    """has_tool_template: a template of its own renders conversations with tools. tool_format: one of the formats of --tool-format.
-    thinking: the delimiters of reasoning. note: what people should know of the model's chats."""
+    """has_tool_template: a template of its own renders conversations with tools. tool_format: one of the
+    formats of --tool-format. thinking: the delimiters of reasoning. note: what people should know of the
+    model's chats."""
 
     has_template: bool
     has_tool_template: bool
@@ -38,8 +40,8 @@ class ChatReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """problems: why `headway serve` with the same options would not start, the first that it meets first. chat: None for a model whose
-    tokenizer's files cannot be read."""
+    """problems: why `headway serve` with the same options would not start, the first that it meets first.
+    chat: None for a model whose tokenizer's files cannot be read."""
 
     name: str
     folder: str

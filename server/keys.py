@@ -50,13 +50,14 @@ class Keys:
             )
 
     def owner(self, authorization: str) -> str:
-        """Returns whose prefixes of the cache a request shares: a hash of its key, of one length, or "" where none is needed."""
+        """Returns whose prefixes of the cache a request shares: a hash of its key, of one length, or "" where
+        none is needed."""
         return _hash(_token(authorization)).hex() if self.api else ""
 
 
 def credentials(headers: Headers) -> str:
-    """Returns the value of Authorization by which a request shows its key: the header's own, or what Anthropic's clients say
-    by x-api-key, where the former has no bearer token."""
+    """Returns the value of Authorization by which a request shows its key: the header's own, or what
+    Anthropic's clients say by x-api-key, where the former has no bearer token."""
     given, key = headers.get("Authorization", ""), headers.get("x-api-key", "")
     return f"Bearer {key}" if key and not _token(given) else given
 

@@ -101,7 +101,8 @@ def prompt_tokens(
 
 
 def _starts(prompt: EncodedPrompt, tokenizer: Tokenizer) -> list[int]:
-    """Returns where each token's text begins in the echo: in the client's text, or in what the ids are decoded to."""
+    """Returns where each token's text begins in the echo: in the client's text, or in what the ids are
+    decoded to."""
     if prompt.starts:
         return prompt.starts
     detokenizer = Detokenizer(tokenizer.vocabulary)

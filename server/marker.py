@@ -1,4 +1,5 @@
-"""Puts marks in place of the structural tokens that clients spell out, wherever in a conversation they are."""
+"""Puts marks in place of the structural tokens that clients spell out, wherever in a conversation they
+are."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from headway.server.template_frames import MarkedConversation
 
 # The one field of a message that holds no text of the client, but a word of the server's own list.
 ROLE = "role"
-# Names of the API and of JSON Schema, which templates look up: they stay as they are where parts of tokens are marked.
+# Names of the API and of JSON Schema, which templates look up: they stay as they are where parts of tokens
+# are marked.
 FORM_NAMES = frozenset({
     "type", "function", "name", "description", "parameters", "arguments", "strict", "id", "title", "text", "content",
     "required", "properties", "items", "enum", "const", "default", "format", "anyOf", "oneOf", "allOf",
@@ -62,8 +64,8 @@ class Marker:
         )
 
     def _may_join(self, conversation: Conversation, parts: TokenParts) -> bool:
-        """Returns whether the middle of a token, such as `think`, may get its ends: from other texts, or, as words that
-        templates put between delimiters do, from the template."""
+        """Returns whether the middle of a token, such as `think`, may get its ends: from other texts, or, as
+        words that templates put between delimiters do, from the template."""
         others = [part for name, part in conversation.parts() if name != "messages"]
         if any(True for text in _strings(others)):
             return True

@@ -1,4 +1,5 @@
-"""Answers of Anthropic's Messages API: the parts of a chat's answer as blocks of content, whole or as events."""
+"""Answers of Anthropic's Messages API: the parts of a chat's answer as blocks of content, whole or as
+events."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
 
 @dataclass(frozen=True, slots=True)
 class MessageWriter:
-    """is_cut: max_tokens is more than the context has room for. shows_thinking: thinking has blocks. omits_thinking: those
-    blocks have no text."""
+    """is_cut: max_tokens is more than the context has room for. shows_thinking: thinking has blocks.
+    omits_thinking: those blocks have no text."""
 
     answer: GenerationResponse
     is_cut: bool

@@ -1,4 +1,5 @@
-"""Anthropic's Messages API in the words of a chat: requests there, and errors back. Pure functions of the body."""
+"""Anthropic's Messages API in the words of a chat: requests there, and errors back. Pure functions of the
+body."""
 
 from __future__ import annotations
 
@@ -184,8 +185,8 @@ def _form(body: PromptFields) -> tuple[ResponseFormat | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Thinking:
-    """The wishes about thinking as far as the model can follow them: how much a model thinks changes no text's form, and clients
-    send their wishes to every model."""
+    """The wishes about thinking as far as the model can follow them: how much a model thinks changes no
+    text's form, and clients send their wishes to every model."""
 
     effort: str | None = None
     budget_tokens: int | None = None

@@ -13,8 +13,8 @@ from headway.server.protocol.media import MEDIA, last_question, media_line
 from headway.server.protocol.messages_api import ROLES, Content, MessagesBlock, MessagesTurn, PromptFields
 from headway.server.protocol.tools import FunctionCall, ToolCall
 
-# Claude Code writes it before its system prompt. It is for billing alone, and differs from request to request, so that no prefix
-# after it would ever be found again.
+# Claude Code writes it before its system prompt. It is for billing alone, and differs from request to
+# request, so that no prefix after it would ever be found again.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")
 # The roles of a message that may have blocks of a type.
 _PLACES = {

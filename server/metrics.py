@@ -1,4 +1,5 @@
-"""Collects what /metrics shows: the engine's latest snapshot as families, and what is observed in this process."""
+"""Collects what /metrics shows: the engine's latest snapshot as families, and what is observed in this
+process."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Metrics:
         names: MetricsNames = "headway",
         tool_format: str = "plain",
     ) -> None:
-        """names: whose names the families have; with both each is there twice. tool_format: see RequestMetrics."""
+        """names: whose names the families have; with both each is there twice. tool_format: see
+        RequestMetrics."""
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry, tool_format)
         self._responses = Counter(

@@ -1,7 +1,7 @@
 """Defaults from a model's files for fields that a request leaves unset: special tokens and sampling.
 
-Each value is judged once, at start, by the rules for a request's own; what does not pass is left out with a warning, so
-that no client is told of a field that it did not send.
+Each value is judged once, at start, by the rules for a request's own; what does not pass is left out with a
+warning, so that no client is told of a field that it did not send.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ logger = logging.getLogger("headway.server")
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
     """start_token_id, end_token_id: of the tokenizer, None where it has none. adds_start_token: None where
-    tokenizer_config.json leaves that to tokenizer.json. stop_token_ids: ascending, at most MAX_STOP_TOKEN_IDS."""
+    tokenizer_config.json leaves that to tokenizer.json. stop_token_ids: ascending, at most
+    MAX_STOP_TOKEN_IDS."""
 
     start_token_id: int | None
     end_token_id: int | None
@@ -43,7 +44,8 @@ class ModelDefaults:
 
 
 def read_model_defaults(folder: Path, tokenizer: HFTokenizer, vocab_size: int | None) -> ModelDefaults:
-    """vocab_size: of the model; None where nothing is known of it. Raises ModelError for files that are broken."""
+    """vocab_size: of the model; None where nothing is known of it. Raises ModelError for files that are
+    broken."""
     file = folder / "tokenizer_config.json"
     config = read_tokenizer_config(folder)
     generation = read_json_object(folder / "generation_config.json") or {}
@@ -62,8 +64,8 @@ def read_model_defaults(folder: Path, tokenizer: HFTokenizer, vocab_size: int | 
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, object]:
-    """tokenizer_config.json; as in transformers the special tokens of special_tokens_map.json go before it, unless it
-    lists the added tokens. Raises ModelError."""
+    """tokenizer_config.json; as in transformers the special tokens of special_tokens_map.json go before it,
+    unless it lists the added tokens. Raises ModelError."""
     config = read_json_object(folder / "tokenizer_config.json") or {}
     if "added_tokens_decoder" in config:
         return config
@@ -71,7 +73,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, object]:
 
 
 def token_content(token: object) -> str | None:
-    """The text of a special token in these files: a string, or an object with it in `content`. None for anything else."""
+    """The text of a special token in these files: a string, or an object with it in `content`. None for
+    anything else."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
@@ -91,9 +94,11 @@ def check_writes(file: Path, tokenizer: HFTokenizer) -> None:
 
 
 def check_vocabulary(file: Path, tokenizer: HFTokenizer, vocab_size: int) -> None:
-    """file: tokenizer.json. Raises ModelError where ordinary text would have ids that the model does not know.
+    """file: tokenizer.json. Raises ModelError where ordinary text would have ids that the model does not
+    know.
 
-    Special tokens beyond the vocabulary, often for padding, are seen in real folders: no text has them by chance.
+    Special tokens beyond the vocabulary, often for padding, are seen in real folders: no text has them by
+    chance.
     """
     added = tokenizer.get_added_tokens_decoder()
     ordinary = [*tokenizer.get_vocab(with_added_tokens=False).values()]
@@ -175,8 +180,8 @@ def _ids_allowed(vocab_size: int | None) -> str:
 
 
 def _sampling(file: Path, generation: Mapping[str, object]) -> SamplingParams:
-    """The model's own defaults where generation_config.json names them, OpenAI's elsewhere. do_sample does not count,
-    as in vLLM: a temperature of 0 is greedy."""
+    """The model's own defaults where generation_config.json names them, OpenAI's elsewhere. do_sample does
+    not count, as in vLLM: a temperature of 0 is greedy."""
     fields = {key: _field(file, key, generation.get(key)) for key in SAMPLING_KEYS}
     given = {key: value for key, value in fields.items() if value is not None}
     if given.get("top_k", 0) < 0:

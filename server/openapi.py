@@ -1,4 +1,5 @@
-"""The OpenAPI description of the API, from the very types that bodies are read into and answers written from."""
+"""The OpenAPI description of the API, from the very types that bodies are read into and answers written
+from."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ REFERENCE = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """answer: None for plain text. statuses: others that carry the same answer. refusal: the envelope of errors."""
+    """answer: None for plain text. statuses: others that carry the same answer. refusal: the envelope of
+    errors."""
 
     method: str
     path: str

@@ -19,10 +19,11 @@ def is_stopped(pid: int) -> bool:
 
 
 def processor_ticks(session: int) -> int | None:
-    """Processor time used so far by all processes of a session (a compiler that one of them started counts, too).
+    """Processor time used so far by all processes of a session (a compiler that one of them started counts,
+    too).
 
-    In clock ticks, usually 10 ms each. None if unknown. A process that leaves takes its share along, so that only a
-    change tells anything.
+    In clock ticks, usually 10 ms each. None if unknown. A process that leaves takes its share along, so that
+    only a change tells anything.
     """
     ticks = [sum(map(int, fields[TIMES])) for fields in _stats() if fields[SESSION] == str(session)]
     return sum(ticks) if ticks else None
@@ -36,7 +37,8 @@ def _stats() -> Iterator[list[str]]:
 
 
 def _stat(path: Path) -> list[str]:
-    """Returns the fields after the name, which may itself hold spaces and brackets; none of a process that is gone."""
+    """Returns the fields after the name, which may itself hold spaces and brackets; none of a process that is
+    gone."""
     try:
         return path.read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

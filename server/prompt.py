@@ -31,10 +31,12 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options of the encoding of prompts. keep_last: ids at most, of which special tokens at the beginning are not cut away.
+    """Options of the encoding of prompts. keep_last: ids at most, of which special tokens at the beginning
+    are not cut away.
 
-    num_wanted: tokens to generate, None if the client does not say. adds_special: puts the model's special tokens
-    around a text. suffix: the text after a gap that the completion fills; None for a completion that goes on.
+    num_wanted: tokens to generate, None if the client does not say. adds_special: puts the model's special
+    tokens around a text. suffix: the text after a gap that the completion fills; None for a completion that
+    goes on.
     """
 
     keep_last: int | None = None
@@ -212,7 +214,8 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_least_length(field: str, num_tokens: int, max_prompt_tokens: int, max_model_len: int) -> None:
-    """Refuses a text that has num_tokens or more before all of it is encoded: that takes a second per megabyte."""
+    """Refuses a text that has num_tokens or more before all of it is encoded: that takes a second per
+    megabyte."""
     if num_tokens > max_prompt_tokens:
         raise ApiError(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {num_tokens} "
@@ -223,8 +226,8 @@ def check_least_length(field: str, num_tokens: int, max_prompt_tokens: int, max_
 
 
 def check_room(field: str, num_prompt_tokens: int, num_wanted: int | None, max_model_len: int) -> None:
-    """Refuses a prompt that leaves no room for a token. num_wanted: tokens to generate, None if not said; for 0 the
-    prompt may fill the context."""
+    """Refuses a prompt that leaves no room for a token. num_wanted: tokens to generate, None if not said; for
+    0 the prompt may fill the context."""
     if num_prompt_tokens + (0 if num_wanted == 0 else 1) > max_model_len:
         raise _too_long(field, num_prompt_tokens, max(1, num_wanted or 1), max_model_len, "your prompt")
 

@@ -18,7 +18,8 @@ _EFFORT = re.compile(r"\breasoning_effort\b")
 
 
 def with_effort(conversation: Conversation, effort: str | None, template: str) -> Conversation:
-    """The conversation with the variable by which its template knows how long to think. effort: None leaves that to the template.
+    """The conversation with the variable by which its template knows how long to think. effort: None leaves
+    that to the template.
 
     Templates that only turn thinking on and off do so for every effort but `none`; others are told nothing.
     Raises ApiError where the request gives the variable another value itself.

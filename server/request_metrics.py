@@ -43,7 +43,8 @@ class FinishedChoice:
 
 
 class RequestMetrics:
-    """Mutable: generations are its only writers. Every histogram has one sample a choice, if not said otherwise."""
+    """Mutable: generations are its only writers. Every histogram has one sample a choice, if not said
+    otherwise."""
 
     def __init__(self, registry: CollectorRegistry, tool_format: str) -> None:
         """tool_format: the name of the form in which the model calls tools."""

@@ -45,8 +45,8 @@ class ChunkHeader(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class GenerationResponse:
-    """request_id: of the HTTP request. depth: drafts a round that a request may get at most. output: how the choices' texts
-    are split into parts; None for text alone."""
+    """request_id: of the HTTP request. depth: drafts a round that a request may get at most. output: how the
+    choices' texts are split into parts; None for text alone."""
 
     head: ChunkHeader
     fields: GenerationFields
@@ -121,7 +121,8 @@ class GenerationResponse:
 
 
 def draft_positions(fields: GenerationFields, delta: Delta, *, offset: int = 0) -> DraftPositions | UnsetType:
-    """Returns the draft positions of the delta's tokens; UNSET if not requested. offset: characters of the choice's text before the generated ones."""
+    """Returns the draft positions of the delta's tokens; UNSET if not requested. offset: characters of the
+    choice's text before the generated ones."""
     if not fields.wants_draft_positions:
         return UNSET
     return DraftPositions(
@@ -152,7 +153,8 @@ def new_response(
 
 
 def _vocabulary(fields: GenerationFields, tokenizer: Tokenizer, output: OutputOptions | None) -> Vocabulary:
-    """Returns the one that shows what is read: special tokens that delimit parts of the text are text, too."""
+    """Returns the one that shows what is read: special tokens that delimit parts of the text are text,
+    too."""
     if fields.skip_special_tokens is False:
         return tokenizer.full_vocabulary
     return tokenizer.vocabulary if output is None else tokenizer.vocabulary_showing(output.shown_tokens)

@@ -56,8 +56,8 @@ def messages_of(body: ResponsesRequest, names: FieldNames, ignored: list[str]) -
 class InputMessages:
     """Mutable: takes the items in their order.
 
-    Instructions and the messages of system and developer that follow them at once are one message, because many templates
-    allow one at the beginning alone.
+    Instructions and the messages of system and developer that follow them at once are one message, because
+    many templates allow one at the beginning alone.
     """
 
     def __init__(self, names: FieldNames, ignored: list[str]) -> None:
@@ -110,7 +110,8 @@ class InputMessages:
         return len(self.messages) == 1 and self._last.role in SYSTEM
 
     def _last_of(self, role: str) -> bool:
-        """Returns whether a text goes on with the assistant's turn: it has none yet, or has called tools after it."""
+        """Returns whether a text goes on with the assistant's turn: it has none yet, or has called tools
+        after it."""
         if not self.messages or self._last.role != role:
             return False
         return self._last.content is None or bool(self._last.tool_calls)

@@ -1,4 +1,5 @@
-"""The parts of an answer as items of /v1/responses, and the events by which a stream tells how they come to be."""
+"""The parts of an answer as items of /v1/responses, and the events by which a stream tells how they come to
+be."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ class OutputItems:
                 yield from self._write(part)
 
     def end(self, status: str) -> Iterator[Event]:
-        """status: of what is still open. A complete answer has a message or a call: clients' loops end by one."""
+        """status: of what is still open. A complete answer has a message or a call: clients' loops end by
+        one."""
         yield from self._close(status)
         has_answer = any(not isinstance(item, ReasoningItem) for item in self.done)
         if not has_answer and (status == COMPLETED or not self.done):

@@ -36,12 +36,12 @@ class RequestOptions:
     """The options that completions and chat express in different fields.
 
     num_candidates: choices generated for each prompt. limit_name: the field that max_tokens came in.
-    default_max_tokens: None for what the context leaves. fits_context: a max_tokens beyond that is cut to it, not refused.
-    num_logprobs: most probable tokens returned at each position in addition to the token's own; None for none.
-    owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot name another's prefixes.
-    bad_words: their ids, from encode_bad_words. grammar: from grammar_of; the same for all choices.
-    end_token_ids, end_strings: that end the text in addition to the model's own. output: how the texts are split into parts; None for
-    text alone. thinking_budget: where reasoning is closed.
+    default_max_tokens: None for what the context leaves. fits_context: a max_tokens beyond that is cut to it,
+    not refused. num_logprobs: most probable tokens returned at each position in addition to the token's own;
+    None for none. owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot
+    name another's prefixes. bad_words: their ids, from encode_bad_words. grammar: from grammar_of; the same
+    for all choices. end_token_ids, end_strings: that end the text in addition to the model's own. output: how
+    the texts are split into parts; None for text alone. thinking_budget: where reasoning is closed.
     """
 
     num_candidates: int = 1
@@ -170,7 +170,8 @@ def _or(value: Number | None, default: Number) -> Number:
 
 
 async def encode_bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> list[list[int]]:
-    """Encodes each word as it is and after a space: tokenizers spell a word in the middle of a text in another way."""
+    """Encodes each word as it is and after a space: tokenizers spell a word in the middle of a text in
+    another way."""
     texts = [text for word in fields.bad_words or () for text in (word, f" {word.lstrip()}")]
     spellings = await tokenizer.pool.run(texts, lambda: [tokenizer.encode_plain(text) for text in texts])
     distinct = [ids for i, ids in enumerate(spellings) if ids and ids not in spellings[:i]]

@@ -1,7 +1,8 @@
 """Judges whose web pages may use the server, by Host and Origin, which browsers set and pages cannot.
 
-A page of any site can send requests to an address of the machine on which it is shown. Where no key keeps it out, its
-Origin does; and a site whose name resolves to this machine (DNS rebinding) is told by the Host that it asks for.
+A page of any site can send requests to an address of the machine on which it is shown. Where no key keeps it
+out, its Origin does; and a site whose name resolves to this machine (DNS rebinding) is told by the Host that
+it asks for.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:@/\[\]]*)(?::(?P<port>[0-9]*))?
 class Sites:
     """hosts: names, in lower case, that a request may ask for, with any port; None for any name.
 
-    origins: those of --cors-origin, whose pages may ask as the server's own may; `*` for all. checks_origin: whether
-    the pages of other origins are refused.
+    origins: those of --cors-origin, whose pages may ask as the server's own may; `*` for all. checks_origin:
+    whether the pages of other origins are refused.
     """
 
     hosts: frozenset[str] | None = None
@@ -66,7 +67,8 @@ class Sites:
 
 
 def local_sites(host: str, origins: Iterable[str]) -> Sites:
-    """Returns the allowed sites of a server on a loopback address: host is the --host. A named origin may also lead to the server itself."""
+    """Returns the allowed sites of a server on a loopback address: host is the --host. A named origin may
+    also lead to the server itself."""
     origins = tuple(origins)
     named = {_name_and_port(origin.partition("://")[2])[0] or "" for origin in origins}
     own = f"[{host}]" if ":" in host else host

@@ -1,4 +1,5 @@
-"""Encodes chats so that structural tokens come from the template alone; what a client spells is text like any other."""
+"""Encodes chats so that structural tokens come from the template alone; what a client spells is text like any
+other."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from tokenizers import Tokenizer as HFTokenizer
 
 
 class Speller:
-    """Encodes chats of which only the template's structural tokens become tokens. Mutable: makes a copy of the
-    tokenizer at first use, and is its only writer.
+    """Encodes chats of which only the template's structural tokens become tokens. Mutable: makes a copy of
+    the tokenizer at first use, and is its only writer.
 
     The copy shares the original's vocabulary, but has each structural token under an unguessable name.
     So there are no seams: a chat is encoded as a whole, and what a client spells is text like any other.
@@ -24,7 +25,8 @@ class Speller:
     def __init__(
         self, tokenizer: HFTokenizer, pattern: re.Pattern[str] | None, *, begins_text: bool = True
     ) -> None:
-        """begins_text: False for texts that go on; no space is put before them, whatever the tokenizer does otherwise."""
+        """begins_text: False for texts that go on; no space is put before them, whatever the tokenizer does
+        otherwise."""
         # Tokens that are looked for in normalised text can be spelled in ways that no pattern knows.
         self.is_always_needed = _has_normalizer(tokenizer) and any(
             token.normalized and pattern is not None and pattern.fullmatch(token.content) is not None
@@ -44,7 +46,8 @@ class Speller:
 
 @dataclass(frozen=True, slots=True)
 class RenamedTokenizer:
-    """names: structural token to its name in the copy. ids: of added tokens in the copy, to those of the original."""
+    """names: structural token to its name in the copy. ids: of added tokens in the copy, to those of the
+    original."""
 
     tokenizer: HFTokenizer
     pattern: re.Pattern[str] | None
@@ -59,7 +62,8 @@ class RenamedTokenizer:
         return text if self.pattern is None else self.pattern.sub(lambda match: self.names[match[0]], text)
 
     def _encode(self, text: str) -> list[int]:
-        """A few models (Unigram) take a structural token from text although no added token says so: it is cut."""
+        """A few models (Unigram) take a structural token from text although no added token says so: it is
+        cut."""
         (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
         cuts = [0]
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -90,7 +94,8 @@ def _renamed(
         copy.normalizer = model_of.normalizer
     if model_of.pre_tokenizer is not None:
         copy.pre_tokenizer = model_of.pre_tokenizer
-    # New tokens get ids from the vocabulary's size on, which are taken where it has gaps: those are filled first.
+    # New tokens get ids from the vocabulary's size on, which are taken where it has gaps: those are filled
+    # first.
     used = original.get_vocab(with_added_tokens=False).values()
     copy.add_tokens([f"{secret}{i}" for i in range(max(used, default=-1) + 1 - len(used))])
     tokens = [

@@ -25,8 +25,9 @@ logger = logging.getLogger("headway.server")
 class EventStreamResponse(Response):
     """Sends events as they come. A fault before anything was sent is an HTTP error; a later one is an event.
 
-    keep_alive_seconds: after so long without an event keep_alive is sent, a comment or an event; 0 for never. error_event: a
-    fault as the last event; None for the envelope of the path's API. Mutable: `events` is run through once.
+    keep_alive_seconds: after so long without an event keep_alive is sent, a comment or an event; 0 for never.
+    error_event: a fault as the last event; None for the envelope of the path's API. Mutable: `events` is run
+    through once.
     """
 
     media_type = "text/event-stream"

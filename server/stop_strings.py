@@ -38,7 +38,8 @@ class StopMatcher:
         return self.position + len(self._held)
 
     def find(self, text: str, ripe: int) -> Match | None:
-        """The match that the text would give as the next piece. ripe: only matches that end after this position count."""
+        """The match that the text would give as the next piece. ripe: only matches that end after this
+        position count."""
         if not self._stop:
             return None
         text = self._held + text
@@ -52,7 +53,8 @@ class StopMatcher:
         return first
 
     def passes(self, text: str) -> bool:
-        """Returns whether no stop string begins in the text or before it; then the text is taken in, as `push` does."""
+        """Returns whether no stop string begins in the text or before it; then the text is taken in, as
+        `push` does."""
         if self._held or not self._first_characters.isdisjoint(text):
             return False
         self.position += len(text)

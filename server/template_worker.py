@@ -37,7 +37,8 @@ def render(job: RenderJob) -> Rendered:
             return Rendered(text=_text(job, job.conversation))
         return _with_origins(job, job.marked)
     except Exception as error:  # noqa: BLE001 - whatever a template's code can raise
-        # transformers' complaint about a message that is not to be found shows the whole chat after the reason.
+        # transformers' complaint about a message that is not to be found shows the whole chat after the
+        # reason.
         reason = str(error).partition("Final message to continue:")[0]
         return Rendered(error=f"{type(error).__name__}: {reason}"[:2000])
 
@@ -51,7 +52,8 @@ def _with_origins(job: RenderJob, marked: MarkedConversation) -> Rendered:
             marked_text = _marked_text(job, conversation)
             if marked_text is not None and _without_marks(marked_text, marked) == text:
                 return Rendered(text=marked_text)
-        # A template that looks for a token, as one that splits an answer at </think>, still finds it after a mark.
+        # A template that looks for a token, as one that splits an answer at </think>, still finds it after a
+        # mark.
         marked_text = _marked_text(job, _beside_tokens(marked))
         if marked_text is not None:
             marked_text = _in_place_of_tokens(marked_text, marked)
@@ -79,8 +81,8 @@ def _beside_tokens(marked: MarkedConversation) -> Conversation:
 
 
 def _in_place_of_tokens(text: str, marked: MarkedConversation) -> str:
-    """A text in which marks stand before tokens with marks in their place; marks whose token the template took are
-    dropped."""
+    """A text in which marks stand before tokens with marks in their place; marks whose token the template
+    took are dropped."""
     first, *rest = re.split(re.escape(marked.mark) + r"(\d+)~", text)
     numbers = {spelled: number for number, spelled in enumerate(marked.spelled)}
     pieces = [first]

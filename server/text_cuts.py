@@ -1,9 +1,10 @@
 """Finds places at which a text can be cut so that the ids of its pieces, joined, are those of the whole text.
 
-Byte-level BPE: the pre-tokenizer scans from left to right and keeps no state between two matches. After a letter and
-before a space, a line break or one of a few punctuation marks, each of the patterns below ends a match, whatever is
-around. BPE without a pre-tokenizer (SentencePiece's): no merge crosses a place that no token of the vocabulary spans.
-Both hold only while no normalizer and no added token looks across the place; everything else gets no cuts.
+Byte-level BPE: the pre-tokenizer scans from left to right and keeps no state between two matches. After a
+letter and before a space, a line break or one of a few punctuation marks, each of the patterns below ends a
+match, whatever is around. BPE without a pre-tokenizer (SentencePiece's): no merge crosses a place that no
+token of the vocabulary spans. Both hold only while no normalizer and no added token looks across the place;
+everything else gets no cuts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _O200K_PREFIX, _UPPER, _LOWER = (
     r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
 )
-# The published pre-tokenizers of which it was checked, alternative by alternative, that no match contains a letter
-# followed by one of the characters in _AFTER_LETTERS.
+# The published pre-tokenizers of which it was checked, alternative by alternative, that no match contains a
+# letter followed by one of the characters in _AFTER_LETTERS.
 KNOWN_PATTERNS = frozenset(
     pattern.replace(r"\r", "\r").replace(r"\n", "\n")
     for pattern in (
@@ -104,8 +105,8 @@ class TextCuts:
 
 
 def find_cuts(state: Mapping[str, object], vocabulary: Iterable[str]) -> TextCuts | None:
-    """state: a tokenizer.json without its vocabulary. vocabulary: the tokens that merges make. None where nothing is
-    proven about the tokenizer."""
+    """state: a tokenizer.json without its vocabulary. vocabulary: the tokens that merges make. None where
+    nothing is proven about the tokenizer."""
     model, normalizer, splitter = state["model"], state["normalizer"], state["pre_tokenizer"]
     added = state["added_tokens"]
     assert isinstance(model, dict)
@@ -163,7 +164,8 @@ def _is_spaces_alone(splitter: object) -> bool:
 
 
 def _space_normalizer(normalizer: object) -> bool | None:
-    """Returns whether a normalizer that replaces spaces by marks also puts one first; None for any other normalizer."""
+    """Returns whether a normalizer that replaces spaces by marks also puts one first; None for any other
+    normalizer."""
     steps = [dict(step) for step in _steps(normalizer, "normalizers")]
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}
     if steps == [replace]:

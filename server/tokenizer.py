@@ -42,7 +42,8 @@ KEEPING_BEHAVIORS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contig
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an encoded text. starts: the index of each token's first character in the whole text, if asked for."""
+    """A part of an encoded text. starts: the index of each token's first character in the whole text, if
+    asked for."""
 
     token_ids: list[int]
     starts: list[int]
@@ -52,11 +53,10 @@ class Piece:
 class Tokenizer:
     """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one.
 
-    full_vocabulary: the one that also shows special tokens. control_pattern: finds structural
-    tokens in a text, and control_parts those of them that stand at its ends.
-    max_token_bytes: of a prompt's text that one token stands for; None where no such bound is known.
-    prefix, suffix: ids that the model's files put around a prompt. cuts: None where a text must be encoded whole.
-    fim: None for a model that fills no gaps.
+    full_vocabulary: the one that also shows special tokens. control_pattern: finds structural tokens in a
+    text, and control_parts those of them that stand at its ends. max_token_bytes: of a prompt's text that one
+    token stands for; None where no such bound is known. prefix, suffix: ids that the model's files put around
+    a prompt. cuts: None where a text must be encoded whole. fim: None for a model that fills no gaps.
     """
 
     vocabulary: Vocabulary
@@ -76,7 +76,8 @@ class Tokenizer:
     showing: dict[frozenset[str], Vocabulary] = field(default_factory=dict)  # filled by vocabulary_showing
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt. Blocks for about a second per megabyte, without holding the interpreter lock."""
+        """The ids of a prompt. Blocks for about a second per megabyte, without holding the interpreter
+        lock."""
         return [token_id for ids in self.encode_in_pieces(text) for token_id in ids]
 
     def encode_in_pieces(self, text: str) -> Iterator[list[int]]:
@@ -131,7 +132,8 @@ class Tokenizer:
             yield self._piece(self.cuts.piece(text, start, end), start, with_starts=with_starts)
 
     def last_ids(self, text: str, count: int) -> list[int]:
-        """The last `count` ids of the text, or all of them. Only the end of the text is encoded where cuts are known."""
+        """The last `count` ids of the text, or all of them. Only the end of the text is encoded where cuts
+        are known."""
         if self.cuts is None:
             ids = self.encode_plain(text)
             return ids[max(0, len(ids) - count) :]
@@ -180,7 +182,8 @@ class Tokenizer:
         return self.vocabulary.decode(token_ids)
 
     def vocabulary_showing(self, contents: Iterable[str]) -> Vocabulary:
-        """Returns the vocabulary in which the special tokens with these contents are text; one for all requests."""
+        """Returns the vocabulary in which the special tokens with these contents are text; one for all
+        requests."""
         key = frozenset(contents)
         if key not in self.showing:
             self.showing[key] = Vocabulary(self.vocabulary.tokenizer, shown=key)
@@ -191,7 +194,8 @@ class Tokenizer:
         return self.vocabulary.tokenizer.token_to_id(content)
 
     def token_table(self) -> TokenTable | None:
-        """Returns the vocabulary as grammars see it; some 0.7 s for 152,064 tokens. None where no token ends a text.
+        """Returns the vocabulary as grammars see it; some 0.7 s for 152,064 tokens. None where no token ends
+        a text.
 
         A special token has the bytes of its name, by which a Lark grammar may demand it.
         """
@@ -212,15 +216,17 @@ class Tokenizer:
 def load_tokenizer(
     folder: Path, vocab_size: int | None = None, chat_template: Path | None = None
 ) -> Tokenizer:
-    """vocab_size: of the model, which ids are held against; None where none is known. chat_template: a file instead of the
-    folder's own template. Raises ModelError for files that are missing or broken, ConfigError for a missing template."""
+    """vocab_size: of the model, which ids are held against; None where none is known. chat_template: a file
+    instead of the folder's own template. Raises ModelError for files that are missing or broken, ConfigError
+    for a missing template."""
     path = folder / "tokenizer.json"
     if not is_regular_file(path, max_bytes=MAX_TOKENIZER_BYTES):
         raise ModelError(
             f"{folder} has no tokenizer.json; save the model's fast tokenizer there "
             "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
         )
-    # One text at a time gains nothing from the library's own threads, whose freed memory would not return to the system.
+    # One text at a time gains nothing from the library's own threads, whose freed memory would not return to
+    # the system.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_readable(path)
     try:
@@ -291,7 +297,8 @@ def _state(tokenizer: HFTokenizer) -> JsonObject:
 
 
 def _structural_tokens(tokenizer: HFTokenizer, folder: Path, template: ChatTemplate | None) -> list[str]:
-    """Contents of the structural tokens. Those that tokenizer_config.json names count as special, as in transformers."""
+    """Contents of the structural tokens. Those that tokenizer_config.json names count as special, as in
+    transformers."""
     config = read_tokenizer_config(folder)
     named = [token for name, token in config.items() if name.endswith("_token")]
     more = config.get("additional_special_tokens")
@@ -306,7 +313,8 @@ def _structural_tokens(tokenizer: HFTokenizer, folder: Path, template: ChatTempl
 
 
 def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:
-    """Only for byte-level tokenizers that lose nothing of a text: one character of a token is one byte of it."""
+    """Only for byte-level tokenizers that lose nothing of a text: one character of a token is one byte of
+    it."""
     normalizer = tokenizer.normalizer
     added = tokenizer.get_added_tokens_decoder().values()
     plain = tokenizer.get_vocab(with_added_tokens=False)

@@ -1,4 +1,5 @@
-"""The body of GET /tokenizer_info for a model folder, in vLLM's shape: its tokenizer_config.json with plain strings."""
+"""The body of GET /tokenizer_info for a model folder, in vLLM's shape: its tokenizer_config.json with plain
+strings."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def no_tokenizer_info() -> TokenizerInfo:
 
 
 def load_tokenizer_info(folder: Path, chat_template: str | None) -> TokenizerInfo:
-    """The folder's tokenizer configuration with special tokens as their content, and the template that is served."""
+    """The folder's tokenizer configuration with special tokens as their content, and the template that is
+    served."""
     config = (read_json_object(folder / "special_tokens_map.json") or {}) | read_tokenizer_config(folder)
     info = no_tokenizer_info() | {name: _plain(value) for name, value in config.items()}
     info.pop("chat_template", None)

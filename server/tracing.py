@@ -1,4 +1,5 @@
-"""OpenTelemetry spans of requests to generate, sent over OTLP: the request, and in it queue, prefill and decode.
+"""OpenTelemetry spans of requests to generate, sent over OTLP: the request, and in it queue, prefill and
+decode.
 
 Imported only when an endpoint is given: the packages are the extra `otel`. Spans are made when
 a request ends, from what was kept of it, so that nothing is done for them on the way.
@@ -89,7 +90,8 @@ def _caller(traceparent: str | None) -> Context | None:
 
 
 def _phases(answer: GenerationResponse) -> Iterator[Phase]:
-    """Yields the phases that the request reached. With several choices: until the last was admitted, the first had a token."""
+    """Yields the phases that the request reached. With several choices: until the last was admitted, the
+    first had a token."""
     generation = answer.generation
     arrival, queued = generation.arrival_seconds, generation.queue_seconds
     first, last = generation.first_token_seconds, generation.last_token_seconds
@@ -101,7 +103,8 @@ def _phases(answer: GenerationResponse) -> Iterator[Phase]:
 
 
 def _failure(record: RequestRecord) -> str | None:
-    """Returns the description of the span's error status. Answers of 4xx leave it unset, as the conventions want of a server."""
+    """Returns the description of the span's error status. Answers of 4xx leave it unset, as the conventions
+    want of a server."""
     if record.answer is not None and record.answer.generation.error is not None:
         return str(record.answer.generation.error)
     return _error_type(record.error) if record.error is not None and record.error.status >= 500 else None

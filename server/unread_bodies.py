@@ -43,7 +43,8 @@ class UnreadBodies:
 
     @contextmanager
     def open(self, timeout: asyncio.Timeout) -> Iterator[UnreadBody]:
-        """timeout: around the reading; it ends at once if the client sends nothing while others need the room."""
+        """timeout: around the reading; it ends at once if the client sends nothing while others need the
+        room."""
         body = UnreadBody(self, timeout)
         self._open.add(body)
         try:
@@ -52,7 +53,8 @@ class UnreadBodies:
             self._open.discard(body)
 
     def make_room(self, body: UnreadBody) -> None:
-        """Ends bodies until there is room, first those that wait longest for their client. Raises ApiError if that is not enough."""
+        """Ends bodies until there is room, first those that wait longest for their client. Raises ApiError if
+        that is not enough."""
         if not body.num_counted:
             return
         others = sorted((other for other in self._open if other is not body), key=lambda b: b.last_seconds)

@@ -1,4 +1,5 @@
-"""Programs beside Python: what is missing is installed or named, and its tests are skipped by name and counted."""
+"""Programs beside Python: what is missing is installed or named, and its tests are skipped by name and
+counted."""
 
 from __future__ import annotations
 

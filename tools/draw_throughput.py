@@ -1,4 +1,5 @@
-"""Draws docs/throughput.svg from docs/results.json: python tools/draw_throughput.py (needs the package's extra `bench`)."""
+"""Draws docs/throughput.svg from docs/results.json: python tools/draw_throughput.py (needs the package's
+extra `bench`)."""
 
 from __future__ import annotations
 

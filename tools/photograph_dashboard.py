@@ -1,6 +1,8 @@
-"""Takes docs/dashboard.png, the picture of the live page, of a server that runs: python -P tools/photograph_dashboard.py [URL]
+"""Takes docs/dashboard.png, the picture of the live page, of a server that runs: python -P
+tools/photograph_dashboard.py [URL]
 
-Three streams run for a minute, so that the charts have a history; then the page generates its prompt with and without drafts.
+Three streams run for a minute, so that the charts have a history; then the page generates its prompt with and
+without drafts.
 """
 
 from __future__ import annotations

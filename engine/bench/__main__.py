@@ -190,7 +190,8 @@ def _prefill(
 def _prefills_in_turns(
     settings: Settings, driver: Driver, depths: list[int], size: dict[str, int]
 ) -> dict[int, list[float]]:
-    """Seconds by depth. One of each a turn: a GPU is slower after a tenth of a second of such work than before."""
+    """Seconds by depth. One of each a turn: a GPU is slower after a tenth of a second of such work than
+    before."""
     seconds: dict[int, list[float]] = {depth: [] for depth in depths}
     for turn in range(1 + settings.num_runs):
         for depth in depths:
@@ -250,7 +251,8 @@ def _forget_peak(engine: Engine) -> None:
 
 
 def _seconds_since_start() -> float:
-    """Since this process was started, the interpreter's start and all imports included; 0 where nobody tells."""
+    """Since this process was started, the interpreter's start and all imports included; 0 where nobody
+    tells."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,5 @@
-"""Computes lower bounds of times: bytes that a round must read, operations of a prompt, and the device's ceilings."""
+"""Computes lower bounds of times: bytes that a round must read, operations of a prompt, and the device's
+ceilings."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ NUM_TRIES, NUM_CALLS = 5, 5
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The best rates of this device, measured in this run: bytes read and operations of matrix products a second."""
+    """The best rates of this device, measured in this run: bytes read and operations of matrix products a
+    second."""
 
     read_bytes: float
     matmul_flop: float
@@ -31,8 +33,8 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes and multiplications of one model. Layers that see a token: those of the trunk. Without a draft head drafts read no
-    weights."""
+    """Bytes and multiplications of one model. Layers that see a token: those of the trunk. Without a draft
+    head drafts read no weights."""
 
     trunk_bytes: int  # of all its linear layers, the output layer included
     draft_output_bytes: int  # of the output layer as drafts take it
@@ -51,8 +53,9 @@ class Costs:
     )
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
-        """Moved at least: each weight read once a pass, every row's cache read, its recurrent state read and written. A draft is a
-        pass of one draft layer and of the output layer. A round with drafts runs every draft layer, those beyond its depth, too."""
+        """Moved at least: each weight read once a pass, every row's cache read, its recurrent state read and
+        written. A draft is a pass of one draft layer and of the output layer. A round with drafts runs every
+        draft layer, those beyond its depth, too."""
         is_screened = batch <= self.most_screened_rows
         output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
         num_drafts = depth if self.num_draft_layers > 0 else 0
@@ -62,12 +65,13 @@ class Costs:
         return self.trunk_bytes + drafts + cache + self.moved_state_bytes(batch)
 
     def moved_state_bytes(self, batch: int) -> int:
-        """Returns the part of `round_bytes` that recurrent state takes, which each row reads once and writes once."""
+        """Returns the part of `round_bytes` that recurrent state takes, which each row reads once and writes
+        once."""
         return 2 * batch * self.state_bytes
 
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:
-        """Counts the trunk alone: two operations a weight and token, attention to the tokens before, and the delta rule in pieces.
-        No draft layer, no convolution, and no tokens that fill a last piece up."""
+        """Counts the trunk alone: two operations a weight and token, attention to the tokens before, and the
+        delta rule in pieces. No draft layer, no convolution, and no tokens that fill a last piece up."""
         attention = 2 * self.attention_size * length**2
         recurrence = self.state_flop + self.piece_flop * min(length, DELTA_NET_GRID)
         return num_prompts * ((2.0 * self.num_weights + recurrence) * length + attention)
@@ -111,14 +115,15 @@ def costs_of(
 
 
 def _state_flop(spec: DeltaNetSpec) -> int:
-    """Three products of a token with each head's state: what it holds for the key, what it holds for the query, what is added."""
+    """Three products of a token with each head's state: what it holds for the key, what it holds for the
+    query, what is added."""
     return spec.num_value_heads * 3 * 2 * spec.key_dim * spec.value_dim
 
 
 def _piece_flop(spec: DeltaNetSpec) -> int:
-    """Of a token and each token of its piece, half of which come before it, in each head: keys times keys, queries times keys, and
-    the triangular system solved for keys (K dimensions each); the system solved for values, and values by their weights (D each).
-    Two operations for each of the half."""
+    """Of a token and each token of its piece, half of which come before it, in each head: keys times keys,
+    queries times keys, and the triangular system solved for keys (K dimensions each); the system solved for
+    values, and values by their weights (D each). Two operations for each of the half."""
     return spec.num_value_heads * (3 * spec.key_dim + 2 * spec.value_dim)
 
 

@@ -20,8 +20,9 @@ MOST_WAIT_SECONDS = 2e-3
 
 
 def least_new_tokens(depth: int) -> int:
-    """Returns the tokens per row that allow a round to be timed even if all drafts are accepted: the prompt's first token, rounds that
-    settle, one that starts the clock, one that is timed, and something left for the last one, which is not."""
+    """Returns the tokens per row that allow a round to be timed even if all drafts are accepted: the prompt's
+    first token, rounds that settle, one that starts the clock, one that is timed, and something left for the
+    last one, which is not."""
     return 1 + (NUM_SETTLING_ROUNDS + 2) * (depth + 1) + 1
 
 
@@ -41,7 +42,8 @@ class Rounds:
 
 
 class RoundEnd(NamedTuple):
-    """A round of all rows that was read. seconds: on the clock; tokens: that all rows got; depth: the drafts of each row."""
+    """A round of all rows that was read. seconds: on the clock; tokens: that all rows got; depth: the drafts
+    of each row."""
 
     seconds: float
     tokens: int
@@ -49,8 +51,8 @@ class RoundEnd(NamedTuple):
 
 
 class Post:
-    """Stands in for the mailbox: two lists. Mutable: the bench puts in, the loop takes out and answers. Nothing comes while
-    the loop waits, so that it does not wait for long."""
+    """Stands in for the mailbox: two lists. Mutable: the bench puts in, the loop takes out and answers.
+    Nothing comes while the loop waits, so that it does not wait for long."""
 
     def __init__(self) -> None:
         self.inbox: list[ToEngine] = []
@@ -69,7 +71,8 @@ class Post:
 class Driver:
     """Mutable: owns the loop; every measurement starts and ends with an idle engine.
 
-    prompts: for rounds, taken in turn, their first tokens, the same ones after each warm-up; none: random tokens.
+    prompts: for rounds, taken in turn, their first tokens, the same ones after each warm-up; none: random
+    tokens.
     """
 
     def __init__(self, engine: Engine, *, prompts: Sequence[Sequence[int]] = (), seed: int = 0) -> None:
@@ -89,7 +92,8 @@ class Driver:
         self._num_taken = 0
 
     def decode(self, *, batch: int, depth: int, input_len: int, output_len: int) -> Rounds:
-        """Rounds of all rows, until the first has all its tokens, of which there are `least_new_tokens` or more."""
+        """Rounds of all rows, until the first has all its tokens, of which there are `least_new_tokens` or
+        more."""
         self.engine.scheduler.set_depth(depth, has_mixed=True)
         tokens = len(self._start_together(self._next_prompts(batch, input_len), output_len))
         marks: list[tuple[float, int]] = []  # seconds, tokens so far
@@ -109,8 +113,9 @@ class Driver:
         )
 
     def rounds(self, prompts: Sequence[list[int]], *, output_len: int) -> Generator[RoundEnd]:
-        """Yields the rounds of these requests at the depths that the scheduler is set to, until one has got `output_len` tokens or the
-        caller closes the iterator. Then all are aborted, so that every round has all rows and none is cut at a limit."""
+        """Yields the rounds of these requests at the depths that the scheduler is set to, until one has got
+        `output_len` tokens or the caller closes the iterator. Then all are aborted, so that every round has
+        all rows and none is cut at a limit."""
         most = output_len + unread_tokens(self.engine.info.depth)
         new_tokens = dict.fromkeys(self._start_together(prompts, most), 1)
         try:
@@ -145,8 +150,8 @@ class Driver:
     def closed_loop(
         self, *, num_streams: int, depth: int, input_len: int, output_len: int, num_requests: int
     ) -> float:
-        """Output tokens a second where each request that ends is followed by the next: what a server with this
-        number of streams could do at best. Prompts are counted in the time, not in the tokens."""
+        """Output tokens a second where each request that ends is followed by the next: what a server with
+        this number of streams could do at best. Prompts are counted in the time, not in the tokens."""
         self.engine.scheduler.set_depth(depth, has_mixed=True)
         num_left = num_requests - num_streams
         started = time.perf_counter()
@@ -158,7 +163,8 @@ class Driver:
         return num_requests * output_len / (time.perf_counter() - started)
 
     def _start_together(self, prompts: Sequence[list[int]], output_len: int) -> list[int]:
-        """Computes the prompts; rounds come with the next step. Returns the ids of the requests, each of which has got one token.
+        """Computes the prompts; rounds come with the next step. Returns the ids of the requests, each of
+        which has got one token.
 
         Rows that went on meanwhile would have all their tokens before the last of long prompts is there.
         """
@@ -208,7 +214,8 @@ class Driver:
         return self._random.choices(range(self.engine.info.vocab_size), k=length)
 
     def _steps(self) -> Iterator[list[TokenEvent]]:
-        """Yields the result of each prefill and round until no request is left; a step may read two short rounds."""
+        """Yields the result of each prefill and round until no request is left; a step may read two short
+        rounds."""
         while self._post.inbox or self.engine.scheduler.has_work:
             yield from self._step()
 

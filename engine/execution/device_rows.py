@@ -1,4 +1,5 @@
-"""The rows of running requests on the device, changed by plans: set-up, moves, grants of blocks and release."""
+"""The rows of running requests on the device, changed by plans: set-up, moves, grants of blocks and
+release."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceRows:
-    """The numbers of the rows, their state in the pool, their logits processors, and which of them return log-probabilities.
+    """The numbers of the rows, their state in the pool, their logits processors, and which of them return
+    log-probabilities.
 
-    Mutable: on the host side it is the only writer of them, by the plans that it is given; steps write the numbers and the
-    state on the device.
+    Mutable: on the host side it is the only writer of them, by the plans that it is given; steps write the
+    numbers and the state on the device.
     """
 
     def __init__(self, numbers: RowTensors, pool: StatePool, adjustments: AdjustmentTable) -> None:
@@ -39,7 +41,8 @@ class DeviceRows:
         return self.numbers.limits.device
 
     def first(self, num_rows: int, *, is_adjusted: bool) -> RowTensors:
-        """Returns a view of the first rows, with their logits processors if is_adjusted; views are made once."""
+        """Returns a view of the first rows, with their logits processors if is_adjusted; views are made
+        once."""
         key = (num_rows, is_adjusted)
         if key not in self._views:
             adjustments = self.adjustments.first(num_rows) if is_adjusted else None

@@ -1,7 +1,8 @@
 """A cache of CUDA graphs that share one memory pool.
 
-The outcome of a graph lies in the pool's memory until any graph is replayed: copies of it are to be launched before that, on
-the same stream. No graph may have branches: where one has, an H200 starts each kernel of every graph some 0.3 us later.
+The outcome of a graph lies in the pool's memory until any graph is replayed: copies of it are to be launched
+before that, on the same stream. No graph may have branches: where one has, an H200 starts each kernel of
+every graph some 0.3 us later.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 
 from headway.engine.state.memory import available_bytes, bytes_taken_by, format_bytes, is_out_of_memory
 
-# What a measure of memory misses: gaps in what other uses hold, which no graph can take, and what CUDA itself takes.
+# What a measure of memory misses: gaps in what other uses hold, which no graph can take, and what CUDA itself
+# takes.
 _SLACK_BYTES = 64 << 20
 
 Key = TypeVar("Key", bound=Hashable)
@@ -44,8 +46,9 @@ class GraphMemory:
         self.reserve_bytes = max(self.reserve_bytes, num_bytes + _SLACK_BYTES)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Returns whether a step that takes about num_bytes kernel by kernel may be captured. The largest block that the pool has free serves
-        again. Gives back what the allocator keeps, for a capture cannot take that."""
+        """Returns whether a step that takes about num_bytes kernel by kernel may be captured. The largest
+        block that the pool has free serves again. Gives back what the allocator keeps, for a capture cannot
+        take that."""
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
         blocks = [b["size"] for s in own for b in s["blocks"] if b["state"] == "inactive"]
@@ -108,7 +111,8 @@ class GraphCache(Generic[Key, Result]):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """While it lasts no graph is added: steps that have none are launched kernel by kernel, and count as never seen."""
+        """While it lasts no graph is added: steps that have none are launched kernel by kernel, and count as
+        never seen."""
         self._is_frozen = True
         try:
             yield
@@ -116,8 +120,8 @@ class GraphCache(Generic[Key, Result]):
             self._is_frozen = False
 
     def capture(self, wanted: Key) -> None:
-        """Runs the step once before it is captured, which compiles its kernels. A graph that exists stays. In a rehearsal the
-        step is neither run nor kept."""
+        """Runs the step once before it is captured, which compiles its kernels. A graph that exists stays. In
+        a rehearsal the step is neither run nor kept."""
         if wanted in self._graphs:
             return
         if self._memory.is_rehearsing:
@@ -129,7 +133,8 @@ class GraphCache(Generic[Key, Result]):
     def capture_all(
         self, wanted: Sequence[Key], progress: Callable[[float], None], *, prepare: Callable[[Key], None]
     ) -> None:
-        """Captures in this order. progress: called after each with the share that is done. prepare: called before each."""
+        """Captures in this order. progress: called after each with the share that is done. prepare: called
+        before each."""
         started = time.monotonic()
         for done, key in enumerate(wanted, start=1):
             prepare(key)
@@ -141,8 +146,8 @@ class GraphCache(Generic[Key, Result]):
     def run(self, wanted: Key) -> tuple[Result, bool]:
         """(what it gives, whether it was replayed).
 
-        One that was never seen is run kernel by kernel, and captured the next time, where there is room. Both wait for
-        the device, once for each.
+        One that was never seen is run kernel by kernel, and captured the next time, where there is room. Both
+        wait for the device, once for each.
         """
         if self._is_frozen and wanted not in self._graphs:
             return self._launch(wanted), False
@@ -156,8 +161,8 @@ class GraphCache(Generic[Key, Result]):
         return outcome, False
 
     def _can_capture(self, wanted: Key) -> bool:
-        """Captures what was run before. What does not fit stays as it is: slower, no worse. So does what would take memory
-        that others may need: a prefill that finds none ends the engine."""
+        """Captures what was run before. What does not fit stays as it is: slower, no worse. So does what
+        would take memory that others may need: a prefill that finds none ends the engine."""
         if wanted not in self._bytes or wanted in self._is_too_large:
             return False
         if self._memory.has_room(self._bytes[wanted]):

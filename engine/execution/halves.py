@@ -1,6 +1,7 @@
 """Steps with masked rows, in two halves: the host fills the masks while the first half runs.
 
-The second half is launched in any case, whatever happens between the halves: the rows on the device have moved on.
+The second half is launched in any case, whatever happens between the halves: the rows on the device have
+moved on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _MAX_WAIT_SECONDS = 60.0
 
 
 class Halves:
-    """Launches both halves of a key, on a GPU as graphs from the second time on. Mutable: the half that was begun last."""
+    """Launches both halves of a key, on a GPU as graphs from the second time on. Mutable: the half that was
+    begun last."""
 
     def __init__(self, launcher: StepLauncher, memory: GraphMemory | None) -> None:
         """memory: None: kernel by kernel."""
@@ -43,8 +45,8 @@ class Halves:
             self._half, self._is_replayed = self._first.run(key)
 
     def finish(self, key: StepKey) -> tuple[StepOutcome, bool]:
-        """Returns the outcome, and whether both halves were replayed. Only behind a graph, whose half stays where it is, may a graph
-        follow."""
+        """Returns the outcome, and whether both halves were replayed. Only behind a graph, whose half stays
+        where it is, may a graph follow."""
         if self._second is None or not self._is_replayed:
             return self._launch_second(key), False
         return self._second.run(key)
@@ -70,7 +72,8 @@ class BegunStep:
         self.buffer = buffer
 
     def drafts(self) -> list[list[int]]:
-        """Waits for the drafts. Returns them by row of the round; a row that may not have as many has anything in their places."""
+        """Waits for the drafts. Returns them by row of the round; a row that may not have as many has
+        anything in their places."""
         if self._drafts is None:
             return [[] for _ in range(self._num_rows)]
         since = time.monotonic()

@@ -8,7 +8,8 @@ import torch
 
 from headway.kernels import copy_results_to_host
 
-# One for the round that runs, one for the round that is launched after it, one for the round whose results are read.
+# One for the round that runs, one for the round that is launched after it, one for the round whose results
+# are read.
 _NUM_SLOTS = 3
 _NOBODY = -1
 _NOT_THERE = -(1 << 63)
@@ -16,7 +17,8 @@ _NOT_THERE = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class RingSlot:
-    """The results of one round. They are there once it is done, until the third round after it is launched."""
+    """The results of one round. They are there once it is done, until the third round after it is
+    launched."""
 
     number: int
     size: int  # of the results that are wanted
@@ -29,8 +31,8 @@ class RingSlot:
         return results
 
     def read_early(self) -> list[int] | None:
-        """Returns the results of a round that may still run; None while some are missing. The slot was taken as one that is read
-        early."""
+        """Returns the results of a round that may still run; None while some are missing. The slot was taken
+        as one that is read early."""
         results: list[int] = self.memory[1 : 1 + self.size].tolist()
         return None if _NOT_THERE in results else results
 
@@ -54,11 +56,13 @@ class HostRing:
         *,
         time_index: int,
     ) -> None:
-        """Launches the kernel that writes a round's results to its slot, and the end time to packed[time_index]."""
+        """Launches the kernel that writes a round's results to its slot, and the end time to
+        packed[time_index]."""
         copy_results_to_host(packed, self._slots, self._count, time_index=time_index)
 
     def take(self, size: int, *, is_read_early: bool = False) -> RingSlot:
-        """Returns the slot of the round that is launched next, of whose results the first `size` numbers are wanted.
+        """Returns the slot of the round that is launched next, of whose results the first `size` numbers are
+        wanted.
 
         is_read_early: before the round is done. Its numbers then come one by one, in any order."""
         number = self._num_taken

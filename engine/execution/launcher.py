@@ -1,4 +1,5 @@
-"""Launches steps kernel by kernel: those of a key, whose sizes are padded, and chunks of prompts of any size."""
+"""Launches steps kernel by kernel: those of a key, whose sizes are padded, and chunks of prompts of any
+size."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from headway.engine.state.transfer import copy_to_device
 
 
 class StepLauncher:
-    """Mutable: the chunks that `pack` was given last are what a key with prompt tokens computes, launched or replayed."""
+    """Mutable: the chunks that `pack` was given last are what a key with prompt tokens computes, launched or
+    replayed."""
 
     def __init__(
         self,
@@ -59,7 +61,8 @@ class StepLauncher:
         return run_step(self.context, rows, key.depth, prompts, keeps_logits=key.keeps_logits)
 
     def begin(self, key: StepKey) -> HalfStep:
-        """Launches the first half of a key with masked rows; the host gets the drafts before the target model has run."""
+        """Launches the first half of a key with masked rows; the host gets the drafts before the target model
+        has run."""
         rows, prompts = self.operands(key)
         return forward_half(self.context, rows, key.depth, prompts, tells_drafts=True)
 
@@ -69,8 +72,8 @@ class StepLauncher:
         return sample_half(self.context, half, keeps_logits=key.keeps_logits, masks=masks)
 
     def operands(self, key: StepKey) -> tuple[RowTensors | None, PromptTokens | None]:
-        """Returns the rows of the key's round, with their logits processors only while a row uses any, and its prompt tokens, which
-        kernels compute from the packed chunks."""
+        """Returns the rows of the key's round, with their logits processors only while a row uses any, and
+        its prompt tokens, which kernels compute from the packed chunks."""
         rows = prompts = None
         if key.num_rows:
             rows = self._table.first(key.num_rows, is_adjusted=key.is_adjusted)
@@ -81,7 +84,8 @@ class StepLauncher:
         return rows, prompts
 
     def launch_chunks(self, chunks: Sequence[PrefillChunk]) -> torch.Tensor:
-        """Launches a pass of these chunks alone. Returns [tokens, hidden]: the hidden states in the order of the chunks."""
+        """Launches a pass of these chunks alone. Returns [tokens, hidden]: the hidden states in the order of
+        the chunks."""
         tokens = prefill_inputs(
             chunks,
             self._table.numbers,

@@ -1,7 +1,7 @@
 """A prefill of a fixed number of tokens, whatever chunks are in it: what one CUDA graph can hold.
 
-Chunks come as one tensor of integers; what follows from them is computed on the device. Tokens of no chunk are
-padding: they are computed, and written nowhere.
+Chunks come as one tensor of integers; what follows from them is computed on the device. Tokens of no chunk
+are padding: they are computed, and written nowhere.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import QueryBatch, TokenSpans
 
 MAX_CHUNKS = 64
-# Of each chunk: its row, start position, length, the block of the hidden state before it (-1: the row's own), and whether its
-# tokens were generated.
+# Of each chunk: its row, start position, length, the block of the hidden state before it (-1: the row's own),
+# and whether its tokens were generated.
 _CHUNK_FIELDS = 5
 HEADER = MAX_CHUNKS * _CHUNK_FIELDS
 
 
 def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
-    """HEADER integers, then num_tokens token ids. Chunks that do not exist have no length, and the first one's row and hit."""
+    """HEADER integers, then num_tokens token ids. Chunks that do not exist have no length, and the first
+    one's row and hit."""
     missing = MAX_CHUNKS - len(chunks)
     rows = [chunk.row for chunk in chunks] + [chunks[0].row] * missing
     starts = [chunk.start for chunk in chunks] + [0] * missing
@@ -45,7 +46,8 @@ def padded_chunks(
     *,
     is_window: bool,
 ) -> PromptTokens:
-    """Returns MAX_CHUNKS chunks; those that do not exist have no length. is_window: the first one is attended as a decode window."""
+    """Returns MAX_CHUNKS chunks; those that do not exist have no length. is_window: the first one is attended
+    as a decode window."""
     token_ids = packed[HEADER:]
     rows, starts, lengths, hits, is_generated = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
     ends = lengths.cumsum(0)

@@ -1,6 +1,7 @@
 """Chunks of prompts as one forward pass.
 
-Tensors only; which chunks are computed, and what comes after them, others decide. Nothing here waits for the device.
+Tensors only; which chunks are computed, and what comes after them, others decide. Nothing here waits for the
+device.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _batches(
     block_size: int,
     gqa_group_sizes: Collection[int],
 ) -> Iterator[QueryBatch]:
-    """Yields a batch for each run of chunks that have one length and one kernel, or several where there are too many rows."""
+    """Yields a batch for each run of chunks that have one length and one kernel, or several where there are
+    too many rows."""
     first = first_token = 0
     for (length, _), group in groupby(chunks, lambda chunk: (len(chunk.token_ids), splits_keys(chunk.start))):
         cached = [chunk.start for chunk in group]

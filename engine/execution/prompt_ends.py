@@ -1,4 +1,5 @@
-"""Scores the tokens of prompts, samples first tokens and lets rows begin to decode after a pass that computed chunks."""
+"""Scores the tokens of prompts, samples first tokens and lets rows begin to decode after a pass that computed
+chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from headway.kernels import begin_decode
 
 
 class PromptEnds:
-    """Launches kernel by kernel. Mutable: nothing; it writes to the table and the results that it is given."""
+    """Launches kernel by kernel. Mutable: nothing; it writes to the table and the results that it is
+    given."""
 
     def __init__(self, model: CausalLM, table: DeviceRows, *, block_size: int) -> None:
         self._model = model
@@ -33,7 +35,8 @@ class PromptEnds:
         sampled: torch.Tensor | None = None,  # [rows] int64: what a round sampled after the prompts, by row
         masks: Masks | None = None,  # of all rows; None: no row is masked
     ) -> None:
-        """Samples after the chunks that are last, unless a round did, and scores the tokens that are to be scored."""
+        """Samples after the chunks that are last, unless a round did, and scores the tokens that are to be
+        scored."""
         last = [chunk for chunk in chunks if chunk.is_last]
         if last:
             of_last = hidden[self._to_device(last_places(chunks))]
@@ -69,8 +72,8 @@ class PromptEnds:
         begin_decode(table.numbers.state(), index, tokens, length, self._block_size)
 
     def warm_up(self, num_prompts: int, masks: Masks) -> None:
-        """Runs what follows prompts, without and with logits processors and masks; all of row 0, which stays padding. masks: of all
-        rows, none of which is masked."""
+        """Runs what follows prompts, without and with logits processors and masks; all of row 0, which stays
+        padding. masks: of all rows, none of which is masked."""
         numbers, adjustments = self._table.numbers, self._table.adjustments
         index = torch.zeros(num_prompts, dtype=torch.int64, device=self._table.device)
         logits = self._model.logits(numbers.chunk_hidden[:1].expand(num_prompts, -1).contiguous())
@@ -90,10 +93,11 @@ class PromptEnds:
         results: DeviceResults,
         masks: Masks | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns [chunks] int64: the tokens at these positions, and the same for the host, with NO_TOKEN where the logits had
-        none; fills in the log-probabilities that are wanted.
+        """Returns [chunks] int64: the tokens at these positions, and the same for the host, with NO_TOKEN
+        where the logits had none; fills in the log-probabilities that are wanted.
 
-        A few at a time: the logits processors of a row, which are copied, are 9 bytes for each token of the vocabulary.
+        A few at a time: the logits processors of a row, which are copied, are 9 bytes for each token of the
+        vocabulary.
         """
         num_logprobs = self._table.num_logprobs
         wanted = {i: n for i, c in enumerate(chunks) if (n := num_logprobs.get(c.row)) is not None}
@@ -120,8 +124,8 @@ class PromptEnds:
         return torch.cat(tokens), torch.cat(told)
 
     def _score_prompt(self, chunk: PrefillChunk, hidden: torch.Tensor) -> tuple[int, torch.Tensor] | None:
-        """Returns the number of top tokens and the scores of the chunk's tokens. hidden: [tokens, hidden], from the chunk's first.
-        The vocabulary's logits exist for a few tokens at a time."""
+        """Returns the number of top tokens and the scores of the chunk's tokens. hidden: [tokens, hidden],
+        from the chunk's first. The vocabulary's logits exist for a few tokens at a time."""
         if not chunk.scored_token_ids:
             return None
         tokens = torch.split(self._to_device(chunk.scored_token_ids), SCORED_AT_ONCE)

@@ -36,7 +36,8 @@ class DeviceResults:
 
 
 class StepHandle:
-    """The result of a launched step, perhaps still on its way. Mutable: forgets the event once that was waited for."""
+    """The result of a launched step, perhaps still on its way. Mutable: forgets the event once that was
+    waited for."""
 
     def __init__(self, results: DeviceResults) -> None:
         self._faults = results.faults

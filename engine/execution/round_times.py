@@ -1,4 +1,5 @@
-"""Measures how long decode rounds take before the first request comes: all rows are padding, their KV cache is empty."""
+"""Measures how long decode rounds take before the first request comes: all rows are padding, their KV cache
+is empty."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 # Each size is run this many times; the shortest counts, since other work only makes a round longer.
 _NUM_RUNS = 2
-# Where there is a limit, sizes are measured until this much time has passed, but at least two. Every third number of rows comes first,
-# since two that lie close together tell little of the others. A device that is slow measures the two smallest.
+# Where there is a limit, sizes are measured until this much time has passed, but at least two. Every third
+# number of rows comes first, since two that lie close together tell little of the others. A device that is
+# slow measures the two smallest.
 CPU_SECONDS = 0.25
 _LEAST_SIZES, _STRIDE = 2, 3
 
@@ -22,7 +24,8 @@ def measured_rounds(
 ) -> dict[tuple[int, int], float]:
     """Returns seconds by (rows, depth), of each of its numbers of rows all depths.
 
-    run: runs a round of that many rows and drafts; returns its seconds. limit_seconds: None: all sizes are measured.
+    run: runs a round of that many rows and drafts; returns its seconds. limit_seconds: None: all sizes are
+    measured.
     """
     depths, began = tuple(depths), time.monotonic()
     found: dict[tuple[int, int], float] = {}

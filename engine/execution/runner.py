@@ -91,9 +91,9 @@ class Runner:
         progress: Callable[[float], None],
         mixed_depths: Collection[int] | None = None,
     ) -> None:
-        """Makes the steps of these depths ready before the first request comes; all rows are padding. Does nothing on a CPU.
-        Raises ConfigError where the memory does not suffice. mixed_depths: of the rounds that share their passes with prompts;
-        None: the largest depth alone."""
+        """Makes the steps of these depths ready before the first request comes; all rows are padding. Does
+        nothing on a CPU. Raises ConfigError where the memory does not suffice. mixed_depths: of the rounds
+        that share their passes with prompts; None: the largest depth alone."""
         depths = tuple(depths)
         if self.graphs is None or self.grid is None or self.graph_memory is None or not depths:
             return
@@ -107,13 +107,15 @@ class Runner:
         self._ring.restart()
 
     def without_captures(self) -> AbstractContextManager[None]:
-        """While it lasts, steps for which no graph exists are launched kernel by kernel and captured neither now nor because of
-        now. Their kernels are those of captured steps of the same sizes, so that none is compiled."""
+        """While it lasts, steps for which no graph exists are launched kernel by kernel and captured neither
+        now nor because of now. Their kernels are those of captured steps of the same sizes, so that none is
+        compiled."""
         return nullcontext() if self.graphs is None else self.graphs.frozen()
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """The numbers of rows to which rounds are padded; on a CPU, those of which the times of rounds are told apart."""
+        """The numbers of rows to which rounds are padded; on a CPU, those of which the times of rounds are
+        told apart."""
         return row_counts(len(self.slots.limits)) if self.grid is None else self.grid.row_counts
 
     @torch.inference_mode()
@@ -125,7 +127,8 @@ class Runner:
 
     @torch.inference_mode()
     def measure_catch_ups(self) -> dict[int, float]:
-        """Returns the seconds in which the drafter catches up, by rows, before the first request comes; empty if it never does."""
+        """Returns the seconds in which the drafter catches up, by rows, before the first request comes; empty
+        if it never does."""
         if not self.launcher.context.drafter.leaves_pending:
             return {}
         found = self._measured(self._time_catch_up, (0,))
@@ -165,8 +168,8 @@ class Runner:
 
     @torch.inference_mode()
     def begin(self, plan: Plan) -> BegunStep:
-        """Starts the first half of a step with masked rows: all up to the logits of its round, or of its prompts if there is no
-        round."""
+        """Starts the first half of a step with masked rows: all up to the logits of its round, or of its
+        prompts if there is no round."""
         results, key = self._start(plan)
         buffer, num_rows = self.masks.buffer, len(plan.decode_request_ids)
         if key is None:

@@ -1,8 +1,10 @@
-"""One step of the engine: a decode round, chunks of prompts, or both in one forward pass, as two straight lines of launches.
+"""One step of the engine: a decode round, chunks of prompts, or both in one forward pass, as two straight
+lines of launches.
 
-`forward_half` goes up to the logits, `sample_half` from sampling on. Neither branches on data nor allocates by it, so that
-either, or both together, can be captured as a CUDA graph. Speculative decoding after Leviathan et al. (arXiv 2211.17192);
-verification by equality of coupled samples (Daliri, Musco, Suresh, arXiv 2408.07978), so that a draft never changes the text.
+`forward_half` goes up to the logits, `sample_half` from sampling on. Neither branches on data nor allocates
+by it, so that either, or both together, can be captured as a CUDA graph. Speculative decoding after Leviathan
+et al. (arXiv 2211.17192); verification by equality of coupled samples (Daliri, Musco, Suresh, arXiv
+2408.07978), so that a draft never changes the text.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ NUM_STAMPS, SAMPLING_STAMP, END_STAMP = 5, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Objects that all steps share. ring: takes what a round leaves for the host; None: nothing reads it there. draft_ring: takes
-    the drafts of rounds in two halves, after a time."""
+    """Objects that all steps share. ring: takes what a round leaves for the host; None: nothing reads it
+    there. draft_ring: takes the drafts of rounds in two halves, after a time."""
 
     model: CausalLM
     pool: StatePool
@@ -79,9 +81,10 @@ class HalfStep:
 class RoundOutcome:
     """The results of a round, those for the host in one tensor.
 
-    packed: times in nanoseconds (begin, drafts done, target done, sampling begins, end), then for each row the number of sampled tokens that
-    stay (0: padding) and all depth + 1 of them, -1 (NO_TOKEN) where the logits had none. In a row whose prompt shared the pass the
-    first one follows the prompt. The end time is written by the kernel that delivers the rest to the host.
+    packed: times in nanoseconds (begin, drafts done, target done, sampling begins, end), then for each row
+    the number of sampled tokens that stay (0: padding) and all depth + 1 of them, -1 (NO_TOKEN) where the
+    logits had none. In a row whose prompt shared the pass the first one follows the prompt. The end time is
+    written by the kernel that delivers the rest to the host.
     """
 
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
@@ -97,7 +100,8 @@ class RoundOutcome:
         self,
         rows: torch.Tensor,  # [n] int64
     ) -> torch.Tensor:
-        """Returns [n, depth + 1, score]: of the tokens that were sampled in these rows, as `score_tokens` has them."""
+        """Returns [n, depth + 1, score]: of the tokens that were sampled in these rows, as `score_tokens` has
+        them."""
         assert self.logits is not None, "the logits were kept"
         sampled = self.emitted[rows, 1:].clamp(min=0)
         return score_tokens(self.logits[rows].flatten(0, 1), sampled.flatten()).view(*sampled.shape, -1)
@@ -141,8 +145,8 @@ def forward_half(
     *,
     tells_drafts: bool = False,
 ) -> HalfStep:
-    """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts. tells_drafts: the host gets
-    the drafts by the draft ring before the target model runs."""
+    """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts.
+    tells_drafts: the host gets the drafts by the draft ring before the target model runs."""
     if rows is None:
         assert prompts is not None, "a step has rows or prompts"
         hidden = context.model.forward(prompts.inputs, context.pool)
@@ -166,7 +170,8 @@ def forward_half(
 def sample_half(
     context: StepContext, half: HalfStep, *, keeps_logits: bool = False, masks: Masks | None = None
 ) -> StepOutcome:
-    """Samples, verifies the drafts, moves the state of the rows on and delivers; last, the drafter sees the prompts.
+    """Samples, verifies the drafts, moves the state of the rows on and delivers; last, the drafter sees the
+    prompts.
 
     masks: of the rows of the round; None: no row has any."""
     outcome = prompt_hidden = None
@@ -209,7 +214,8 @@ def _forward(
         return context.model.forward(inputs, context.pool), None
     states = context.model.forward(concatenate(inputs, prompts.inputs), context.pool)
     num_tokens = len(inputs.token_ids)
-    # The prompts' part is a copy: a graph keeps the memory of what it returns, and nothing needs the round's part.
+    # The prompts' part is a copy: a graph keeps the memory of what it returns, and nothing needs the round's
+    # part.
     return states[:num_tokens], ForwardedPrompts(prompts, states[num_tokens:].clone())
 
 
@@ -218,8 +224,9 @@ def _lend_windows(
     hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the round's tokens; changed in place
     next_positions: torch.Tensor,  # [rows] int64
 ) -> torch.Tensor:
-    """Gives the hidden states of the prompts' last tokens to the first window place of their rows, which are padding to the
-    round: it samples there what follows the prompts, and lm_head is not read once more for them alone.
+    """Gives the hidden states of the prompts' last tokens to the first window place of their rows, which are
+    padding to the round: it samples there what follows the prompts, and lm_head is not read once more for
+    them alone.
 
     Returns [rows] int64: next_positions, in rows with prompts the position that follows these.
     """
@@ -249,7 +256,8 @@ def _finish_round(
     if context.synthetic is not None and depth > 0:
         context.synthetic.force(sampled, window, rows)
     size = context.pool.block_size
-    # The device goes on with a token that exists; the host is told of the broken ones and ends the row's request.
+    # The device goes on with a token that exists; the host is told of the broken ones and ends the row's
+    # request.
     emitted = verify_and_rewind(
         rows.state(), window, sampled, size, broken=broken, out=emitted_of(packed, depth)
     )

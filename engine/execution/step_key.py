@@ -1,4 +1,5 @@
-"""The sizes of padded steps: which of them exist, which one holds a plan, and in which order they are captured.
+"""The sizes of padded steps: which of them exist, which one holds a plan, and in which order they are
+captured.
 
 Numbers only. A key names one CUDA graph; what is computed under it is in step.py.
 """
@@ -14,13 +15,15 @@ from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS, MIXED_STEP, PrefillPolicy
 from headway.kernels import PaddedForm, padded_form, splits_keys
 
-# From 64 rows on the time of a round grows with its rows, so that a larger graph costs what it computes in vain.
+# From 64 rows on the time of a round grows with its rows, so that a larger graph costs what it computes in
+# vain.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
-# Mixed passes of less than the full depth are padded to this number of rows at least: such passes are rare, and most of their tokens
-# are those of prompts.
+# Mixed passes of less than the full depth are padded to this number of rows at least: such passes are rare,
+# and most of their tokens are those of prompts.
 _LEAST_SHALLOW_ROWS = 64
-# More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model, H200).
+# More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model,
+# H200).
 MAX_REPLAYED_TOKENS = 1024
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_REPLAYED_TOKENS)
 
@@ -28,10 +31,11 @@ _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, M
 class StepKey(NamedTuple):
     """One forward pass of fixed sizes, and what follows it.
 
-    num_rows, depth: of the decode round with its padding rows; no rows: no round. num_prompt_tokens: with padding; 0: no prompts.
-    is_window: the prompt tokens are one short chunk. is_adjusted: logits processors are applied to the round.
-    is_masked: grammars restrict some rows; the step runs in two halves. keeps_logits: the outcome has the round's logits, for log-probabilities. catches_up: no forward pass of the target: the
-    drafter sees what rounds without drafts have left pending of the rows.
+    num_rows, depth: of the decode round with its padding rows; no rows: no round. num_prompt_tokens: with
+    padding; 0: no prompts. is_window: the prompt tokens are one short chunk. is_adjusted: logits processors
+    are applied to the round. is_masked: grammars restrict some rows; the step runs in two halves.
+    keeps_logits: the outcome has the round's logits, for log-probabilities. catches_up: no forward pass of
+    the target: the drafter sees what rounds without drafts have left pending of the rows.
     """
 
     num_rows: int = 0
@@ -46,9 +50,9 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepGrid:
-    """The padded sizes, each ascending. mixed_counts: of the prompt tokens that share a pass with a round. full_depth: rounds of
-    fewer drafts have fewer sizes for passes with prompts. Prompts of more than the largest count, of more than MAX_CHUNKS chunks or
-    with many cached keys have no key."""
+    """The padded sizes, each ascending. mixed_counts: of the prompt tokens that share a pass with a round.
+    full_depth: rounds of fewer drafts have fewer sizes for passes with prompts. Prompts of more than the
+    largest count, of more than MAX_CHUNKS chunks or with many cached keys have no key."""
 
     row_counts: tuple[int, ...]
     prompt_counts: tuple[int, ...] = ()
@@ -70,7 +74,8 @@ class StepGrid:
         return wanted._replace(num_rows=next(n for n in self.row_counts if n >= wanted.num_rows))
 
     def mixed(self, wanted: StepKey, chunks: Sequence[PrefillChunk]) -> StepKey | None:
-        """Returns the key of the round with these chunks in its pass; None where they need a pass of their own."""
+        """Returns the key of the round with these chunks in its pass; None where they need a pass of their
+        own."""
         num_tokens = _padded_count(chunks, self.mixed_counts)
         if num_tokens is None or splits_keys(_most_cached(chunks)):
             return None
@@ -87,8 +92,8 @@ class StepGrid:
         return None if form is None else StepKey(num_prompt_tokens=num_tokens, is_window=is_window)
 
     def catch_up(self, num_rows: int) -> StepKey:
-        """Returns the key under which the drafter catches up with this number of rows: rare and short, so that every second size
-        is enough."""
+        """Returns the key under which the drafter catches up with this number of rows: rare and short, so
+        that every second size is enough."""
         return StepKey(next(n for n in self._fewer_row_counts if n >= num_rows), catches_up=True)
 
     @property
@@ -104,8 +109,9 @@ class StepGrid:
     def captured(
         self, depths: Iterable[int], mixed_depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool
     ) -> list[StepKey]:
-        """Returns the keys to be captured at the start: mixed passes of some depths, prompts, rounds of all depths, and
-        catching up, of each kind the largest first, so that the smaller ones fit into the memory of the larger."""
+        """Returns the keys to be captured at the start: mixed passes of some depths, prompts, rounds of all
+        depths, and catching up, of each kind the largest first, so that the smaller ones fit into the memory
+        of the larger."""
         deepest_first = sorted(depths, reverse=True)
         mixed = [
             StepKey(n, depth, tokens)
@@ -150,6 +156,7 @@ def token_counts(max_tokens: int) -> tuple[int, ...]:
 
 
 def mixed_token_counts(max_tokens: int) -> tuple[int, ...]:
-    """Returns the prompt tokens of mixed passes: multiples of MIXED_STEP below max_tokens, or MAX_MIXED_TOKENS, and that."""
+    """Returns the prompt tokens of mixed passes: multiples of MIXED_STEP below max_tokens, or
+    MAX_MIXED_TOKENS, and that."""
     most = min(max_tokens, MAX_MIXED_TOKENS)
     return (*range(MIXED_STEP, most, MIXED_STEP), most)

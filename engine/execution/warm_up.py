@@ -61,7 +61,8 @@ class WarmUp:
         memory: GraphMemory,
         progress: Callable[[float], None],
     ) -> None:
-        """Captures these steps and reserves memory for what is launched kernel by kernel. max_depth: of the keys. Raises ConfigError."""
+        """Captures these steps and reserves memory for what is launched kernel by kernel. max_depth: of the
+        keys. Raises ConfigError."""
         num_rows = len(self._table)
         try:
             reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back
@@ -87,8 +88,8 @@ class WarmUp:
             ) from error
 
     def run_prompts(self) -> None:
-        """Computes prompts whose row has no blocks, so that they are written nowhere: their kernels are compiled, and the
-        most that a step may take is tried. Raises ConfigError."""
+        """Computes prompts whose row has no blocks, so that they are written nowhere: their kernels are
+        compiled, and the most that a step may take is tried. Raises ConfigError."""
         most, spec = self.policy.most_tokens, self._launcher.context.model.spec
         model, drafter = self._launcher.context.model, self._launcher.context.drafter
         gate_up = 2 * spec.intermediate_size, spec.hidden_size
@@ -124,7 +125,8 @@ class WarmUp:
             ) from error
 
     def _lengths_of(self, num_tokens: int) -> list[int]:
-        """Returns the lengths of the fewest prompts that have this number of tokens, each within a row's block table."""
+        """Returns the lengths of the fewest prompts that have this number of tokens, each within a row's
+        block table."""
         most = self._table.numbers.granted_block_ids.shape[1] * self._launcher.context.pool.block_size
         whole, rest = divmod(num_tokens, most)
         return [most] * whole + ([rest] if rest else [])
@@ -137,8 +139,8 @@ class WarmUp:
         memory: GraphMemory,
         progress: Callable[[float], None],
     ) -> None:
-        """Compiles the kernels of all graphs in worker processes, after a rehearsal that records what each launch needs,
-        unless the smallest round finds all its kernels in Triton's cache.
+        """Compiles the kernels of all graphs in worker processes, after a rehearsal that records what each
+        launch needs, unless the smallest round finds all its kernels in Triton's cache.
 
         It only saves time: a kernel that it leaves out is compiled when it is launched.
         """
@@ -181,8 +183,8 @@ class WarmUp:
         graphs.capture_all(keys, progress, prepare=pack)
 
     def _try_largest_round(self, num_rows: int, depth: int) -> None:
-        """Requests may have their logits adjusted and scored, and many may start at once: that there is room is tried, not
-        taken."""
+        """Requests may have their logits adjusted and scored, and many may start at once: that there is room
+        is tried, not taken."""
         outcome = self._launcher.launch(StepKey(num_rows, depth, is_adjusted=True, keeps_logits=True)).round
         assert outcome is not None, "the step has a round"
         outcome.score(torch.arange(num_rows, device=self._table.device))

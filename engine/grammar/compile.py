@@ -45,8 +45,8 @@ class _Bytes:
 
 
 def make_tokenizer(table: TokenTable, vocab_size: int) -> LLTokenizer:
-    """Returns what grammars are compiled for: some 0.7 s for a vocabulary of 152,064 tokens. vocab_size: the width of the logits;
-    ids beyond the table are never allowed."""
+    """Returns what grammars are compiled for: some 0.7 s for a vocabulary of 152,064 tokens. vocab_size: the
+    width of the logits; ids beyond the table are never allowed."""
     ends = [token_id for token_id in table.end_ids if token_id < vocab_size]
     tokenizer = cast(TokenizerWrapper, _Bytes(table, vocab_size))  # the library looks at the attributes alone
     return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
@@ -71,7 +71,8 @@ def lark_source(grammar: str) -> str:
 
 
 def make_grammar_check(table: TokenTable, vocab_size: int) -> Callable[[str], None]:
-    """Returns a function that compiles a source as the engine will, and raises RequestError where it would fail.
+    """Returns a function that compiles a source as the engine will, and raises RequestError where it would
+    fail.
 
     It may be called from several threads.
     """
@@ -99,7 +100,8 @@ def _first_allowed(mask: bytes) -> int | None:
 
 
 def compile_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """Returns a matcher at the beginning of the grammar. source: see `Grammar`. The GIL is released while it is built.
+    """Returns a matcher at the beginning of the grammar. source: see `Grammar`. The GIL is released while it
+    is built.
 
     Raises RequestError with the reason of the library, which names the keyword and the place.
     """

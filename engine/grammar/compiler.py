@@ -39,10 +39,12 @@ class _Kept:
 
 
 class GrammarCompiler:
-    """Mutable: a thread compiles, and keeps what it compiled last. The API process has checked every source before."""
+    """Mutable: a thread compiles, and keeps what it compiled last. The API process has checked every source
+    before."""
 
     def __init__(self, table: TokenTable | None, vocab_size: int) -> None:
-        """table: None where no grammar can be served. Returns at once: the tokenizer is made by the thread."""
+        """table: None where no grammar can be served. Returns at once: the tokenizer is made by the
+        thread."""
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._guides: WeakSet[Guide] = WeakSet()
         self._is_used, self._tended_seconds = False, time.monotonic()
@@ -54,7 +56,8 @@ class GrammarCompiler:
             self._tokenizer = self._thread.submit(make_tokenizer, table, vocab_size)
 
     def compile(self, grammar: Grammar) -> Future[Guide]:
-        """Returns the guide of a new request, whose result raises RequestError where the grammar cannot be enforced."""
+        """Returns the guide of a new request, whose result raises RequestError where the grammar cannot be
+        enforced."""
         return self._thread.submit(self._guide, grammar)
 
     def tend(self) -> None:

@@ -1,4 +1,5 @@
-"""The place of a request in its grammar: what it has consumed, and where its reasoning, which no grammar governs, ends."""
+"""The place of a request in its grammar: what it has consumed, and where its reasoning, which no grammar
+governs, ends."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from headway.engine.protocol.grammar import Thinking
 
 DEAD_END = "grammar_dead_end"
 MAX_RENEWALS = 16  # of a request, each of which takes the loop's time
-# Words of the library's: where a lexer has as many states as it may, and where no token, or none that was given, continues the text.
+# Words of the library's: where a lexer has as many states as it may, and where no token, or none that was
+# given, continues the text.
 _LEXER_IS_FULL = "too many states"
 _NOTHING_FITS = ("NoExtension", "doesn't satisfy the grammar")
 
@@ -27,8 +29,9 @@ class Guide:
         end_ids: Sequence[int] = (),
         renew: Callable[[LLMatcher], LLMatcher] = lambda matcher: matcher,
     ) -> None:
-        """matcher: at the beginning of the grammar, where it stays. end_ids: the tokens that end a text, which the reasoning before a
-        grammar must not do. renew: returns a matcher in place of one whose lexer is full, which all its copies share."""
+        """matcher: at the beginning of the grammar, where it stays. end_ids: the tokens that end a text,
+        which the reasoning before a grammar must not do. renew: returns a matcher in place of one whose lexer
+        is full, which all its copies share."""
         self._beginning = matcher
         self._renew = renew
         self._num_renewals = 0
@@ -52,12 +55,14 @@ class Guide:
 
     @property
     def opening_id(self) -> int | None:
-        """Returns the token that may come next in addition to those of the grammar: it opens the reasoning."""
+        """Returns the token that may come next in addition to those of the grammar: it opens the
+        reasoning."""
         is_possible = self._is_first and not self._is_free and self._thinking is not None
         return self._thinking.start_id if is_possible and self._thinking is not None else None
 
     def num_free(self, drafts: Sequence[int]) -> int:
-        """Returns how many of the tokens that follow are a part of the reasoning if the drafts are right: 0 to len(drafts) + 1."""
+        """Returns how many of the tokens that follow are a part of the reasoning if the drafts are right: 0
+        to len(drafts) + 1."""
         if not self._is_free:
             return 0
         recent = list(self._recent)
@@ -81,10 +86,11 @@ class Guide:
         self._dead_end = None
 
     def look_ahead(self, num_free: int, drafts: Sequence[int]) -> list[bytes]:
-        """Returns the masks of the places from num_free on, as far as the drafts lead, after a fault of the library at one of them.
+        """Returns the masks of the places from num_free on, as far as the drafts lead, after a fault of the
+        library at one of them.
 
-        A fault is for ever, and a draft may be none of the text: the matcher is made anew, and the text ends only where it comes to
-        the place of the fault. Raises RequestError where that is the next place.
+        A fault is for ever, and a draft may be none of the text: the matcher is made anew, and the text ends
+        only where it comes to the place of the fault. Raises RequestError where that is the next place.
         """
         self._restart()
         ahead, masks = self.matcher.deep_copy(), list[bytes]()
@@ -118,7 +124,8 @@ class Guide:
         self.matcher.consume_tokens(self._consumed)
 
     def dead_end(self, why: str = "") -> RequestError:
-        """Returns the error of a request for which no token is left. why: the reason of the library; others than that are its limits."""
+        """Returns the error of a request for which no token is left. why: the reason of the library; others
+        than that are its limits."""
         reason = "no token of this model is allowed at this place; loosen the schema or the grammar"
         if why and not any(part in why for part in _NOTHING_FITS):
             reason = f"{why.splitlines()[0][:300]}; simplify the schema or the grammar"

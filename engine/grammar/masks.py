@@ -1,4 +1,5 @@
-"""Fills the masks of windows: for each place the tokens that the grammar allows if the drafts before it are right."""
+"""Fills the masks of windows: for each place the tokens that the grammar allows if the drafts before it are
+right."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _ALL = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class MaskBuffer:
-    """Memory of [entries, window, words] int32 on the host: bit i % 32 of word i // 32 stands for token i, 1: allowed.
+    """Memory of [entries, window, words] int32 on the host: bit i % 32 of word i // 32 stands for token i, 1:
+    allowed.
 
     Whoever makes it keeps the memory.
     """
@@ -38,7 +40,8 @@ class MaskBuffer:
 
 @dataclass(frozen=True, slots=True)
 class GuidedWindow:
-    """A row of the step that is masked. drafts: of its round; () after a prompt. entry: where its masks go in the buffer."""
+    """A row of the step that is masked. drafts: of its round; () after a prompt. entry: where its masks go in
+    the buffer."""
 
     guide: Guide
     drafts: Sequence[int]
@@ -52,7 +55,8 @@ class MaskFiller:
         self._executor = LLExecutor(num_threads=max(1, min((os.cpu_count() or 1) // 2, _MAX_THREADS)))
 
     def fill(self, windows: Sequence[GuidedWindow], buffer: MaskBuffer) -> list[tuple[Guide, RequestError]]:
-        """Fills the entries of the windows. Returns the guides that are at a dead end, whose entries then allow everything."""
+        """Fills the entries of the windows. Returns the guides that are at a dead end, whose entries then
+        allow everything."""
         alone: list[tuple[LLMatcher, int]] = []
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
         for window in windows:
@@ -73,8 +77,8 @@ class MaskFiller:
         return [dead for window in windows if (dead := self._finish(window, buffer)) is not None]
 
     def _prepare(self, window: GuidedWindow, buffer: MaskBuffer) -> None:
-        """Allows everything, but no end of the text before the end of the reasoning. The library leaves places alone that follow a
-        draft which is not allowed."""
+        """Allows everything, but no end of the text before the end of the reasoning. The library leaves
+        places alone that follow a draft which is not allowed."""
         ctypes.memset(buffer.address_of(window.entry), _ALL, buffer.window * buffer.line_bytes)
         for place in range(window.guide.num_free(window.drafts)):
             for token_id in window.guide.end_ids:

@@ -1,4 +1,5 @@
-"""The device that an inspection is for: the one on which an engine would run here, or a GPU of which only the memory is known."""
+"""The device that an inspection is for: the one on which an engine would run here, or a GPU of which only the
+memory is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Finds the MTP head of a checkpoint: whether it is announced, whether its tensors are there, and why it is not loaded."""
+"""Finds the MTP head of a checkpoint: whether it is announced, whether its tensors are there, and why it is
+not loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from headway.engine.protocol.inspection import HeadReport, HeadState
 
 # How families call the number of MTP layers in config.json.
 LAYER_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
-# Names of an MTP head's tensors in any family; some families number its layers after those of the decoder instead.
+# Names of an MTP head's tensors in any family; some families number its layers after those of the decoder
+# instead.
 _MTP_NAME = re.compile(r"(?:^|.*?\.)mtp(?:_\w+)?(?:\.\d+)?\.")
 _LAYER_NAME = re.compile(r".*?\blayers\.(\d+)\.")
 
@@ -63,7 +65,8 @@ def head_without_tensors(whole: CausalLM, why: str, *, is_loaded: bool = False) 
 
 
 def head_by_names(names: Iterable[str], content: Mapping[str, object]) -> HeadReport:
-    """names: of all tensors that could be read. content: of config.json, whose architecture is not supported or does not fit."""
+    """names: of all tensors that could be read. content: of config.json, whose architecture is not supported
+    or does not fit."""
     text = content.get("text_config")
     levels = [text, content] if isinstance(text, dict) else [content]
     counts = [level.get(key) for level in levels for key in LAYER_COUNT_KEYS]

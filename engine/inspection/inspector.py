@@ -1,4 +1,5 @@
-"""Tells of a model folder what a start of the engine would find, step by step; goes on where a start would end."""
+"""Tells of a model folder what a start of the engine would find, step by step; goes on where a start would
+end."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ logger = logging.getLogger(__name__)
 
 
 def inspect_model(request: InspectionRequest) -> Inspection:
-    """Reads headers only. The files of config.model_path may be missing, broken or of a model that is not supported."""
+    """Reads headers only. The files of config.model_path may be missing, broken or of a model that is not
+    supported."""
     config, folder, problems = request.config, Path(request.config.model_path), Problems()
     device: Device | None = None
     spec: ModelSpec | None = None
@@ -90,8 +92,8 @@ def inspect_model(request: InspectionRequest) -> Inspection:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model of a supported architecture. found: None where no headers could be read. outline: of what is to be served, by
-    config.json where the tensors do not fit it."""
+    """A model of a supported architecture. found: None where no headers could be read. outline: of what is to
+    be served, by config.json where the tensors do not fit it."""
 
     found: Checkpoint | None
     outline: CausalLM

@@ -1,4 +1,5 @@
-"""Divides a device's memory as a start does, for a model of which nothing is loaded, and tells what every round must read."""
+"""Divides a device's memory as a start does, for a model of which nothing is loaded, and tells what every
+round must read."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Sizes:
 def size_up(
     config: EngineConfig, outline: CausalLM, device: Device, max_model_len: int, problems: Problems
 ) -> Sizes:
-    """Takes the steps of `assemble` in their order. outline: on the device meta. problems: gets the first step that fails."""
+    """Takes the steps of `assemble` in their order. outline: on the device meta. problems: gets the first
+    step that fails."""
     facts = Outline(outline.spec, device.place, outline.dtype, outline.has_draft_head, device.has_float8)
     resolved = None
     with problems.noted():
@@ -96,7 +98,8 @@ def _divide(
 
 
 def _rows_bytes(config: EngineConfig, outline: CausalLM, max_model_len: int, device: Device) -> int:
-    """Returns the bytes that are taken for rows before the pool. A CPU takes the logits processors' when they are first used."""
+    """Returns the bytes that are taken for rows before the pool. A CPU takes the logits processors' when they
+    are first used."""
     vocab_size = outline.spec.vocab_size
     columns = take_rows(config, outline, max_model_len).tensors().values()
     num_bytes = sum(column.nbytes for column in columns)

@@ -22,11 +22,12 @@ from headway.kernels import (
 
 
 class Attention:
-    """Projections of queries, keys and values (one product), their norms and rotation, attention, and the output projection.
+    """Projections of queries, keys and values (one product), their norms and rotation, attention, and the
+    output projection.
 
-    Where the results have a gate, each head of queries stands before its gate in the projection: q0 gate0 q1 gate1 ... k v.
-    The state is a key and a value of each token: LayerState "keys" and "values", [num_blocks, block_size, kv_heads, head_dim]
-    each. Immutable but for the weight formats of its Linear layers.
+    Where the results have a gate, each head of queries stands before its gate in the projection: q0 gate0 q1
+    gate1 ... k v. The state is a key and a value of each token: LayerState "keys" and "values", [num_blocks,
+    block_size, kv_heads, head_dim] each. Immutable but for the weight formats of its Linear layers.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class Attention:
         return PagedSpec("keys", shape, self._cache_dtype), PagedSpec("values", shape, self._cache_dtype)
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
-        """x: [tokens, hidden], normed. Returns [tokens, q_heads * head_dim], which `output` is to multiply."""
+        """x: [tokens, hidden], normed. Returns [tokens, q_heads * head_dim], which `output` is to
+        multiply."""
         query, gate = self._append(x, inputs, state)
         attended = self._attend(query, inputs, state)
         if gate is not None:
@@ -87,8 +89,8 @@ class Attention:
     def _append(
         self, x: Activation, inputs: ForwardInputs, state: LayerState
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Writes keys and values to the cache; returns the rotated queries, [tokens, q_heads, head_dim], and their gates,
-        likewise, if they have any."""
+        """Writes keys and values to the cache; returns the rotated queries, [tokens, q_heads, head_dim], and
+        their gates, likewise, if they have any."""
         if self._is_fused(x):
             query = qkv_rope_append(
                 x.values,

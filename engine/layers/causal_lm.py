@@ -19,10 +19,12 @@ from headway.engine.state.specs import StateSpec
 
 
 class CausalLM:
-    """A decoder, with its MTP head or without. A row's result depends on no other row; inputs are left as they are.
+    """A decoder, with its MTP head or without. A row's result depends on no other row; inputs are left as
+    they are.
 
-    The state of its layers is in the pool's layers 0 .. len(spec.layers) - 1, that of the MTP head in the layers after them.
-    Immutable once it is loaded, but for the weight formats that its Linear layers and its head are told to take.
+    The state of its layers is in the pool's layers 0 .. len(spec.layers) - 1, that of the MTP head in the
+    layers after them. Immutable once it is loaded, but for the weight formats that its Linear layers and its
+    head are told to take.
     """
 
     def __init__(self, spec: ModelSpec, place: Placement, *, with_draft_head: bool) -> None:
@@ -55,8 +57,8 @@ class CausalLM:
         return self.draft_head is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in parts, which
-        are views. When weights are packed or change their format, this can be called no more."""
+        """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in
+        parts, which are views. When weights are packed or change their format, this can be called no more."""
         named = {"embedding": self.embedding, "final_norm": self.final_norm.weight}
         for index, layer in enumerate(self.layers):
             named |= layer.tensors(f"layers.{index}.")
@@ -64,7 +66,8 @@ class CausalLM:
         return named if self.draft_head is None else named | self.draft_head.tensors("mtp.")
 
     def state(self, max_window: int = MAX_DEPTH + 1) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer of the pool what is kept between steps. max_window: the most tokens of a row in a round."""
+        """Declares by layer of the pool what is kept between steps. max_window: the most tokens of a row in a
+        round."""
         own = tuple(layer.state(max_window) for layer in self.layers)
         return own if self.draft_head is None else own + self.draft_head.state(max_window)
 

@@ -24,9 +24,9 @@ from headway.kernels import Activation
 class Mixer(Protocol):
     """A layer that mixes the tokens of a sequence: attention, or a recurrence.
 
-    It declares the state that it keeps between steps and gets the tensors of that state with each call. It reads the
-    residual stream through `input` only and writes to it through `output` only; how these products are fused with the norm
-    before and the addition after them is not its concern.
+    It declares the state that it keeps between steps and gets the tensors of that state with each call. It
+    reads the residual stream through `input` only and writes to it through `output` only; how these products
+    are fused with the norm before and the addition after them is not its concern.
     """
 
     @property
@@ -48,7 +48,8 @@ class Mixer(Protocol):
         ...
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
-        """x: [tokens, hidden], for `input`. Returns [tokens, in of `output`], which `output` is to multiply."""
+        """x: [tokens, hidden], for `input`. Returns [tokens, in of `output`], which `output` is to
+        multiply."""
         ...
 
     def update_state(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> None:
@@ -58,7 +59,8 @@ class Mixer(Protocol):
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
         """Brings the state of all layers that keep such state to what it is after the accepted tokens alone.
 
-        inputs: those of the call. accepted: [rows] int64, how many of a row's tokens stay. state: [layers, ...] by name.
+        inputs: those of the call. accepted: [rows] int64, how many of a row's tokens stay. state: [layers,
+        ...] by name.
         """
         ...
 

@@ -1,9 +1,9 @@
 """A gated delta net: a mixer with recurrent state, built from its DeltaNetSpec.
 
-One rule decides how a token is computed, whatever the depth, the chunk size or a prefix hit: tokens of the prompt in pieces of
-DELTA_NET_GRID from position 0 on (chunks begin at multiples of it), generated tokens one after the other, in rounds and when
-they are computed once more after a preemption. The state of a row is written once a round: the tokens of a window are kept, and
-the next round begins with those that stayed.
+One rule decides how a token is computed, whatever the depth, the chunk size or a prefix hit: tokens of the
+prompt in pieces of DELTA_NET_GRID from position 0 on (chunks begin at multiples of it), generated tokens one
+after the other, in rounds and when they are computed once more after a preemption. The state of a row is
+written once a round: the tokens of a window are kept, and the next round begins with those that stayed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from headway.kernels import (
 
 
 class DeltaNet:
-    """Projections of queries, keys, values and gates (one product), a causal convolution, the gated delta rule, a gated norm, and
-    the output projection. Immutable but for the weight formats of its Linear layers.
+    """Projections of queries, keys, values and gates (one product), a causal convolution, the gated delta
+    rule, a gated norm, and the output projection. Immutable but for the weight formats of its Linear layers.
 
     V, K, D: heads of values, dimensions of keys and of values. The state of a row, see `state`:
         states         [V, K, D]        after all tokens before its last window
@@ -129,8 +129,8 @@ class DeltaNet:
         self(x, inputs, state)
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
-        """Notes how many tokens of each row's window the next round brings its state forward by, and takes the inputs of the
-        convolution after the last of them, in all layers at once."""
+        """Notes how many tokens of each row's window the next round brings its state forward by, and takes
+        the inputs of the convolution after the last of them, in all layers at once."""
         rows = inputs.rows
         assert rows is not None, "a recurrent layer is told which tokens belong to which row"
         ids = rows.state_ids[: rows.num_windows]

@@ -11,7 +11,8 @@ from headway.kernels import DraftWindow, QueryBatch, RoundWindow, TokenSpans
 
 @dataclass(frozen=True, slots=True)
 class ChunkTokens:
-    """Chunks of prompts in the flat list, from the place first_token on, from which the places of the spans are counted."""
+    """Chunks of prompts in the flat list, from the place first_token on, from which the places of the spans
+    are counted."""
 
     spans: TokenSpans
     first_token: int = 0
@@ -21,8 +22,9 @@ class ChunkTokens:
 class RowTokens:
     """Tells which tokens of the flat list belong to which row, for layers that keep state by row (`RowSpec`).
 
-    The list begins with num_windows windows of `width` tokens, one for each of the table's first rows. Verification may reject
-    some of these tokens: the state stays as it is until `commit`. The chunks move the state of their rows on at once.
+    The list begins with num_windows windows of `width` tokens, one for each of the table's first rows.
+    Verification may reject some of these tokens: the state stays as it is until `commit`. The chunks move the
+    state of their rows on at once.
     """
 
     state_ids: torch.Tensor  # [rows of the table, or num_windows where there are no chunks] int64

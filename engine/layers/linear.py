@@ -1,8 +1,8 @@
 """A linear layer with a weight of any format.
 
-A row's result depends on no other row, not even in its last bit, or a text would depend on what is served with it: on a CPU
-always, on a GPU where the weight is batch-invariant, as it is by default. None of this holds for the formats of drafts, which may be wrong, and so may depend on
-what else is drafted.
+A row's result depends on no other row, not even in its last bit, or a text would depend on what is served
+with it: on a CPU always, on a GPU where the weight is batch-invariant, as it is by default. None of this
+holds for the formats of drafts, which may be wrong, and so may depend on what else is drafted.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class Linear:
             self.store(pack_weight(self.weight, least_rows=least_rows))
 
     def order_sums(self, tried: dict[Kind, bool]) -> None:
-        """On a GPU, from now on, a row's result is the same among any number of others. Not in float64, nor in float8.
+        """On a GPU, from now on, a row's result is the same among any number of others. Not in float64, nor
+        in float8.
 
         tried: whether the library's products have the bits of that order, as found for other layers; each
         kind is tried once.
@@ -144,7 +145,8 @@ class Linear:
 
     @property
     def input_step(self) -> torch.Tensor | None:  # [1] float32
-        """The step of which inputs are multiples, float8_e4m3fn each; None: inputs are of the weight's dtype."""
+        """The step of which inputs are multiples, float8_e4m3fn each; None: inputs are of the weight's
+        dtype."""
         return self._stored.step if isinstance(self._stored, Float8Weight) else None
 
 

@@ -12,7 +12,8 @@ from headway.engine.models.spec import DenseSpec
 
 
 class GatedMlp:
-    """The projections of gate and up are one product. Immutable but for the weight formats of its Linear layers."""
+    """The projections of gate and up are one product. Immutable but for the weight formats of its Linear
+    layers."""
 
     def __init__(self, spec: DenseSpec, hidden_size: int, place: Placement) -> None:
         inner, has_bias = spec.intermediate_size, spec.has_bias

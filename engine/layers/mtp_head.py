@@ -1,8 +1,9 @@
-"""A multi-token prediction head: layers of a projection of a hidden state and a token, one decoder layer, and a norm.
+"""A multi-token prediction head: layers of a projection of a hidden state and a token, one decoder layer, and
+a norm.
 
-Which of the two comes first, which hidden state is read and which is carried on, its MtpSpec says. Slot i of layer 0's KV
-cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0 holds the pair of layer k - 1's carry at
-slot i - 1 and t_i. So the slots of layer k begin at k + 1.
+Which of the two comes first, which hidden state is read and which is carried on, its MtpSpec says. Slot i of
+layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0 holds the pair
+of layer k - 1's carry at slot i - 1 and t_i. So the slots of layer k begin at k + 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from headway.engine.state.specs import BlockSpec, StateSpec
 
 
 class MtpLayer:
-    """One layer of the head. Its keys and values are a layer of the pool. Mutable: see MtpHead.choose_formats."""
+    """One layer of the head. Its keys and values are a layer of the pool. Mutable: see
+    MtpHead.choose_formats."""
 
     def __init__(
         self,
@@ -74,8 +76,8 @@ class MtpLayer:
 class MtpHead:
     """The MTP layers of a model, with the model's own embedding and output layer.
 
-    Their keys and values are the pool's layers after those of the decoder. Mutable: `choose_formats` changes the
-    formats of the weights that drafts read, once, after loading.
+    Their keys and values are the pool's layers after those of the decoder. Mutable: `choose_formats` changes
+    the formats of the weights that drafts read, once, after loading.
     """
 
     def __init__(
@@ -111,8 +113,8 @@ class MtpHead:
         return tuple(layer.block.state(max_window) for layer in self.layers)
 
     def block_state(self) -> tuple[BlockSpec, ...]:
-        """Declares what is also kept of each block: of its last token the target's hidden state and, for every layer but
-        the last, the carry."""
+        """Declares what is also kept of each block: of its last token the target's hidden state and, for
+        every layer but the last, the carry."""
         weight = self.layers[0].final_norm.weight
         specs = [BlockSpec(BLOCK_HIDDEN, tuple(weight.shape), weight.dtype)]
         if self.num_layers > 1:
@@ -132,8 +134,9 @@ class MtpHead:
     ) -> torch.Tensor:
         """Runs one MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
 
-        hidden: [tokens, hidden], of `draft_hidden` for layer 0, the carry of layer index - 1 for the others, or the last
-        layer's own carry. Returns the carry, [tokens, hidden]. Nothing attends to positions up to index, which have no pair.
+        hidden: [tokens, hidden], of `draft_hidden` for layer 0, the carry of layer index - 1 for the others,
+        or the last layer's own carry. Returns the carry, [tokens, hidden]. Nothing attends to positions up to
+        index, which have no pair.
         """
         layer = self.layers[index]
         stream = self._stream(layer, hidden, inputs.token_ids)
@@ -143,7 +146,8 @@ class MtpHead:
         return stream.normed(layer.final_norm).values
 
     def logits(self, carry: torch.Tensor, index: int = 0) -> torch.Tensor:
-        """carry: [n, hidden] of `draft` with the same index. Returns [n, vocab], for the token at position i + 1."""
+        """carry: [n, hidden] of `draft` with the same index. Returns [n, vocab], for the token at position i
+        + 1."""
         if self.spec.carries == "pre_norm":
             carry = self.layers[index].final_norm(carry)
         return self._draft_lm_head(carry)
@@ -163,9 +167,9 @@ class MtpHead:
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
         """Changes the formats of the weights that drafts read.
 
-        lm_head "fp8": `logits` multiplies in float8; "int4": with few rows logits are exact where they could be the greatest and
-        approximate elsewhere, with more rows in float8. layers "fp8": the layers of `norms_by_linear` multiply in float8, and
-        their weights are given up.
+        lm_head "fp8": `logits` multiplies in float8; "int4": with few rows logits are exact where they could
+        be the greatest and approximate elsewhere, with more rows in float8. layers "fp8": the layers of
+        `norms_by_linear` multiply in float8, and their weights are given up.
         """
         if lm_head in ("fp8", "int4"):
             exact = self._lm_head.weight
@@ -180,7 +184,8 @@ class MtpHead:
                 linear.store(float8_weight(linear.weight, largest_input=largest))
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it gives some back."""
+        """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it
+        gives some back."""
         exact = self._lm_head.weight
         added = 0 if lm_head == "full" else float8_bytes(exact)
         if lm_head == "int4":

@@ -59,7 +59,7 @@ class RMSNorm:
         )
 
     def largest(self) -> float:
-        """Returns the largest magnitude of any result, but for rounding: what the weight multiplies is no longer than a
-        vector of ones."""
+        """Returns the largest magnitude of any result, but for rounding: what the weight multiplies is no
+        longer than a vector of ones."""
         factor = self.weight + 1 if self.spec.unit_offset else self.weight
         return factor.abs().max().item() * math.sqrt(len(factor))

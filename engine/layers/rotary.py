@@ -39,9 +39,9 @@ class RotaryTables:
 def rotary_table(rope: RopeSpec, num_positions: int, place: Placement) -> torch.Tensor:
     """Returns the cosines, then the sines, of every position: [num_positions, rotary_dim] float32 or float64.
 
-    The angles are rounded to float32 in every dtype, as they were when the models were trained, and are computed on the
-    CPU, so that they are the same on every device; POSITIONS_AT_ONCE at a time, as a long table leaves no memory for
-    copies of it.
+    The angles are rounded to float32 in every dtype, as they were when the models were trained, and are
+    computed on the CPU, so that they are the same on every device; POSITIONS_AT_ONCE at a time, as a long
+    table leaves no memory for copies of it.
     """
     dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
     table = torch.empty(num_positions, rope.rotary_dim, device=place.device, dtype=dtype)

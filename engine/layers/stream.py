@@ -1,8 +1,9 @@
-"""The residual stream of a forward pass: the only module that knows how additions and norms are fused with products.
+"""The residual stream of a forward pass: the only module that knows how additions and norms are fused with
+products.
 
-Layers say what they read and what they add. Whether a product adds itself to the residual, whether a norm is computed with
-the addition before it or deferred to the product after it, and whether it is rounded to float8, is decided here by the
-stream's size and the weight formats of both products.
+Layers say what they read and what they add. Whether a product adds itself to the residual, whether a norm is
+computed with the addition before it or deferred to the product after it, and whether it is rounded to float8,
+is decided here by the stream's size and the weight formats of both products.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class _Addition:
 class ResidualStream:
     """[tokens, hidden], in place, and at most one addition that has yet to be computed.
 
-    An addition waits for the norm after it, so that one launch can compute both. Mutable: the layers of one forward pass are
-    its only writers, one after the other.
+    An addition waits for the norm after it, so that one launch can compute both. Mutable: the layers of one
+    forward pass are its only writers, one after the other.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class ResidualStream:
         return self.sum().clone()
 
     def normed(self, norm: RMSNorm, reader: Linear | None = None) -> Activation:
-        """Returns the norm of the stream, in the form that is best for the reader; without one, in the stream's dtype."""
+        """Returns the norm of the stream, in the form that is best for the reader; without one, in the
+        stream's dtype."""
         step = None if reader is None else reader.input_step
         if self._residual is None:
             assert self._tokens is not None
@@ -117,7 +119,8 @@ class ResidualStream:
         self._addition = addition
 
     def _added(self) -> torch.Tensor | None:
-        """Computes the addition. Returns what is still to be added to the residual, [tokens, hidden], or None."""
+        """Computes the addition. Returns what is still to be added to the residual, [tokens, hidden], or
+        None."""
         assert self._addition is not None
         assert self._residual is not None
         addition, self._addition = self._addition, None

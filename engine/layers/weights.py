@@ -10,8 +10,8 @@ from headway.kernels import DenseWeight, Float8Weight, Int4ScreenedWeight, pack_
 
 MAX_FLOAT8, TINY = 448.0, 1e-30
 QUANTIZED_AT_ONCE = 4096
-# Scales tried for a row of 4-bit integers: such shares of the one that holds its greatest weight. Standard deviations
-# by which an output of theirs is taken to be off at most.
+# Scales tried for a row of 4-bit integers: such shares of the one that holds its greatest weight. Standard
+# deviations by which an output of theirs is taken to be off at most.
 SCALE_SHARES, DEVIATIONS = tuple(0.85**power for power in range(13)), 6.0
 MIN_NIBBLE, MAX_NIBBLE = -8.0, 7.0
 
@@ -53,11 +53,13 @@ def float8_step(largest_input: float, device: torch.device) -> torch.Tensor:
 def to_float8(
     weight: torch.Tensor,  # [out, in] float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ([out, in] float8_e4m3fn, [1] float32): numbers of 4 significant bits times one scale, about the weight.
+    """Returns ([out, in] float8_e4m3fn, [1] float32): numbers of 4 significant bits times one scale, about
+    the weight.
 
     Some rows are converted at a time, so that the memory for intermediate results stays small.
     """
-    # Allocated first: after the temporary tensors below it would keep the allocator from returning their memory.
+    # Allocated first: after the temporary tensors below it would keep the allocator from returning their
+    # memory.
     rounded = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     parts = torch.split(weight, QUANTIZED_AT_ONCE)
     largest = torch.stack([part.abs().amax() for part in parts]).amax()
@@ -72,10 +74,11 @@ def quantize_to_nibbles(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns packed weights, scales, errors and spreads of an Int4ScreenedWeight.
 
-    They are integers from -8 to 7 times that share of SCALE_SHARES with which an output's weights come closest.
+    They are integers from -8 to 7 times that share of SCALE_SHARES with which an output's weights come
+    closest.
 
-    Errors of weights and of inputs are taken to be independent, those of inputs to be evenly spread and, beside those of
-    weights, as large in each output. Some rows are converted at a time, as in `to_float8`.
+    Errors of weights and of inputs are taken to be independent, those of inputs to be evenly spread and,
+    beside those of weights, as large in each output. Some rows are converted at a time, as in `to_float8`.
     """
     num_outputs, num_inputs = weight.shape
     packed = torch.empty(num_outputs, num_inputs // 2, dtype=torch.int8, device=weight.device)

@@ -54,8 +54,8 @@ def load_model(
     """Loads a model folder, with its MTP head if it ships one and `with_draft_head`. Raises ModelError.
 
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
-    that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then says;
-    None for all that it was made for.
+    that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then
+    says; None for all that it was made for.
     """
     with ExitStack() as stack:
         found = open_checkpoint(
@@ -83,7 +83,8 @@ def make_dummy_model(
     progress: Callable[[float], None],
     max_model_len: int | None = None,
 ) -> CausalLM:
-    """A model of the shape that config.json describes, with random weights: for measurements. Raises ModelError.
+    """A model of the shape that config.json describes, with random weights: for measurements. Raises
+    ModelError.
 
     The folder needs no weights. They are drawn on the device, the same at each start; with a standard
     deviation of 0.02 and norm weights of 1, as models are initialised, no activation leaves bfloat16's range.

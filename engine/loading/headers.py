@@ -1,4 +1,5 @@
-"""Reads what a model folder's headers say: the tensors of its safetensors files, judged by its config.json. Reads no weights, never pickle.
+"""Reads what a model folder's headers say: the tensors of its safetensors files, judged by its config.json.
+Reads no weights, never pickle.
 
 Everything that can be wrong is found here, before memory is taken.
 """
@@ -62,8 +63,8 @@ class Reader(Protocol):
 class Checkpoint:
     """What the headers of a folder's files say, and the open file of each tensor.
 
-    head_tensors: the names of stored tensors that belong to an MTP head, whether they make a whole one or not. has_draft_head: whether the
-    head is to be loaded.
+    head_tensors: the names of stored tensors that belong to an MTP head, whether they make a whole one or
+    not. has_draft_head: whether the head is to be loaded.
     """
 
     folder: Path
@@ -84,8 +85,8 @@ def open_checkpoint(
     with_draft_head: bool,
     max_model_len: int | None = None,
 ) -> Checkpoint:
-    """Reads config.json and the headers of the weights, no weights. stack: closes the files. The other arguments: as for
-    `load_model`. Raises ModelError."""
+    """Reads config.json and the headers of the weights, no weights. stack: closes the files. The other
+    arguments: as for `load_model`. Raises ModelError."""
     spec = shortened(read_model_spec(folder), max_model_len)
     names = FAMILY_OF[spec.architecture].names(spec)
     stored = open_tensors(folder, stack)
@@ -104,8 +105,8 @@ def open_checkpoint(
 
 
 def checked_outline(found: Checkpoint) -> CausalLM:
-    """Returns a model without memory, of which every tensor is stored in its shape. Raises ModelError for what is missing,
-    unexpected, or of another shape or dtype."""
+    """Returns a model without memory, of which every tensor is stored in its shape. Raises ModelError for
+    what is missing, unexpected, or of another shape or dtype."""
     outline = outline_of(found.spec, found.dtype, with_draft_head=found.has_draft_head)
     shapes = by_name(outline, found.names)
     ignored = (set() if found.has_draft_head else set(found.head_tensors)) | _vision_tensors(found)
@@ -125,7 +126,8 @@ def missing_head_tensors(found: Checkpoint) -> list[str]:
 
 
 def are_ties_undecided(found: Checkpoint) -> bool:
-    """Returns whether only the weights can tell if the embedding and lm_head are tied, as config.json says."""
+    """Returns whether only the weights can tell if the embedding and lm_head are tied, as config.json
+    says."""
     both = [found.names.of(path) for path in (EMBEDDING, LM_HEAD)]
     if not found.spec.tied or not set(both) <= found.stored.keys():
         return False
@@ -134,7 +136,8 @@ def are_ties_undecided(found: Checkpoint) -> bool:
 
 
 def check_memory(folder: Path, outline: CausalLM, available: int, device: torch.device) -> None:
-    """Raises ModelError where the parameters and the rotary table take more than the available bytes of the device."""
+    """Raises ModelError where the parameters and the rotary table take more than the available bytes of the
+    device."""
     num_parameters, needed = parameter_counts(outline)
     if needed <= available < needed + outline.rotary_bytes:
         num_positions = outline.spec.max_position_embeddings
@@ -199,7 +202,8 @@ def _vision_tensors(found: Checkpoint) -> set[str]:
 
 
 def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
-    """The open file that holds each tensor; of two files the later in the order of their names, as in transformers."""
+    """The open file that holds each tensor; of two files the later in the order of their names, as in
+    transformers."""
     stored: dict[str, Reader] = {}
     for file in _weight_files(folder):
         check_readable(file)
@@ -239,7 +243,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def unread_files(folder: Path) -> list[str]:
-    """Returns the names of safetensors files in the folder that belong to no model: another file is whole, or the index names others."""
+    """Returns the names of safetensors files in the folder that belong to no model: another file is whole, or
+    the index names others."""
     read = {file.name for file in _weight_files(folder)}
     return sorted(file.name for file in folder.glob("*.safetensors") if file.name not in read)
 

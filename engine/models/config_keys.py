@@ -1,7 +1,8 @@
-"""A config.json's values as transformers 5 resolves them: defaults of the config class, several spellings of one value.
+"""A config.json's values as transformers 5 resolves them: defaults of the config class, several spellings of
+one value.
 
-The families read their numbers here. What transformers would refuse is refused, and so is what would make it compute
-something that no family here does; keys that change nothing are let pass. Imports no torch.
+The families read their numbers here. What transformers would refuse is refused, and so is what would make it
+compute something that no family here does; keys that change nothing are let pass. Imports no torch.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ DTYPES = {
 }  # fmt: skip
 UNQUANTIZED = "the model's unquantized checkpoint"
 LEGACY_LAYER_TYPES = {"attention": "full_attention"}
-# Keys by which transformers' shared code, not the family's, changes what is computed or where it is read from:
-# what each does, unless it is null.
+# Keys by which transformers' shared code, not the family's, changes what is computed or where it is read
+# from: what each does, unless it is null.
 FOREIGN_KEYS = {
     "attribute_map": "gives keys other names",
     "configuration_files": "names other configuration files",
@@ -63,7 +64,8 @@ FOREIGN_KEYS = {
 
 
 class DecoderKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that every config class of a dense decoder has, with their types; defaults of transformers' LlamaConfig."""
+    """The keys that every config class of a dense decoder has, with their types; defaults of transformers'
+    LlamaConfig."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -96,7 +98,8 @@ class WindowKeys(DecoderKeys, frozen=True, kw_only=True):
 
 
 class HybridKeys(DecoderKeys, frozen=True, kw_only=True):
-    """The keys of families some of whose layers are recurrent: every full_attention_interval-th layer has attention."""
+    """The keys of families some of whose layers are recurrent: every full_attention_interval-th layer has
+    attention."""
 
     layer_types: list[str] | None = None
     full_attention_interval: int = 4
@@ -104,8 +107,9 @@ class HybridKeys(DecoderKeys, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ConfigClass:
-    """A kind of config.json. text_model_type: of the text_config that holds the keys of a model that also sees images; None: the
-    keys are outermost. unquantized: what errors name instead of a quantized checkpoint."""
+    """A kind of config.json. text_model_type: of the text_config that holds the keys of a model that also
+    sees images; None: the keys are outermost. unquantized: what errors name instead of a quantized
+    checkpoint."""
 
     model_type: str
     keys: type[DecoderKeys]
@@ -120,7 +124,8 @@ OUTER_KEYS = ("tie_word_embeddings", "dtype", "torch_dtype")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions. parameters: the other keys of the object that config.json gives for them, such as a factor."""
+    """Rotary positions. parameters: the other keys of the object that config.json gives for them, such as a
+    factor."""
 
     rope_type: str
     theta: float
@@ -131,8 +136,9 @@ class Rope:
 class ResolvedConfig:
     """Holds the values that transformers' config object would have as its attributes.
 
-    file: named in errors. layer_types: of every layer, "full_attention" or another name of transformers'. sliding_window: tokens, None if no
-    layer has one. dtype: the one that config.json names, None if it names none; the weights may have another.
+    file: named in errors. layer_types: of every layer, "full_attention" or another name of transformers'.
+    sliding_window: tokens, None if no layer has one. dtype: the one that config.json names, None if it names
+    none; the weights may have another.
     """
 
     file: Path
@@ -255,7 +261,8 @@ class _Reader:
         return msgspec.convert(values, kind)
 
     def layer_types(self, keys: DecoderKeys) -> list[str]:
-        """Returns the names that config.json uses; where it has none, the first `max_window_layers` see everything."""
+        """Returns the names that config.json uses; where it has none, the first `max_window_layers` see
+        everything."""
         num_layers = keys.num_hidden_layers
         if not isinstance(keys, WindowKeys | HybridKeys):
             return ["full_attention"] * num_layers
@@ -275,8 +282,8 @@ class _Reader:
         ]
 
     def rope(self, keys: DecoderKeys, layer_types: list[str]) -> Rope:
-        """rope_scaling, where it says anything, takes the place of rope_parameters; theta inside goes before theta
-        outside."""
+        """rope_scaling, where it says anything, takes the place of rope_parameters; theta inside goes before
+        theta outside."""
         scaling = self._content.get("rope_scaling")
         name, found = (
             ("rope_scaling", scaling) if scaling else ("rope_parameters", keys.rope_parameters or {})

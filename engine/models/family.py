@@ -50,9 +50,9 @@ DECODER_NAMES = {
 class WeightNames:
     """The checkpoint's name of each parameter. {} stands for the index of a layer, in a path and in its name.
 
-    Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their own: the
-    model shows them as views. draft_head_prefix: what the names of all tensors of a draft head begin with, if there is one.
-    vision_prefix: likewise of what sees images, which is not read.
+    Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their
+    own: the model shows them as views. draft_head_prefix: what the names of all tensors of a draft head begin
+    with, if there is one. vision_prefix: likewise of what sees images, which is not read.
     """
 
     patterns: Mapping[str, str]
@@ -67,8 +67,8 @@ class WeightNames:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """architectures: the names that config.json's `architectures` gives. model_type, keys, text_model_type, unquantized: see
-    `ConfigClass`."""
+    """architectures: the names that config.json's `architectures` gives. model_type, keys, text_model_type,
+    unquantized: see `ConfigClass`."""
 
     architectures: tuple[str, ...]
     model_type: str

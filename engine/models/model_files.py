@@ -27,8 +27,8 @@ def is_folder(path: Path) -> bool:
 
 
 def is_regular_file(path: Path, *, max_bytes: int | None = None) -> bool:
-    """False if there is no such file. Raises ModelError for everything else that is no file to be read: a folder, a
-    device, a pipe, a link that leads nowhere, and a file of more than max_bytes."""
+    """False if there is no such file. Raises ModelError for everything else that is no file to be read: a
+    folder, a device, a pipe, a link that leads nowhere, and a file of more than max_bytes."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -74,7 +74,8 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str | None:
 
 
 def read_json_object(path: Path, *, wanted: str = "an object") -> dict[str, object] | None:
-    """A file that holds one JSON object; None if there is no such file. wanted: what errors call it. Raises ModelError."""
+    """A file that holds one JSON object; None if there is no such file. wanted: what errors call it. Raises
+    ModelError."""
     text = read_text(path)
     if text is None:
         return None
@@ -90,7 +91,8 @@ def read_json_object(path: Path, *, wanted: str = "an object") -> dict[str, obje
 
 
 def _check_characters(path: Path, content: object) -> None:
-    """JSON may escape half of a character. No tokenizer, template or answer could take it: it has no UTF-8."""
+    """JSON may escape half of a character. No tokenizer, template or answer could take it: it has no
+    UTF-8."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

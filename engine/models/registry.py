@@ -19,7 +19,8 @@ CONFIG_CLASSES: dict[str, ConfigClass] = {name: family.config_class for name, fa
 
 
 def read_model_spec(path: str | Path) -> ModelSpec:
-    """Reads `config.json` of a model folder. Raises ModelError for what is wrong and for what is not computed."""
+    """Reads `config.json` of a model folder. Raises ModelError for what is wrong and for what is not
+    computed."""
     folder = Path(path)
     file = folder / "config.json"
     content = read_json_object(file)

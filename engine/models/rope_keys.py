@@ -1,4 +1,5 @@
-"""Reads the rotary position embedding that a config.json asks for, as transformers' modeling_rope_utils computes it."""
+"""Reads the rotary position embedding that a config.json asks for, as transformers' modeling_rope_utils
+computes it."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ MAX_FACTOR = 1e6
 
 
 def rope_spec(resolved: ResolvedConfig, *, default_share: float | None = None) -> RopeSpec:
-    """Raises ModelError for what is not computed. default_share: of each head's dimensions turn that part where the
-    configuration has no partial_rotary_factor; None: the family turns whole heads, whatever the configuration says.
+    """Raises ModelError for what is not computed. default_share: of each head's dimensions turn that part
+    where the configuration has no partial_rotary_factor; None: the family turns whole heads, whatever the
+    configuration says.
     """
     kind, parameters = resolved.rope.rope_type, resolved.rope.parameters
     if kind not in SUPPORTED_ROPE_TYPES:
         supported = ", ".join(map(repr, SUPPORTED_ROPE_TYPES))
         raise resolved.error(f"rope scaling {kind!r} is not supported; supported are {supported}")
-    # Without scaling these families turn whole heads whatever partial_rotary_factor says; with it transformers fails.
+    # Without scaling these families turn whole heads whatever partial_rotary_factor says; with it
+    # transformers fails.
     partial = parameters.get("partial_rotary_factor", 1.0)
     if default_share is None and kind != "default" and (isinstance(partial, bool) or partial != 1.0):
         raise resolved.error(
@@ -64,7 +67,8 @@ class _Parameters:
         self._found = {key: v for key, v in resolved.rope.parameters.items() if v is not None}
 
     def number(self, key: str, *, least: float, default: float | None = None) -> float:
-        """At least `least`, up to MAX_FACTOR; a key that is missing or null has the default, where there is one."""
+        """At least `least`, up to MAX_FACTOR; a key that is missing or null has the default, where there is
+        one."""
         value = self._found.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not least <= float(value) <= MAX_FACTOR:  # type: ignore[arg-type]

@@ -10,13 +10,15 @@ from typing import Literal
 
 from headway.engine.protocol.errors import ModelError
 
-# Tokens that a delta net computes at once in the chunked form: the size that flash-linear-attention and transformers use.
+# Tokens that a delta net computes at once in the chunked form: the size that flash-linear-attention and
+# transformers use.
 DELTA_NET_GRID = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """A root-mean-square norm. unit_offset: it multiplies by 1 + weight (Gemma, Qwen3.5) instead of by weight."""
+    """A root-mean-square norm. unit_offset: it multiplies by 1 + weight (Gemma, Qwen3.5) instead of by
+    weight."""
 
     epsilon: float
     unit_offset: bool = False
@@ -68,8 +70,8 @@ class AttentionSpec:
     """Causal attention with grouped heads.
 
     qk_norm: the norm of each head of queries and keys before RoPE, if any. scale: the factor of the scores.
-    sliding_window: the number of last tokens that a token attends to; None for all. has_output_gate: each query head comes
-    with a gate as long as itself, and its result is multiplied by the gate's sigmoid.
+    sliding_window: the number of last tokens that a token attends to; None for all. has_output_gate: each
+    query head comes with a gate as long as itself, and its result is multiplied by the gate's sigmoid.
     """
 
     num_heads: int
@@ -91,10 +93,11 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetSpec:
-    """A gated delta net (arXiv:2412.06464): a recurrence after a causal convolution, with a gated norm of its results.
+    """A gated delta net (arXiv:2412.06464): a recurrence after a causal convolution, with a gated norm of its
+    results.
 
-    Each head of queries and keys serves num_value_heads / num_key_heads consecutive heads of values. kernel_size: the taps of
-    the convolution. norm: of each head of the results, by a plain weight.
+    Each head of queries and keys serves num_value_heads / num_key_heads consecutive heads of values.
+    kernel_size: the taps of the convolution. norm: of each head of the results, by a plain weight.
     """
 
     num_key_heads: int
@@ -131,12 +134,13 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class MtpSpec:
-    """Multi-token prediction layers: each is an input projection of two normed vectors, a decoder layer and a norm.
+    """Multi-token prediction layers: each is an input projection of two normed vectors, a decoder layer and a
+    norm.
 
     Layer k > 0 reads the carry of layer k - 1 and predicts one token further, the only way that is computed;
-    drafts beyond the layers repeat the last one on its own carry.
-    first: which of the two comes first in the projection's input. reads: the target's hidden state before or after its
-    final norm. carries: what the next draft reads, the decoder layer's output before or after the norm.
+    drafts beyond the layers repeat the last one on its own carry. first: which of the two comes first in the
+    projection's input. reads: the target's hidden state before or after its final norm. carries: what the
+    next draft reads, the decoder layer's output before or after the norm.
     """
 
     num_layers: int
@@ -148,7 +152,8 @@ class MtpSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder. residual_scale: the outputs of mixers and feed-forwards are multiplied by it before they are added.
+    """A decoder. residual_scale: the outputs of mixers and feed-forwards are multiplied by it before they are
+    added.
 
     draft_head: the layers that config.json announces; whether the checkpoint has them, its tensors say.
     """
@@ -171,8 +176,8 @@ class ModelSpec:
 
     @property
     def prompt_grid(self) -> int | None:
-        """The positions at whose multiples prompts are cut, because recurrent layers compute them in pieces of this length;
-        None: prompts may be cut anywhere."""
+        """The positions at whose multiples prompts are cut, because recurrent layers compute them in pieces
+        of this length; None: prompts may be cut anywhere."""
         is_recurrent = any(isinstance(layer.mixer, DeltaNetSpec) for layer in self.layers)
         return DELTA_NET_GRID if is_recurrent else None
 

@@ -1,6 +1,7 @@
 """The engine's configuration: built once by the CLI, sent as the first frame, never changed.
 
-Knows nothing of what is measured later (number of blocks, memory in use): that belongs to the code that measures it.
+Knows nothing of what is measured later (number of blocks, memory in use): that belongs to the code that
+measures it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ DraftLayers = Literal["auto", "full", "fp8"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the engine process needs to start.
 
-    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens computed in
-    a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy chooses how many each round has. mixed_above_tokens: prompts share the forward pass of a round of more tokens; None: of no
-    round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP request; None: no limit but
-    max_running. max_waiting: HTTP requests that may wait. load_format: "dummy" draws the weights at random instead of reading them, for measurements.
-    drafter: what makes drafts; auto is the MTP head where the model has one, else nothing. require_speculation: refuses to start where
-    nothing drafts, or where the head fails its check.
-    synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there, for measurements.
-    audit_rate: the share of the finished requests that is computed again without drafts, 0 to 1.
-    draft_lm_head: the weights by which drafts are picked; draft_layers: weights and inputs of those of the MTP layer's
-    products that follow a norm. The target's are always full. deterministic: refuses to start where a row's text could depend
-    on how many are computed with it, on the depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level, log_format: of
-    this process.
+    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens
+    computed in a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy chooses
+    how many each round has. mixed_above_tokens: prompts share the forward pass of a round of more tokens;
+    None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP
+    request; None: no limit but max_running. max_waiting: HTTP requests that may wait. load_format: "dummy"
+    draws the weights at random instead of reading them, for measurements. drafter: what makes drafts; auto is
+    the MTP head where the model has one, else nothing. require_speculation: refuses to start where nothing
+    drafts, or where the head fails its check. synthetic_acceptance: how often the draft at each position is
+    taken, whatever the model picks there, for measurements. audit_rate: the share of the finished requests
+    that is computed again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked;
+    draft_layers: weights and inputs of those of the MTP layer's products that follow a norm. The target's are
+    always full. deterministic: refuses to start where a row's text could depend on how many are computed with
+    it, on the depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level,
+    log_format: of this process.
     """
 
     model_path: str

@@ -1,4 +1,5 @@
-"""What can be told of a model folder without reading weights: the question of `headway inspect`, and the engine's answer."""
+"""What can be told of a model folder without reading weights: the question of `headway inspect`, and the
+engine's answer."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ HeadState = Literal["found", "incomplete", "missing", "none", "unknown"]
 
 
 class InspectionRequest(msgspec.Struct, frozen=True):
-    """gpu_memory_bytes: of a GPU that is not here; None: the device that the configuration selects on this machine."""
+    """gpu_memory_bytes: of a GPU that is not here; None: the device that the configuration selects on this
+    machine."""
 
     config: EngineConfig
     gpu_memory_bytes: int | None = None
@@ -37,7 +39,8 @@ class LayerGroup(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says of a model whose architecture is supported. layers: groups in the order of their first layers."""
+    """What config.json says of a model whose architecture is supported. layers: groups in the order of their
+    first layers."""
 
     vocab_size: int
     hidden_size: int
@@ -49,10 +52,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 class HeadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The MTP head of a checkpoint.
 
-    state: of one that config.json does not announce "none"; "unknown" where the tensors cannot be read, or belong to an
-    architecture that is not supported. num_layers: that config.json announces. prefixes: what the names of the stored tensors
-    begin with. num_parameters: of the head that is announced. is_loaded: whether the configuration loads it. reason: why it is
-    not there or not loaded.
+    state: of one that config.json does not announce "none"; "unknown" where the tensors cannot be read, or
+    belong to an architecture that is not supported. num_layers: that config.json announces. prefixes: what
+    the names of the stored tensors begin with. num_parameters: of the head that is announced. is_loaded:
+    whether the configuration loads it. reason: why it is not there or not loaded.
     """
 
     state: HeadState
@@ -66,8 +69,9 @@ class HeadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """available_bytes: of memory that can be taken now, or that a GPU named by its memory has. name: None for such a GPU and for a CPU.
-    read_bytes_a_second: the memory's nominal bandwidth, None where it is not known."""
+    """available_bytes: of memory that can be taken now, or that a GPU named by its memory has. name: None for
+    such a GPU and for a CPU. read_bytes_a_second: the memory's nominal bandwidth, None where it is not
+    known."""
 
     kind: str
     available_bytes: int
@@ -78,10 +82,11 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the device, in the order in which they are taken.
 
-    draft_weights_bytes: copies of weights in the formats of drafts, less what they replace. rotary_bytes: the table of positions.
-    rows_bytes: of all requests that can run at once, whatever their length; row_state_bytes is that part of one's that layers
-    declare. token_bytes: of one token of context over all layers, the drafter's included. request_bytes: of one request of
-    max_model_len tokens. num_full_requests: of such requests that fit at once; None where not one does.
+    draft_weights_bytes: copies of weights in the formats of drafts, less what they replace. rotary_bytes: the
+    table of positions. rows_bytes: of all requests that can run at once, whatever their length;
+    row_state_bytes is that part of one's that layers declare. token_bytes: of one token of context over all
+    layers, the drafter's included. request_bytes: of one request of max_model_len tokens. num_full_requests:
+    of such requests that fit at once; None where not one does.
     """
 
     dtype: str
@@ -98,7 +103,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FloorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of weights that a round of one stream must read at least, and of recurrent state that it reads and writes. seconds: at the device's nominal bandwidth, if it is known."""
+    """Bytes of weights that a round of one stream must read at least, and of recurrent state that it reads
+    and writes. seconds: at the device's nominal bandwidth, if it is known."""
 
     depth: int
     round_bytes: int
@@ -108,8 +114,9 @@ class FloorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """problem: why an engine of this configuration would not start, in its own words; None for one that would. engine: what a
-    started one would report of itself. num_parameters: of the model that is served. warnings: what a start would log.
+    """problem: why an engine of this configuration would not start, in its own words; None for one that
+    would. engine: what a started one would report of itself. num_parameters: of the model that is served.
+    warnings: what a start would log.
 
     Parts that cannot be told are None or empty.
     """

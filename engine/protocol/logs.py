@@ -15,7 +15,8 @@ HUMAN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """A formatter that writes one JSON object per record; extra={"fields": {...}} become fields of the object."""
+    """A formatter that writes one JSON object per record; extra={"fields": {...}} become fields of the
+    object."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

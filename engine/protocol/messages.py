@@ -23,7 +23,8 @@ Phase = Literal["load", "capture", "serve"]
 
 
 class Configure(msgspec.Struct, tag=True, frozen=True):
-    """The first frame of a life. token_table: None where the tokens have no text, so that no grammar is served."""
+    """The first frame of a life. token_table: None where the tokens have no text, so that no grammar is
+    served."""
 
     config: EngineConfig
     token_table: TokenTable | None = None
@@ -32,10 +33,9 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
 class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A new request: ids in. request_id is the sender's choice, unique within the engine's life.
 
-    max_draft_tokens: the request's own depth cap; None for none, 0 turns speculation off.
-    priority: lower is served first, equals in the order of their coming.
-    group_id: the same for all choices of one HTTP request, which together take turns with other HTTP requests; no other
-    group's requests may have it as their id.
+    max_draft_tokens: the request's own depth cap; None for none, 0 turns speculation off. priority: lower is
+    served first, equals in the order of their coming. group_id: the same for all choices of one HTTP request,
+    which together take turns with other HTTP requests; no other group's requests may have it as their id.
     grammar: what the output may be; None for any text. label: the request's name in logs; empty: its id.
     """
 
@@ -71,8 +71,8 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
 
 
 class SetDepth(msgspec.Struct, tag=True, frozen=True):
-    """Each step planned from now on drafts at most this number of tokens a row, 0 to the depth of the configuration. It holds
-    for running requests, too. Where the depth is fixed, rounds draft this number."""
+    """Each step planned from now on drafts at most this number of tokens a row, 0 to the depth of the
+    configuration. It holds for running requests, too. Where the depth is fixed, rounds draft this number."""
 
     depth: int
 
@@ -87,10 +87,12 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the engine established while starting. Sizes in bytes, lengths in tokens.
 
-    depth: the most drafts of a round; chooses_depth: a policy chooses how many each has. has_dummy_weights, synthetic_acceptance: as the configuration says; with either the text means nothing. is_deterministic: a
-    text depends on no other request. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where
-    depth is 0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
-    draft_check: how the head's drafts were found; with the state failed rounds have no drafts.
+    depth: the most drafts of a round; chooses_depth: a policy chooses how many each has. has_dummy_weights,
+    synthetic_acceptance: as the configuration says; with either the text means nothing. is_deterministic: a
+    text depends on no other request. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter
+    is "none" exactly where depth is 0. has_draft_head: the draft head is loaded. weights_bytes: all in that
+    dtype, whatever drafts take. draft_check: how the head's drafts were found; with the state failed rounds
+    have no drafts.
     """
 
     architecture: str
@@ -134,16 +136,16 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     """The output that one step added to one request.
 
-    token_ids: new tokens, the stop token included when finish_reason is STOP through a token.
-    num_drafted, num_accepted: drafts that were valid in this step, and how many of token_ids they gave:
-    those from place draft_start on (1 after the token of a prefill that ended in the same step, else 0).
-    error: set with FinishReason.ERROR; error_param: the field of the request that it is about, if one is.
-    logprobs: of token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the
-    first, if the request asked for them; they come with its first event, as do queue_seconds, the time
-    from its arrival to its first admission, and num_cached, the prompt tokens that it then found in the prefix cache.
-    round_seconds: how long the device worked on the round, and what the drafter usually takes if it had to catch up before;
-    undrafted_seconds: how long the device would have worked on the rounds without drafts that give the same tokens. Both are 0 where
-    nothing is known of that.
+    token_ids: new tokens, the stop token included when finish_reason is STOP through a token. num_drafted,
+    num_accepted: drafts that were valid in this step, and how many of token_ids they gave: those from place
+    draft_start on (1 after the token of a prefill that ended in the same step, else 0). error: set with
+    FinishReason.ERROR; error_param: the field of the request that it is about, if one is. logprobs: of
+    token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the first, if the
+    request asked for them; they come with its first event, as do queue_seconds, the time from its arrival to
+    its first admission, and num_cached, the prompt tokens that it then found in the prefix cache.
+    round_seconds: how long the device worked on the round, and what the drafter usually takes if it had to
+    catch up before; undrafted_seconds: how long the device would have worked on the rounds without drafts
+    that give the same tokens. Both are 0 where nothing is known of that.
     """
 
     request_id: int

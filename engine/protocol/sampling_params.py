@@ -1,4 +1,5 @@
-"""Defines how the next token of a request is sampled, and why a request ended: values that cross the process border."""
+"""Defines how the next token of a request is sampled, and why a request ended: values that cross the process
+border."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ import msgspec
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True):
-    """Token number num_tokens of the output, counted from 0, is end_id, unless the output has end_id before it.
+    """Token number num_tokens of the output, counted from 0, is end_id, unless the output has end_id before
+    it.
 
-    start_id: the output must have it before, too: reasoning that the model did not open is not closed. None: the prompt opened it.
+    start_id: the output must have it before, too: reasoning that the model did not open is not closed. None:
+    the prompt opened it.
     """
 
     num_tokens: int

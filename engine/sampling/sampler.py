@@ -28,10 +28,11 @@ def pick_tokens(
 ) -> torch.Tensor:
     """[rows, window] int64: the tokens at positions + 0, 1, .. of each row.
 
-    A function of logits, parameters, masks, seed, position and the tokens before it only: rows without logits processors are
-    sampled from their raw logits whether others have some or not, since processed logits have another dtype. masks: of the same
-    rows, applied last; without keeps_logits they are written into the logits. broken: [rows, window] bool, written: whether any
-    logit is NaN or +inf, so that no probabilities exist.
+    A function of logits, parameters, masks, seed, position and the tokens before it only: rows without logits
+    processors are sampled from their raw logits whether others have some or not, since processed logits have
+    another dtype. masks: of the same rows, applied last; without keeps_logits they are written into the
+    logits. broken: [rows, window] bool, written: whether any logit is NaN or +inf, so that no probabilities
+    exist.
     """
     processed = None
     if rows.adjustments is not None:
@@ -76,7 +77,7 @@ def _score(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(logits: torch.Tensor) -> torch.Tensor:
-    """Returns lines that all begin at a multiple of 16 bytes: elsewhere CUDA's softmax adds up a line's first elements apart, so
-    that sums would depend on the line."""
+    """Returns lines that all begin at a multiple of 16 bytes: elsewhere CUDA's softmax adds up a line's first
+    elements apart, so that sums would depend on the line."""
     missing = -logits.shape[1] % _ALIGNED
     return pad(logits, (0, missing), value=-torch.inf) if logits.is_cuda and missing else logits

@@ -1,4 +1,5 @@
-"""Decides which waiting requests get a row, and which running ones give theirs up for it. Knows ids and numbers."""
+"""Decides which waiting requests get a row, and which running ones give theirs up for it. Knows ids and
+numbers."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ Admitted = tuple[Request, TokenHistory | None]
 class Admission:
     """Mutable: moves requests from the queue to the running ones, in the order of their turns (see `Queue`).
 
-    A running request gives way when one with a better turn needs its blocks. For a waiting request only a further choice of
-    a group gives way, and only if the waiting request's group has no row.
-    max_extra_rows: the most rows besides the first of each group. counts_prefix_queries: whether the prefix cache is on.
+    A running request gives way when one with a better turn needs its blocks. For a waiting request only a
+    further choice of a group gives way, and only if the waiting request's group has no row. max_extra_rows:
+    the most rows besides the first of each group. counts_prefix_queries: whether the prefix cache is on.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class Admission:
         self._counts_prefix_queries = counts_prefix_queries
 
     def make_room(self, budget: int) -> None:
-        """Preempts further choices of groups until groups without a row have rows and blocks. Runs before admission, so
-        that no request that the device does not know yet has to move. budget: prompt tokens of the step."""
+        """Preempts further choices of groups until groups without a row have rows and blocks. Runs before
+        admission, so that no request that the device does not know yet has to move. budget: prompt tokens of
+        the step."""
         state = self._state
         if not state.waiting or state.waiting.num_extra == 0:
             return
@@ -46,7 +48,8 @@ class Admission:
                 state.preempt(max(extra, key=state.waiting.turn))
 
     def admit(self, budget: int) -> list[Admitted]:
-        """Admits requests from the front of the queue while the step's token budget is not used up by earlier requests."""
+        """Admits requests from the front of the queue while the step's token budget is not used up by earlier
+        requests."""
         admitted: list[Admitted] = []
         while (request := self._next()) is not None:
             if self._num_tokens_before(request) >= budget:

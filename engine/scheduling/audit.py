@@ -1,8 +1,9 @@
 """Computes a share of the finished requests again, without drafts and without cached prefixes, and compares
 tokens and log-probabilities.
 
-Audits use idle capacity only: they run while the scheduler has no request, and are taken back when one comes. What they have
-computed by then is kept as tokens. They count in no statistics of requests. Knows ids, no text.
+Audits use idle capacity only: they run while the scheduler has no request, and are taken back when one comes.
+What they have computed by then is kept as tokens. They count in no statistics of requests. Knows ids, no
+text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from headway.engine.scheduling.scheduler import Scheduler
 
 # Requests that wait to be audited; beyond, those that have waited longest are dropped.
 MAX_QUEUED = 64
-# Audits that run at once, and the share of the KV blocks that several may take, so that most cached prefixes stay.
+# Audits that run at once, and the share of the KV blocks that several may take, so that most cached prefixes
+# stay.
 MAX_RUNNING, BLOCK_SHARE = 8, 1 / 8
 
 logger = logging.getLogger(__name__)
@@ -51,9 +53,9 @@ class _Watched:
 class _Audit:
     """A request that is computed again. Mutable: written by the auditor.
 
-    label: the request's name in logs. expected: the tokens that it got; got: those that were computed again so far, which are the same.
-    logprobs, prompt_logprobs: what it got of these, None where it asked for none. guide: of the audit itself.
-    num_cached, num_preemptions: of the request.
+    label: the request's name in logs. expected: the tokens that it got; got: those that were computed again
+    so far, which are the same. logprobs, prompt_logprobs: what it got of these, None where it asked for none.
+    guide: of the audit itself. num_cached, num_preemptions: of the request.
     """
 
     label: str
@@ -118,7 +120,8 @@ class _Audit:
 
 
 class Auditor:
-    """Mutable: the loop tells it of the requests that it takes in, and shows it all events before they are sent."""
+    """Mutable: the loop tells it of the requests that it takes in, and shows it all events before they are
+    sent."""
 
     def __init__(
         self, scheduler: Scheduler, rate: float, *, draw: Callable[[], float] = random.random
@@ -138,7 +141,8 @@ class Auditor:
         return len(self._queue) + len(self._running)
 
     def watch(self, request: Request, label: str) -> None:
-        """Decides whether a request that the scheduler has taken in will be audited. label: its name in logs."""
+        """Decides whether a request that the scheduler has taken in will be audited. label: its name in
+        logs."""
         if self._draw() < self._rate:
             self._watched[request.request_id] = _Watched(request, label)
 
@@ -170,7 +174,8 @@ class Auditor:
                 self._running[audit_id] = audit
 
     def recall(self) -> None:
-        """Takes the audits that run from the scheduler. What a step in flight adds to them is computed once more."""
+        """Takes the audits that run from the scheduler. What a step in flight adds to them is computed once
+        more."""
         while self._running:
             audit_id, audit = self._running.popitem()
             self._scheduler.abort(audit_id)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.scheduler_state import SchedulerState
 
-# A row is granted blocks for this many tokens beyond its next round while blocks are plentiful. An H200 starts each kernel
-# of a round 0.3 us later if a kernel was launched by itself just before, as a grant is.
+# A row is granted blocks for this many tokens beyond its next round while blocks are plentiful. An H200
+# starts each kernel of a round 0.3 us later if a kernel was launched by itself just before, as a grant is.
 SPARE_TOKENS = 128
 
 
@@ -23,8 +23,8 @@ class BlockSupply:
     def grow_rows(self) -> list[tuple[Request, int]]:
         """Grants blocks for the next round of each row that lacks some, in the order of `running`.
 
-        Returns (request, index of its first new block). A request that was granted blocks may still be preempted for a
-        later one with a better claim.
+        Returns (request, index of its first new block). A request that was granted blocks may still be
+        preempted for a later one with a better claim.
         """
         grown: list[tuple[Request, int]] = []
         for request in list(self._state.running):
@@ -33,8 +33,8 @@ class BlockSupply:
         return grown
 
     def take_for_admission(self, request: Request) -> bool:
-        """Takes blocks for all tokens of the request, a first round and perhaps spares: shared where the prefix cache has
-        them, else new. Returns False if there are not enough.
+        """Takes blocks for all tokens of the request, a first round and perhaps spares: shared where the
+        prefix cache has them, else new. Returns False if there are not enough.
 
         A prompt that is to be scored is computed from its first token on.
         """
@@ -59,8 +59,8 @@ class BlockSupply:
     def take_back_spares(self) -> bool:
         """Frees the spare blocks of all rows; returns whether any row had some.
 
-        No round in flight reaches them, and a row reaches what its device table still says of them only after a later
-        grant has replaced it.
+        No round in flight reaches them, and a row reaches what its device table still says of them only after
+        a later grant has replaced it.
         """
         has_freed = False
         for request in self._state.running:
@@ -100,8 +100,9 @@ class BlockSupply:
         return -(-num_tokens // self._state.block_size)
 
     def _num_spare(self, request: Request, missing: int) -> int:
-        """Returns the number of blocks to grant before they are needed, as long as half of the cache stays free (unused
-        cached prefixes count as free). They spare later grants, and are taken back when another request lacks blocks."""
+        """Returns the number of blocks to grant before they are needed, as long as half of the cache stays
+        free (unused cached prefixes count as free). They spare later grants, and are taken back when another
+        request lacks blocks."""
         block_size = self._state.block_size
         num_wanted = -(-request.limit // block_size) - len(request.block_ids) - missing
         num_left = self._state.blocks.num_free - missing - self._num_blocks // 2

@@ -1,4 +1,5 @@
-"""Tracks which blocks of the KV cache are in use, by how many, and which unused ones still hold a known prefix.
+"""Tracks which blocks of the KV cache are in use, by how many, and which unused ones still hold a known
+prefix.
 
 Knows block ids, counts and opaque keys; nothing of tokens, requests or memory.
 """

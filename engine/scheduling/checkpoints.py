@@ -1,6 +1,8 @@
-"""Tracks which published blocks have a checkpoint: a copy of the row state that layers without a KV cache keep, at the block's end.
+"""Tracks which published blocks have a checkpoint: a copy of the row state that layers without a KV cache
+keep, at the block's end.
 
-A prefix hit of a model with row state can only end where there is a checkpoint. Knows ids and opaque keys; no tensors.
+A prefix hit of a model with row state can only end where there is a checkpoint. Knows ids and opaque keys; no
+tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from collections import OrderedDict
 class Checkpoints:
     """Mutable: the prefix cache is the only writer.
 
-    A checkpoint is free, pending (taken for a request whose block is not published yet) or kept under the key of a
-    published block. When none is free, the one that was kept and used longest ago is taken; pending ones are never taken.
+    A checkpoint is free, pending (taken for a request whose block is not published yet) or kept under the key
+    of a published block. When none is free, the one that was kept and used longest ago is taken; pending ones
+    are never taken.
     """
 
     def __init__(self, count: int) -> None:
@@ -34,7 +37,8 @@ class Checkpoints:
         return self._kept[key]
 
     def take(self, request_id: int, num_tokens: int) -> int | None:
-        """Returns a checkpoint for the state after the request's first num_tokens tokens; None if there is none."""
+        """Returns a checkpoint for the state after the request's first num_tokens tokens; None if there is
+        none."""
         if not self._free and self._kept:
             self._free.append(self._kept.popitem(last=False)[1])
         if not self._free:

@@ -1,5 +1,5 @@
-"""Decides how long the launch of the next step may wait: until shortly before the running step is done. Requests that arrive meanwhile get into
-it, and need not wait for one more.
+"""Decides how long the launch of the next step may wait: until shortly before the running step is done.
+Requests that arrive meanwhile get into it, and need not wait for one more.
 
 Steps are foreseen by the device's own clock, by which a host that comes late does not make them longer.
 """
@@ -15,7 +15,8 @@ from headway.engine.scheduling.plan import Plan, StepResult
 
 # After shorter steps the next one is launched at once.
 _LEAST_STEP_SECONDS = 5e-3
-# A step is due so long before the one in front is done, and so many times as long as launches have taken of late.
+# A step is due so long before the one in front is done, and so many times as long as launches have taken of
+# late.
 _SPARE_SECONDS, _SPARE_LAUNCHES = 1e-3, 2
 # By which a slow launch counts less with each that follows it.
 _FORGETTING = 0.9
@@ -23,8 +24,8 @@ _FORGETTING = 0.9
 _NUM_KNOWN, _NUM_KINDS = 16, 1024
 # Steps whose numbers of rows, prompt tokens and keys before those differ by less than these are of one kind.
 _ROWS, _TOKENS, _KEYS = 16, 128, 2048
-# A step that takes so many times as long as the shortest of at least so many of its kind, and so long, is told of, but not
-# more often than this.
+# A step that takes so many times as long as the shortest of at least so many of its kind, and so long, is
+# told of, but not more often than this.
 _SLOW_TIMES, _SLOW_KNOWN, _SLOW_SECONDS, _TOLD_SECONDS = 8, 8, 0.1, 60.0
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ Kind = tuple[int, int, int, int]
 class LaunchTimer:
     """Mutable: what steps and launches took, and when the next step is due. Times in seconds, by the clock.
 
-    Of each kind the shortest step known counts, for what is launched late leaves the device idle. What a kind leaves out,
-    such as the keys of the round's rows, may make steps shorter than all of them.
+    Of each kind the shortest step known counts, for what is launched late leaves the device idle. What a kind
+    leaves out, such as the keys of the round's rows, may make steps shorter than all of them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,7 +70,8 @@ class LaunchTimer:
         known.append(seconds)
 
     def expect(self, plan: Plan | None, begin: float) -> None:
-        """It is on the device since then. None: no step runs, or its start is unknown; a step is due at once."""
+        """It is on the device since then. None: no step runs, or its start is unknown; a step is due at
+        once."""
         known = () if plan is None else self._known.get(_kind_of(plan), ())
         seconds = min(known, default=0.0)
         ahead = _SPARE_SECONDS + _SPARE_LAUNCHES * self._launch_seconds

@@ -22,8 +22,8 @@ class Masking:
         self._vocab_size = vocab_size
 
     def fill(self, plan: Plan, drafts: Sequence[Sequence[int]], buffer: MaskBuffer) -> dict[int, int]:
-        """Fills the buffer for the step, of which the host has read all steps before. Returns the entry of each row that is masked;
-        rows whose requests have ended meanwhile are not.
+        """Fills the buffer for the step, of which the host has read all steps before. Returns the entry of
+        each row that is masked; rows whose requests have ended meanwhile are not.
 
         drafts: by row of the round, of any value where a row may not have as many.
         """

@@ -1,7 +1,8 @@
 """The values exchanged between scheduler and runner in one step: an immutable plan, then a result.
 
-A step is: row moves, row set-ups, grants, then one forward pass of prefill chunks, of a decode round over the rows
-[0, num_rows) in which `decode_request_ids` names the live ones, or of both (a mixed batch). Only ids and numbers, no tensors.
+A step is: row moves, row set-ups, grants, then one forward pass of prefill chunks, of a decode round over the
+rows [0, num_rows) in which `decode_request_ids` names the live ones, or of both (a mixed batch). Only ids and
+numbers, no tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from headway.engine.protocol.stats import StageSeconds
 from headway.engine.scheduling.depth.costs import RoundLoad
 from headway.engine.scheduling.request import Request
 
-# MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they take 0.5 MiB a row.
+# MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they
+# take 0.5 MiB a row.
 MAX_PENDING = 64
 
 
@@ -39,8 +41,9 @@ class TokenHistory:
 class RowSetup:
     """A request takes a row. Until its prefill ends the row is padding for decode rounds.
 
-    depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff sampling.adjusts_logits.
-    checkpoint: that of the prefix hit, from which the state of the row goes on, if the model keeps any; None: from zero.
+    depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff
+    sampling.adjusts_logits. checkpoint: that of the prefix hit, from which the state of the row goes on, if
+    the model keeps any; None: from zero.
     """
 
     request_id: int
@@ -73,13 +76,13 @@ class BlockGrant:
 class PrefillChunk:
     """Tokens [start, start + len(token_ids)) of a request are computed and enter the KV cache.
 
-    hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after
-    a prefix hit); None when start is 0 or the chunk continues the row's own previous one.
-    is_last: a token is sampled after this chunk, and the row takes part in rounds from the next step on.
-    is_generated: the tokens are not the prompt's but were generated, before the request was preempted. Only where prompts are cut
-    on a grid (see `next_chunk`) no chunk has tokens of both kinds; elsewhere it is False.
-    scored_token_ids: the prompt's tokens start + 1, start + 2, ...; their log-probabilities come
-    back, each with those of num_top tokens.
+    hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after a
+    prefix hit); None when start is 0 or the chunk continues the row's own previous one. is_last: a token is
+    sampled after this chunk, and the row takes part in rounds from the next step on. is_generated: the tokens
+    are not the prompt's but were generated, before the request was preempted. Only where prompts are cut on a
+    grid (see `next_chunk`) no chunk has tokens of both kinds; elsewhere it is False. scored_token_ids: the
+    prompt's tokens start + 1, start + 2, ...; their log-probabilities come back, each with those of num_top
+    tokens.
     """
 
     request_id: int
@@ -95,17 +98,17 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Applied in the order of the fields; chunks and round share one forward pass where both are given.
+    """One step. Applied in the order of the fields; chunks and round share one forward pass where both are
+    given.
 
-    released_rows: rows whose request ended or was preempted; they become padding.
-    wiped_block_ids: unused blocks that hold NaN; zeroed before all else, since 0 * NaN is NaN.
-    decode_request_ids: by row, None where the row is padding in this round; () when no round is run.
-    Its length is the number of active rows R; rows of this step's chunks are never in it.
-    depth: that of the deepest row of the round. load: what the depth policy is told of the round; None: no round, no policy,
-    or audits alone. catches_up: the drafter first sees what rounds without drafts have left
-    pending of the rows of the round. saves: made after the pass, for models whose layers keep row state.
-    guided_rows: rows of the round and of last chunks whose next tokens a grammar restricts; a step that has any runs in two
-    halves, and its masks are filled between them.
+    released_rows: rows whose request ended or was preempted; they become padding. wiped_block_ids: unused
+    blocks that hold NaN; zeroed before all else, since 0 * NaN is NaN. decode_request_ids: by row, None where
+    the row is padding in this round; () when no round is run. Its length is the number of active rows R; rows
+    of this step's chunks are never in it. depth: that of the deepest row of the round. load: what the depth
+    policy is told of the round; None: no round, no policy, or audits alone. catches_up: the drafter first
+    sees what rounds without drafts have left pending of the rows of the round. saves: made after the pass,
+    for models whose layers keep row state. guided_rows: rows of the round and of last chunks whose next
+    tokens a grammar restricts; a step that has any runs in two halves, and its masks are filled between them.
     """
 
     step: int
@@ -132,11 +135,10 @@ class Plan:
 class StepResult:
     """The result of one step on the device.
 
-    first_token_ids: one for each chunk of the plan with is_last, in the plan's order.
-    emitted: by row of the round, the tokens that stay (accepted drafts, then the bonus token);
-    empty for padding rows.
-    first_logprobs, emitted_logprobs: one for each token, None where not requested; () if no request asked for any.
-    prompt_logprobs: by chunk of the plan, None where no tokens were to be scored; () if nowhere were.
+    first_token_ids: one for each chunk of the plan with is_last, in the plan's order. emitted: by row of the
+    round, the tokens that stay (accepted drafts, then the bonus token); empty for padding rows.
+    first_logprobs, emitted_logprobs: one for each token, None where not requested; () if no request asked for
+    any. prompt_logprobs: by chunk of the plan, None where no tokens were to be scored; () if nowhere were.
     faults: (request id, what went wrong) for each request whose row could not be set up; it is padding.
     """
 
@@ -178,10 +180,11 @@ def block_grant(request: Request, first_index: int) -> BlockGrant:
 
 
 def chunk_end(request: Request, budget: int, grid: int | None) -> int:
-    """Returns the number of tokens at which the request's next chunk of at most `budget` tokens ends: num_computed if it has none.
+    """Returns the number of tokens at which the request's next chunk of at most `budget` tokens ends:
+    num_computed if it has none.
 
-    grid: chunks of the prompt begin at its multiples, and end there or with the prompt; tokens that were generated have
-    chunks of their own. None: chunks end anywhere.
+    grid: chunks of the prompt begin at its multiples, and end there or with the prompt; tokens that were
+    generated have chunks of their own. None: chunks end anywhere.
     """
     start, length = request.num_computed, len(request.prompt_token_ids)
     end = min(start + budget, request.num_tokens)
@@ -193,8 +196,8 @@ def chunk_end(request: Request, budget: int, grid: int | None) -> int:
 def next_chunk(
     request: Request, end: int, hidden_block_id: int | None, *, is_generated: bool = False
 ) -> PrefillChunk:
-    """Returns the chunk of the tokens from num_computed to end; its hidden states score the prompt's tokens that follow each of
-    them."""
+    """Returns the chunk of the tokens from num_computed to end; its hidden states score the prompt's tokens
+    that follow each of them."""
     start = request.num_computed
     scored = request.prompt_token_ids[start + 1 : end + 1] if request.scores_prompt else []
     return PrefillChunk(

@@ -1,7 +1,8 @@
-"""Decides how many prompt tokens a step computes (chunked prefill), and whether they share the decode round's forward pass.
+"""Decides how many prompt tokens a step computes (chunked prefill), and whether they share the decode round's
+forward pass.
 
-Knows numbers only. Sharing a pass saves reading the weights once more for few prompt tokens (mixed batches as in
-Sarathi-Serve, arXiv 2403.02310); a pass of prompts alone keeps small rounds batch-invariant.
+Knows numbers only. Sharing a pass saves reading the weights once more for few prompt tokens (mixed batches as
+in Sarathi-Serve, arXiv 2403.02310); a pass of prompts alone keeps small rounds batch-invariant.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import NamedTuple
 from headway.engine.scheduling.plan import PrefillChunk
 
 DEFAULT_CHUNK = 512
-# A mixed pass takes at most MAX_MIXED_TOKENS prompt tokens, and at most MIXED_SHARE for each token of its round, rounded up to
-# MIXED_STEP, so that it takes less than twice as long as the round alone: an H100 takes 8.2 ms for a round of 128 tokens of a 7B
-# model at depth 0, 11.4 with 256 prompt tokens and 14 with 384.
+# A mixed pass takes at most MAX_MIXED_TOKENS prompt tokens, and at most MIXED_SHARE for each token of its
+# round, rounded up to MIXED_STEP, so that it takes less than twice as long as the round alone: an H100 takes
+# 8.2 ms for a round of 128 tokens of a 7B model at depth 0, 11.4 with 256 prompt tokens and 14 with 384.
 MAX_MIXED_TOKENS, MIXED_SHARE, MIXED_STEP = 384, 3, 128
 # With more cached keys the chunks need the split-KV kernel, which a mixed pass does not launch for prompts.
 MAX_MIXED_KEYS = 8192
@@ -24,9 +25,9 @@ MAX_MIXED_KEYS = 8192
 class Load(NamedTuple):
     """The decode round that the step's prompt tokens would delay.
 
-    num_tokens: of all windows, rows * (depth + 1); 0 without a round. is_common: whether mixed passes exist for rounds
-    of its kind: at least one row drafts at full depth, and no row adjusts its logits or returns log-probabilities.
-    num_keys: cached tokens of the prompt that is computed first.
+    num_tokens: of all windows, rows * (depth + 1); 0 without a round. is_common: whether mixed passes exist
+    for rounds of its kind: at least one row drafts at full depth, and no row adjusts its logits or returns
+    log-probabilities. num_keys: cached tokens of the prompt that is computed first.
     """
 
     num_tokens: int
@@ -59,7 +60,8 @@ class PrefillPolicy:
 
     @classmethod
     def uniform(cls, num_tokens: int, *, mixed_above_tokens: int | None = None) -> PrefillPolicy:
-        """Returns a policy with the same number of prompt tokens in every step, but for mixed passes, which may take fewer."""
+        """Returns a policy with the same number of prompt tokens in every step, but for mixed passes, which
+        may take fewer."""
         mixed = min(num_tokens, MAX_MIXED_TOKENS)
         return cls(num_tokens, num_tokens, mixed, mixed_above_tokens=mixed_above_tokens)
 

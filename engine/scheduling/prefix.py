@@ -1,4 +1,5 @@
-"""Finds the blocks that already hold the beginning of a request: a chain of sha256 keys over blocks of token ids.
+"""Finds the blocks that already hold the beginning of a request: a chain of sha256 keys over blocks of token
+ids.
 
 A key stands for all tokens up to its block's end, so equal keys mean equal content. The chain's root mixes
 all else that the content depends on. Knows nothing of rows or rounds: the caller says what is filled.
@@ -17,8 +18,8 @@ from headway.engine.scheduling.request import Request
 
 @dataclass(slots=True)
 class _Chain:
-    """Keys of a request's first blocks, each hashed once, and how many blocks were offered already. borders: numbers of
-    tokens after which a checkpoint of the row state is wanted."""
+    """Keys of a request's first blocks, each hashed once, and how many blocks were offered already. borders:
+    numbers of tokens after which a checkpoint of the row state is wanted."""
 
     root: bytes
     keys: list[bytes] = field(default_factory=list)
@@ -29,11 +30,12 @@ class _Chain:
 class PrefixCache:
     """Mutable: the scheduler is its only writer. It reads requests and keeps one chain for each.
 
-    checkpoints: of a model whose layers keep row state. A hit ends at a checkpoint then, and checkpoints are made at the two
-    borders of a prompt where they serve most: where the blocks end that it shares with others but found no checkpoint for,
-    and at its last border that another prompt can hit (a chat's next turn). None: every published block can end a hit.
-    prompt_grid: tokens of prompts and generated ones are computed in different ways, so that only blocks of prompts are
-    published, and found for prompts only; borders are multiples of it. None: it makes no difference who wrote a token.
+    checkpoints: of a model whose layers keep row state. A hit ends at a checkpoint then, and checkpoints are
+    made at the two borders of a prompt where they serve most: where the blocks end that it shares with others
+    but found no checkpoint for, and at its last border that another prompt can hit (a chat's next turn).
+    None: every published block can end a hit. prompt_grid: tokens of prompts and generated ones are computed
+    in different ways, so that only blocks of prompts are published, and found for prompts only; borders are
+    multiples of it. None: it makes no difference who wrote a token.
     """
 
     def __init__(
@@ -77,21 +79,23 @@ class PrefixCache:
         return block_ids
 
     def checkpoint(self, request: Request) -> int | None:
-        """Returns the checkpoint at the end of the request's hit, from which its row goes on; None: the row's state is zero."""
+        """Returns the checkpoint at the end of the request's hit, from which its row goes on; None: the row's
+        state is zero."""
         if self._checkpoints is None or request.num_cached == 0:
             return None
         return self._checkpoints.use(self._chain(request).keys[request.num_cached // self._block_size - 1])
 
     def next_border(self, request: Request) -> int | None:
-        """Returns the number of tokens at which the request's next chunk has to end at the latest, so that a checkpoint can be
-        made there; None: anywhere."""
+        """Returns the number of tokens at which the request's next chunk has to end at the latest, so that a
+        checkpoint can be made there; None: anywhere."""
         if self._checkpoints is None:
             return None
         borders = self._chain(request).borders
         return next((border for border in borders if border > request.num_computed), None)
 
     def take_checkpoint(self, request: Request) -> int | None:
-        """Returns a checkpoint for the state after the computed tokens, if they end at a border; None: none is made."""
+        """Returns a checkpoint for the state after the computed tokens, if they end at a border; None: none
+        is made."""
         if self._checkpoints is None:
             return None
         if request.num_computed not in self._chain(request).borders:
@@ -99,15 +103,17 @@ class PrefixCache:
         return self._checkpoints.take(request.request_id, request.num_computed)
 
     def drop_pending(self, request: Request) -> None:
-        """Frees the checkpoints of blocks that the request will not publish, because it ends or is preempted."""
+        """Frees the checkpoints of blocks that the request will not publish, because it ends or is
+        preempted."""
         if self._checkpoints is not None:
             self._checkpoints.drop_pending(request.request_id)
 
     def drop_checkpoints(self, request: Request) -> None:
         """Frees the checkpoints at all borders of the request, because its state may be broken.
 
-        The block that ends at such a border may be another request's, which stays published: a request whose hit was cut to
-        where a checkpoint is computes blocks once more that exist already, and only its checkpoint is found from then on.
+        The block that ends at such a border may be another request's, which stays published: a request whose
+        hit was cut to where a checkpoint is computes blocks once more that exist already, and only its
+        checkpoint is found from then on.
         """
         chain = self._chains.get(request.request_id)
         if self._checkpoints is not None and chain is not None:

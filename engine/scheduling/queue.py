@@ -1,7 +1,8 @@
-"""Decides which request is admitted next: HTTP requests take turns, whatever number of choices each of them has.
+"""Decides which request is admitted next: HTTP requests take turns, whatever number of choices each of them
+has.
 
-A group is what one HTTP request asks for. Within a priority the n-th choice of a group comes after the (n - 1)-th of
-every other group that waits:
+A group is what one HTTP request asks for. Within a priority the n-th choice of a group comes after the (n -
+1)-th of every other group that waits:
 
     running   a a a b       a4 waits as the 4th of its group, b2 as the 2nd, c1 as the 1st: c1, b2, a4
 
@@ -18,7 +19,8 @@ from typing import NamedTuple
 from headway.engine.protocol.errors import QueueFullError
 from headway.engine.scheduling.request import Request
 
-# More choices than this for each group that may wait are refused, those of the groups with most of them first.
+# More choices than this for each group that may wait are refused, those of the groups with most of them
+# first.
 CHOICES_PER_GROUP = 8
 
 
@@ -48,7 +50,8 @@ class _Group:
 
 
 class Queue:
-    """Requests that wait, and of those that run how many each group has. Mutable: the scheduler is its only writer."""
+    """Requests that wait, and of those that run how many each group has. Mutable: the scheduler is its only
+    writer."""
 
     def __init__(self, max_groups: int) -> None:
         self._max_groups = max_groups

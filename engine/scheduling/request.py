@@ -25,16 +25,15 @@ class Request:
     num_computed: the length in the KV cache that the host knows of: tokens whose prefill was planned, then
     num_tokens - 1 after each round that was read. num_cached: how many of them the last admission found in
     the prefix cache. num_chunks_in_flight and num_rounds_in_flight count what was launched and not read yet:
-    each round may have added up to depth + 1 tokens that the host does not know.
-    group_id: the same for all choices of one HTTP request; None for a request that is alone.
-    priority: lower is served first. arrival: how many requests the scheduler took in before this one.
-    prompt_logprobs: of the prompt so far, chunk by chunk, if the request asked for them.
-    num_prompt_cached: num_cached of the first admission.
-    num_tokens_in_flight: the most tokens that rounds in flight may add.
-    num_pending: the most tokens that wait for the drafter once all that was planned has run. num_draft_filled: the first tokens
-    of which the drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do. draft_record: how
-    often its drafts are accepted; None: nobody asks. is_audit: it computes again what another one got (see `Auditor`), without
-    cached prefixes and outside of the statistics.
+    each round may have added up to depth + 1 tokens that the host does not know. group_id: the same for all
+    choices of one HTTP request; None for a request that is alone. priority: lower is served first. arrival:
+    how many requests the scheduler took in before this one. prompt_logprobs: of the prompt so far, chunk by
+    chunk, if the request asked for them. num_prompt_cached: num_cached of the first admission.
+    num_tokens_in_flight: the most tokens that rounds in flight may add. num_pending: the most tokens that
+    wait for the drafter once all that was planned has run. num_draft_filled: the first tokens of which the
+    drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do.
+    draft_record: how often its drafts are accepted; None: nobody asks. is_audit: it computes again what
+    another one got (see `Auditor`), without cached prefixes and outside of the statistics.
     """
 
     request_id: int

@@ -29,7 +29,8 @@ class ResultReader:
     def read(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
         """Returns one event for each request that got tokens, in the plan's order: prefills, then rows.
 
-        Output ends with the first stop token; tokens after it, and tokens of a request that has ended, are dropped.
+        Output ends with the first stop token; tokens after it, and tokens of a request that has ended, are
+        dropped.
         """
         state = self._state
         state.stats.count_work(result.seconds, result.num_graph_replays)
@@ -123,10 +124,12 @@ class ResultReader:
             state.prefixes.publish(request, min(request.num_computed, request.num_draft_filled))
 
     def _note_slots(self, request: Request, plan: Plan, start: int) -> None:
-        """Notes how many tokens have all that the drafter keeps of them, never to change, after a round from length start on.
+        """Notes how many tokens have all that the drafter keeps of them, never to change, after a round from
+        length start on.
 
-        With late slots a round with drafts saw true pairs up to slot start; what it wrote beyond came from drafts, and the next
-        such round writes there again. Slots 0 .. start are start + 1 tokens. Catching up leaves out the newest pair.
+        With late slots a round with drafts saw true pairs up to slot start; what it wrote beyond came from
+        drafts, and the next such round writes there again. Slots 0 .. start are start + 1 tokens. Catching up
+        leaves out the newest pair.
         """
         if not self._state.has_late_slots:
             request.num_draft_filled = request.num_computed

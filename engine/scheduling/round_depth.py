@@ -1,4 +1,5 @@
-"""Asks the depth policy how many drafts the next round has, and tells it of the requests that take part. Knows ids and numbers."""
+"""Asks the depth policy how many drafts the next round has, and tells it of the requests that take part.
+Knows ids and numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from headway.engine.scheduling.scheduler_state import SchedulerState
 
 
 def mixed_depths(config: EngineConfig) -> set[int]:
-    """Returns the depths of the rounds that may share their passes with prompts: each has graphs of its own for that."""
+    """Returns the depths of the rounds that may share their passes with prompts: each has graphs of its own
+    for that."""
     return {0, config.depth} if config.chooses_depth else {config.depth}
 
 
 class RoundDepth:
-    """Mutable: writes the depth of the scheduler's state. is_fixed: the policy is told of the rounds, but not asked."""
+    """Mutable: writes the depth of the scheduler's state. is_fixed: the policy is told of the rounds, but not
+    asked."""
 
     def __init__(self, state: SchedulerState, config: EngineConfig) -> None:
         self._state = state
@@ -28,7 +31,8 @@ class RoundDepth:
         self.is_fixed = False
 
     def choose(self, num_prompt_tokens: int) -> None:
-        """Sets the depth of the next round, if there is one to be chosen. num_prompt_tokens: that may share its pass."""
+        """Sets the depth of the next round, if there is one to be chosen. num_prompt_tokens: that may share
+        its pass."""
         state = self._state
         if state.depth_policy is None or not self._chooses or self.is_fixed:
             return
@@ -48,7 +52,8 @@ class RoundDepth:
         state.depth = state.depth_policy.choose(load, depths)
 
     def begin_round(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
-        """Tells the policy of a planned round with these chunks, and returns its load; None where nobody asks for it."""
+        """Tells the policy of a planned round with these chunks, and returns its load; None where nobody asks
+        for it."""
         if self._state.depth_policy is None or not decoding or self._state.num_audits:
             return None
         self._state.depth_policy.begin_round(self._state.depth)

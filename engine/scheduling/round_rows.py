@@ -1,4 +1,5 @@
-"""Notes on the requests that take part in a planned round what it may do before its result is read. Knows ids and numbers."""
+"""Notes on the requests that take part in a planned round what it may do before its result is read. Knows ids
+and numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from headway.engine.scheduling.scheduler_state import SchedulerState
 
 
 def join_round(state: SchedulerState, decoding: list[Request]) -> tuple[int, tuple[int | None, ...]]:
-    """Returns (depth, request ids by row up to the last row that takes part). No row drafts deeper than it may."""
+    """Returns (depth, request ids by row up to the last row that takes part). No row drafts deeper than it
+    may."""
     if not decoding:
         return state.depth, ()
     by_row = {row_of(request): request for request in decoding}
@@ -22,14 +24,16 @@ def join_round(state: SchedulerState, decoding: list[Request]) -> tuple[int, tup
 
 
 def is_late(state: SchedulerState, decoding: list[Request], depth: int) -> bool:
-    """Returns whether the drafter has to catch up before a round of that depth. A round with drafts has room for as many pending pairs of
-    a row as a round of the full depth leaves. A round without drafts adds one pair to those that are pending."""
+    """Returns whether the drafter has to catch up before a round of that depth. A round with drafts has room
+    for as many pending pairs of a row as a round of the full depth leaves. A round without drafts adds one
+    pair to those that are pending."""
     most = state.max_depth + 1 if depth > 0 else MAX_PENDING - 1
     return state.has_late_slots and any(request.num_pending > most for request in decoding)
 
 
 def count_pending(state: SchedulerState, decoding: list[Request], depth: int) -> bool:
-    """Notes what the round leaves to the drafter; returns whether the drafter has to catch up before the round."""
+    """Notes what the round leaves to the drafter; returns whether the drafter has to catch up before the
+    round."""
     if not state.has_late_slots:
         return False
     catches_up = is_late(state, decoding, depth)

@@ -1,4 +1,5 @@
-"""Plans steps: row growth and admission, then prefill chunks, one decode round for all rows, or both in one forward pass.
+"""Plans steps: row growth and admission, then prefill chunks, one decode round for all rows, or both in one
+forward pass.
 
 Step n + 1 is planned before the result of step n is read, so what a row may have done meanwhile is bounded
 from above. Knows ids and numbers; no tensors, no text. The clock tells how long a request queued, no more.
@@ -52,9 +53,9 @@ from headway.engine.scheduling.updates import fault_event
 class Scheduler:
     """Mutable: owns the requests, the blocks and the rows; called by the loop only.
 
-    At most one step may be unread when `plan` is called. prefill: by default DEFAULT_CHUNK prompt tokens in each step.
-    num_checkpoints: copies of row state for prefix hits; None: the model's layers keep no row state. prompt_grid: the positions
-    at whose multiples prompts are cut (ModelSpec.prompt_grid).
+    At most one step may be unread when `plan` is called. prefill: by default DEFAULT_CHUNK prompt tokens in
+    each step. num_checkpoints: copies of row state for prefix hits; None: the model's layers keep no row
+    state. prompt_grid: the positions at whose multiples prompts are cut (ModelSpec.prompt_grid).
     """
 
     def __init__(
@@ -166,11 +167,13 @@ class Scheduler:
         return copy.deepcopy(stats)
 
     def set_depth(self, depth: int, *, has_mixed: bool = False) -> None:
-        """Sets the drafts of a round from the next step on, at most those of the configuration; the most of them, where a policy
-        chooses. Requests may be running: what rounds without drafts leave to the drafter is caught up with before a round drafts again.
+        """Sets the drafts of a round from the next step on, at most those of the configuration; the most of
+        them, where a policy chooses. Requests may be running: what rounds without drafts leave to the drafter
+        is caught up with before a round drafts again.
 
-        has_mixed: mixed passes were captured for rounds of this depth, too. Without it prompts share no pass with shallower rounds than
-        before, whose mixed passes would be launched kernel by kernel and captured while requests run.
+        has_mixed: mixed passes were captured for rounds of this depth, too. Without it prompts share no pass
+        with shallower rounds than before, whose mixed passes would be launched kernel by kernel and captured
+        while requests run.
         """
         assert 0 <= depth <= self.state.max_depth, f"depth is {depth}"
         self.state.depth = self.state.depth_limit = depth
@@ -178,19 +181,20 @@ class Scheduler:
             self.state.mixed_depths.add(depth)
 
     def fix_depth(self, depth: int | None) -> None:
-        """Gives each round from the next step on exactly this depth, also where a policy would choose. None: the policy chooses again,
-        up to the configured depth. Requests may be running."""
+        """Gives each round from the next step on exactly this depth, also where a policy would choose. None:
+        the policy chooses again, up to the configured depth. Requests may be running."""
         self._depth.is_fixed = depth is not None
         self.set_depth(self.state.max_depth if depth is None else depth)
 
     def set_depth_policy(self, policy: DepthPolicy) -> None:
-        """Tells the policy of all rounds from now on, and lets it choose their depths if the configuration wants it. No request has
-        come yet."""
+        """Tells the policy of all rounds from now on, and lets it choose their depths if the configuration
+        wants it. No request has come yet."""
         assert not self.state.requests, "requests run that the policy was not told of"
         self.state.depth_policy = policy
 
     def hold_rounds(self) -> None:
-        """Plans prompts alone until `release_rounds`: a measurement of rounds wants all rows to begin together."""
+        """Plans prompts alone until `release_rounds`: a measurement of rounds wants all rows to begin
+        together."""
         self.state.holds_rounds = True
 
     def release_rounds(self) -> None:
@@ -203,15 +207,16 @@ class Scheduler:
         return self._prefill
 
     def set_prefill(self, policy: PrefillPolicy) -> None:
-        """Sets the policy from the next step on. Its steps must be no larger than those of the policy that the engine was built
-        with, for which memory is reserved."""
+        """Sets the policy from the next step on. Its steps must be no larger than those of the policy that
+        the engine was built with, for which memory is reserved."""
         self._prefill = policy
 
     def preempt(self, request_id: int, *, forgets_blocks: bool = False) -> bool:
-        """Preempts a request between two steps, as a lack of blocks would; a check of exactness wants it at chosen places.
+        """Preempts a request between two steps, as a lack of blocks would; a check of exactness wants it at
+        chosen places.
 
-        forgets_blocks: the request finds none of its blocks in the prefix cache afterwards. Returns False where the request does
-        not run.
+        forgets_blocks: the request finds none of its blocks in the prefix cache afterwards. Returns False
+        where the request does not run.
         """
         request = self.state.requests.get(request_id)
         if request is None or request not in self.state.running:
@@ -224,8 +229,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Puts a request in the queue, after its equals. Raises RequestError, or QueueFullError.
 
-        The caller has cut max_tokens so that prompt + max_tokens <= max_model_len; only a prompt that is scored,
-        of which the one generated token is not shown, may fill the context alone.
+        The caller has cut max_tokens so that prompt + max_tokens <= max_model_len; only a prompt that is
+        scored, of which the one generated token is not shown, may fill the context alone.
         """
         state = self.state
         self._limits.check(request)
@@ -248,7 +253,8 @@ class Scheduler:
         state.waiting.append(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a request in any status; what a step in flight adds to it is dropped. It counts under `reason`."""
+        """Ends a request in any status; what a step in flight adds to it is dropped. It counts under
+        `reason`."""
         request = self.state.requests.get(request_id)
         if request is not None:
             self.state.finish(request, reason)
@@ -264,11 +270,13 @@ class Scheduler:
         return events
 
     def update(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
-        """Takes in what a step gave, steps in the order of their plans; see `ResultReader`. Faults: see `drain_faults`."""
+        """Takes in what a step gave, steps in the order of their plans; see `ResultReader`. Faults: see
+        `drain_faults`."""
         return self._reader.read(plan, result)
 
     def fill_masks(self, plan: Plan, drafts: Sequence[Sequence[int]], buffer: MaskBuffer) -> dict[int, int]:
-        """Fills the masks of a step with guided rows, once all steps before it were taken in; see `Masking.fill`."""
+        """Fills the masks of a step with guided rows, once all steps before it were taken in; see
+        `Masking.fill`."""
         return self._masking.fill(plan, drafts, buffer)
 
     def plan(self) -> Plan | None:
@@ -336,7 +344,8 @@ class Scheduler:
         return min(budget, self._prefill.separate) if self.state.num_audits else budget
 
     def _load(self, decoding: list[Request]) -> Load:
-        """Returns what the policy needs to know of a round of these rows and of the prompt that is computed first."""
+        """Returns what the policy needs to know of a round of these rows and of the prompt that is computed
+        first."""
         state = self.state
         first = min(
             (r for r in state.running if r.status is Status.PREFILLING), key=state.waiting.turn, default=None
@@ -348,8 +357,8 @@ class Scheduler:
     def _next_pass(self) -> tuple[list[PrefillChunk], list[Request]]:
         """Returns the chunks and the decoding rows of the step's forward pass.
 
-        Where both may not share a pass they take turns. A row's first round is a later step than the one that ends its
-        prompt.
+        Where both may not share a pass they take turns. A row's first round is a later step than the one that
+        ends its prompt.
         """
         decoding = [request for request in self.state.running if self.state.can_decode(request)]
         chunks = self._next_chunks()

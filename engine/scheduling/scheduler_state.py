@@ -1,4 +1,5 @@
-"""Holds the state that the parts of the scheduler share; requests leave it by their end, by preemption or by a fault."""
+"""Holds the state that the parts of the scheduler share; requests leave it by their end, by preemption or by
+a fault."""
 
 from __future__ import annotations
 
@@ -28,11 +29,12 @@ class SchedulerState:
     """Requests, rows, blocks and counters. Mutable: the scheduler and its parts are the only writers.
 
     requests: every request that has not ended, by id. running: those with a row, by priority, then arrival.
-    depth: the most drafts of the next round; depth_limit: the most that it may have, which an operator sets; max_depth: the most
-    that this may be set to; mixed_depths: those of the rounds for which mixed passes were captured. depth_policy: chooses the
-    depth; None: it is the limit. has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
-    broken_block_ids wait until the scheduler hands them out. num_audits: how many of the requests are audits: none or all; audit_stats:
-    their counters, which nobody reads.
+    depth: the most drafts of the next round; depth_limit: the most that it may have, which an operator sets;
+    max_depth: the most that this may be set to; mixed_depths: those of the rounds for which mixed passes were
+    captured. depth_policy: chooses the depth; None: it is the limit. has_late_slots: the drafter sees the
+    tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
+    broken_block_ids wait until the scheduler hands them out. num_audits: how many of the requests are audits:
+    none or all; audit_stats: their counters, which nobody reads.
     """
 
     block_size: int
@@ -75,8 +77,8 @@ class SchedulerState:
         return min(self.depth, self.own_cap(request))
 
     def can_decode(self, request: Request) -> bool:
-        """Returns False while rounds are held, and where the request is certain to reach its limit: each round in flight
-        adds at least one token."""
+        """Returns False while rounds are held, and where the request is certain to reach its limit: each
+        round in flight adds at least one token."""
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit and not self.holds_rounds
 
@@ -141,7 +143,8 @@ class SchedulerState:
             logger.exception("what the prefix cache noted of request %d stays", request.request_id)
 
     def preempt(self, request: Request) -> None:
-        """Returns the request to its place in the queue; all its tokens so far are prefilled again (recomputation)."""
+        """Returns the request to its place in the queue; all its tokens so far are prefilled again
+        (recomputation)."""
         self.running.remove(request)
         self.waiting.note_end(request)
         self._release(request)
@@ -159,7 +162,8 @@ class SchedulerState:
         self.blocks.free(block_ids)
 
     def _release(self, request: Request) -> None:
-        """Row and blocks are free at once: steps launched later run after every step that still writes to them."""
+        """Row and blocks are free at once: steps launched later run after every step that still writes to
+        them."""
         if request.draft_record is not None:
             request.draft_record.leave()
         if request.row is not None:

@@ -101,8 +101,8 @@ def refusal_event(request_id: int, error: RequestError) -> TokenEvent:
 
 
 def _until_end(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Returns the tokens that stay, and why the request ends there, if it does. A stop token at the very end of max_tokens
-    counts as a stop."""
+    """Returns the tokens that stay, and why the request ends there, if it does. A stop token at the very end
+    of max_tokens counts as a stop."""
     room = request.max_tokens - len(request.output_token_ids)
     for count, token_id in enumerate(token_ids, start=1):
         if token_id in request.stop_token_ids:

@@ -1,6 +1,7 @@
 """The protocol of drafters: a drafter sees the target's tokens and hidden states, and proposes tokens.
 
-A draft never changes the text, so that nothing here has to be exact; what a drafter keeps decides only how often it is right.
+A draft never changes the text, so that nothing here has to be exact; what a drafter keeps decides only how
+often it is right.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from headway.kernels import RoundWindow
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist are as the first one, of length 0."""
+    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist are as the first one, of
+    length 0."""
 
     inputs: ForwardInputs
     rows: torch.Tensor  # [n] int64
@@ -27,7 +29,8 @@ class PromptTokens:
     hits: torch.Tensor  # [n] int64: the block that ends before the chunk, found in the prefix cache; -1: none
 
     def last_places_by_row(self, num_rows: int) -> torch.Tensor:
-        """Returns [num_rows] int64: the place of each row's last token in the flat list; -1: the row has no chunk."""
+        """Returns [num_rows] int64: the place of each row's last token in the flat list; -1: the row has no
+        chunk."""
         row = torch.arange(num_rows, device=self.rows.device)
         is_of_row = (self.rows == row[:, None]) & (self.lengths > 0)
         return torch.where(is_of_row, self.last_places, -1).amax(1)
@@ -42,7 +45,8 @@ class Drafter(Protocol):
     leaves_pending: bool
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        """Returns [rows, depth] int64: ids for the positions L+1 .. L+depth of each row, any ids for padding. depth: 1 or more."""
+        """Returns [rows, depth] int64: ids for the positions L+1 .. L+depth of each row, any ids for padding.
+        depth: 1 or more."""
         ...
 
     def observe_prompts(
@@ -63,7 +67,8 @@ class Drafter(Protocol):
         ...
 
     def catch_up(self, rows: RowTensors) -> None:
-        """Sees what rounds without drafts have left pending of the rows, so that at most one pair of each stays pending."""
+        """Sees what rounds without drafts have left pending of the rows, so that at most one pair of each
+        stays pending."""
         ...
 
 

@@ -1,7 +1,8 @@
 """Drafts from the model's own MTP head: one pass of every layer over the pending pairs, then single steps.
 
-Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0 holds the pair of
-layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its first pending pair.
+Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0
+holds the pair of layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its
+first pending pair.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ CAUGHT_UP_AT_ONCE = 16
 
 
 def mtp_state(model: CausalLM) -> tuple[BlockSpec, ...]:
-    """Declares what drafts need of each block besides the MTP layers' keys and values: vectors of its last token."""
+    """Declares what drafts need of each block besides the MTP layers' keys and values: vectors of its last
+    token."""
     return () if model.draft_head is None else model.draft_head.block_state()
 
 
 class MtpDrafter:
-    """Mutable: it is the only writer of the MTP layers' keys and values, of the pool's block_hidden and block_carries,
-    and of the columns pending_hidden, chunk_hidden and carries of the rows."""
+    """Mutable: it is the only writer of the MTP layers' keys and values, of the pool's block_hidden and
+    block_carries, and of the columns pending_hidden, chunk_hidden and carries of the rows."""
 
     leaves_pending = True
 
@@ -62,13 +64,15 @@ class MtpDrafter:
         self._block_hidden = pool.block_hidden
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layers' slots up to L + depth - 1.
+        """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layers' slots
+        up to L + depth - 1.
 
-        Draft k + 1 is layer k's. Every layer runs over the pending pairs, those beyond the depth, too; beyond the last layer,
-        the last one goes on with its own carry.
+        Draft k + 1 is layer k's. Every layer runs over the pending pairs, those beyond the depth, too; beyond
+        the last layer, the last one goes on with its own carry.
 
-        The drafter picks with the same noise, penalties, bias and masks as the target does at the same position,
-        so that a draft is accepted as often as the two distributions allow. Rows that are padding get rubbish and write nothing.
+        The drafter picks with the same noise, penalties, bias and masks as the target does at the same
+        position, so that a draft is accepted as often as the two distributions allow. Rows that are padding
+        get rubbish and write nothing.
         """
         head, pool, state, size = self._head, self._pool, rows.state(), self._pool.block_size
         drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
@@ -94,7 +98,8 @@ class MtpDrafter:
         return drafts.T
 
     def observe_prompts(self, prompts: PromptTokens, hidden: torch.Tensor) -> None:
-        """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does not exist."""
+        """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does
+        not exist."""
         rows, inputs = self._rows, prompts.inputs
         states = self._head.draft_hidden(hidden)
         own = rows.chunk_hidden.index_select(0, prompts.rows)
@@ -140,8 +145,8 @@ class MtpDrafter:
         )
 
     def catch_up(self, rows: RowTensors) -> None:
-        """Fills the slots of all pending pairs but the newest, which moves to the first place, some places of all rows at a
-        time. Padding and rows whose prompts are being computed stay as they are."""
+        """Fills the slots of all pending pairs but the newest, which moves to the first place, some places of
+        all rows at a time. Padding and rows whose prompts are being computed stay as they are."""
         is_live = rows.kv_lengths < rows.limits
         num_old = torch.where(is_live, rows.pending_counts - 1, 0)[:, None]
         for first in range(0, rows.pending_tokens.shape[1] - 1, CAUGHT_UP_AT_ONCE):
@@ -200,7 +205,8 @@ class MtpDrafter:
         slot_mapping: torch.Tensor,  # [rows * pairs] int64: slots of the pending pairs, -1 elsewhere
         counts: torch.Tensor,  # [rows] int64: pairs of each row that are final after this pass; 0 or less: none
     ) -> torch.Tensor:
-        """Keeps the carries of what is final. Returns [rows, W + 1, hidden]: the carry before each pair of the layer."""
+        """Keeps the carries of what is final. Returns [rows, W + 1, hidden]: the carry before each pair of
+        the layer."""
         num_rows = len(rows.last_tokens)
         previous, own = carries.view(num_rows, -1, carries.shape[1]), rows.carries[:, layer - 1]
         shifted = torch.cat([own[:, None], previous], dim=1)
@@ -255,8 +261,8 @@ def _from_position(inputs: ForwardInputs, first: int) -> ForwardInputs:
 
 
 def _with_host_lengths(inputs: ForwardInputs) -> ForwardInputs:
-    """Returns inputs whose batches have rows of equal length: where the device alone knows the lengths of chunks, each token
-    becomes a row, since the attention of such chunks sees keys from position 0 on."""
+    """Returns inputs whose batches have rows of equal length: where the device alone knows the lengths of
+    chunks, each token becomes a row, since the attention of such chunks sees keys from position 0 on."""
     return replace(inputs, batches=tuple(_by_token(batch) for batch in inputs.batches))
 
 

@@ -1,8 +1,9 @@
-"""Drafts by prompt lookup: a row is expected to repeat what followed its last tokens where these stood before.
+"""Drafts by prompt lookup: a row is expected to repeat what followed its last tokens where these stood
+before.
 
-Prompt lookup decoding (Saxena, 2023), as vLLM's `ngram` method and transformers' `prompt_lookup_num_tokens` have it, but all on
-the device: the token ids of what is in the KV cache are kept in the same blocks, so that prefix hits, preemption and
-compaction need nothing more. Knows ids; reads neither weights nor hidden states.
+Prompt lookup decoding (Saxena, 2023), as vLLM's `ngram` method and transformers' `prompt_lookup_num_tokens`
+have it, but all on the device: the token ids of what is in the KV cache are kept in the same blocks, so that
+prefix hits, preemption and compaction need nothing more. Knows ids; reads neither weights nor hidden states.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import PagedSpec
 from headway.kernels import RoundWindow, propose_ngram, store_tokens
 
-# The longest suffix that is looked for. transformers looks for 2 tokens, the author for 3, vLLM for 5: longer ones are rarer
-# and hardly surer. Shorter ones down to 1 token are tried, too, for a round computes its whole window in any case.
+# The longest suffix that is looked for. transformers looks for 2 tokens, the author for 3, vLLM for 5: longer
+# ones are rarer and hardly surer. Shorter ones down to 1 token are tried, too, for a round computes its whole
+# window in any case.
 MAX_NGRAM = 4
 TOKEN_IDS = "token_ids"
 
@@ -43,7 +45,8 @@ class NgramDrafter:
         store_tokens(prompts.inputs.token_ids, prompts.inputs.slot_mapping, self._token_ids)
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
-        """Stores the tokens of a round's window. Rejected ones are overwritten before the row is that long again."""
+        """Stores the tokens of a round's window. Rejected ones are overwritten before the row is that long
+        again."""
         store_tokens(window.token_ids.flatten(), window.slot_mapping.flatten(), self._token_ids)
 
     def catch_up(self, rows: RowTensors) -> None:

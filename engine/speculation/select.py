@@ -20,9 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
-    """Returns what makes drafts, which is not auto: "none" at depth 0. has_head: whether the model has an MTP head.
+    """Returns what makes drafts, which is not auto: "none" at depth 0. has_head: whether the model has an MTP
+    head.
 
-    Raises ConfigError where the head that is asked for does not exist, or where nothing drafts and speculation is required.
+    Raises ConfigError where the head that is asked for does not exist, or where nothing drafts and
+    speculation is required.
     """
     if config.drafter == "mtp" and not has_head:
         raise ConfigError(
@@ -53,7 +55,8 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
 
 
 def check_of_missing_head(config: EngineConfig, model: CausalLM) -> DraftCheck:
-    """Returns that the head is missing which config.json announces and auto would take, or that nothing is to be checked yet."""
+    """Returns that the head is missing which config.json announces and auto would take, or that nothing is to
+    be checked yet."""
     announced = model.spec.draft_head
     is_wanted = config.depth > 0 and config.drafter == "auto"
     if not is_wanted or announced is None or model.has_draft_head:

@@ -1,10 +1,13 @@
-"""Decides from a few texts whether an MTP head drafts what the model says. Knows tokens and probabilities; no tensors, no engine.
+"""Decides from a few texts whether an MTP head drafts what the model says. Knows tokens and probabilities; no
+tensors, no engine.
 
-Two tests, both relative to the model itself, since a right head is often wrong where nobody could know the next token:
+Two tests, both relative to the model itself, since a right head is often wrong where nobody could know the
+next token:
 
-    sure    where the model gives its token 0.9 or more, a right head nearly always drafts it. A sequential test (Wald, 1945)
-            of an agreement of RIGHT_SHARE against one of BROKEN_SHARE.
-    chance  in greedy texts, a head that knows nothing of the text is right at most as often as the most frequent token comes.
+    sure    where the model gives its token 0.9 or more, a right head nearly always drafts it. A sequential
+            test (Wald, 1945) of an agreement of RIGHT_SHARE against one of BROKEN_SHARE.
+    chance  in greedy texts, a head that knows nothing of the text is right at most as often as the most
+            frequent token comes.
 """
 
 from __future__ import annotations
@@ -16,16 +19,18 @@ from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
 
 SURE_PROBABILITY = 0.9
 RIGHT_SHARE, BROKEN_SHARE = 0.9, 0.65
-# The rates of the sequential test: a right head is called broken, and a broken one right. A head that agrees in 0.73, which is neither,
-# passes once in some 200 times; at 1e-2 it would once in 8.
+# The rates of the sequential test: a right head is called broken, and a broken one right. A head that agrees
+# in 0.73, which is neither, passes once in some 200 times; at 1e-2 it would once in 8.
 FALSE_ALARM, FALSE_PASS = 1e-4, 1e-5
-# Where the texts end before the sequential test does: the level at which an agreement of RIGHT_SHARE is ruled out.
+# Where the texts end before the sequential test does: the level at which an agreement of RIGHT_SHARE is ruled
+# out.
 LATE_FALSE_ALARM = 1e-3
 # Below these numbers of first drafts a test says nothing.
 LEAST_SURE, LEAST_GREEDY = 24, 32
 # After this number of first drafts only a sequential test that is under way wants more.
 ENOUGH_DRAFTS = 512
-# A head is above chance at CHANCE_LEVEL. One that is not has failed if it is right in less than LEAST_SHARE, at the level FALSE_ALARM.
+# A head is above chance at CHANCE_LEVEL. One that is not has failed if it is right in less than LEAST_SHARE,
+# at the level FALSE_ALARM.
 CHANCE_LEVEL, LEAST_SHARE = 1e-2, 0.15
 # A text in which one token makes up more than this is a loop that any head can follow.
 MOST_CHANCE = 0.5
@@ -40,7 +45,8 @@ CAUSES = {
 
 
 class Evidence:
-    """Mutable: collects the rounds of a check. A pair of successive tokens counts once, so that texts that loop do not count as many."""
+    """Mutable: collects the rounds of a check. A pair of successive tokens counts once, so that texts that
+    loop do not count as many."""
 
     def __init__(self, depth: int) -> None:
         self._drafted, self._accepted = [0] * depth, [0] * depth
@@ -60,7 +66,8 @@ class Evidence:
         num_accepted: int,
         is_greedy: bool,
     ) -> None:
-        """Takes in a row's round with drafts. token: the first one that it gave, after `previous`; probability: the model's, of that token."""
+        """Takes in a row's round with drafts. token: the first one that it gave, after `previous`;
+        probability: the model's, of that token."""
         for position in range(num_drafted if is_greedy else 0):
             self._drafted[position] += 1
             self._accepted[position] += position < num_accepted
@@ -94,7 +101,8 @@ class Evidence:
         return True if ratio >= -math.log(FALSE_PASS) else None
 
     def _log_ratio(self) -> float:
-        """Returns the logarithm of the likelihood of the sure tokens under a right head over that under a broken one."""
+        """Returns the logarithm of the likelihood of the sure tokens under a right head over that under a
+        broken one."""
         wrong = self._num_sure - self._num_sure_accepted
         agreed = self._num_sure_accepted * math.log(RIGHT_SHARE / BROKEN_SHARE)
         return agreed + wrong * math.log((1 - RIGHT_SHARE) / (1 - BROKEN_SHARE))
@@ -116,8 +124,8 @@ class Evidence:
         return max(self._greedy_tokens.values()) / self._num_greedy
 
     def is_right(self) -> bool | None:
-        """Returns the verdict of both tests, once no more comes. Where the model is seldom sure of its tokens, chance decides, unless the
-        sure tokens point the other way."""
+        """Returns the verdict of both tests, once no more comes. Where the model is seldom sure of its
+        tokens, chance decides, unless the sure tokens point the other way."""
         is_sure = self.is_right_where_sure()
         if is_sure is not None:
             return is_sure

@@ -16,7 +16,8 @@ from headway.kernels import RoundWindow, force_acceptance
 
 @dataclass(frozen=True, slots=True)
 class SyntheticAcceptance:
-    """thresholds[i]: draft i + 1 is accepted if those before it were and a random word of 32 bits is below it."""
+    """thresholds[i]: draft i + 1 is accepted if those before it were and a random word of 32 bits is below
+    it."""
 
     thresholds: torch.Tensor  # [max depth] int64, 0 .. 2^32
     vocab_size: int
@@ -30,7 +31,8 @@ class SyntheticAcceptance:
         return cls(_thresholds(rates).to(device), vocab_size)
 
     def change_rates(self, rates: Sequence[float]) -> None:
-        """Sets other rates, as many as before, for all rounds that are launched from now on; requests may be running.
+        """Sets other rates, as many as before, for all rounds that are launched from now on; requests may be
+        running.
 
         They are written to the same memory, which captured graphs read.
         """

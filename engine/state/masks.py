@@ -31,7 +31,8 @@ def mask_bytes(num_rows: int, window: int, vocab_size: int) -> int:
 
 
 class MaskTable:
-    """Mutable: the host fills the buffer while a step runs, `upload` copies it. On a CPU host and device share the memory.
+    """Mutable: the host fills the buffer while a step runs, `upload` copies it. On a CPU host and device
+    share the memory.
 
     One step's masks at a time: the buffer may be filled again once the step that reads them is done.
     """
@@ -47,8 +48,8 @@ class MaskTable:
         self.buffer = MaskBuffer(self._allowed.data_ptr(), num_rows, window, words)
 
     def upload(self, entries: Mapping[int, int]) -> Masks:
-        """Returns the masks of all rows, there for all that is launched from now on. entries: by row, from the first entry of the
-        buffer on."""
+        """Returns the masks of all rows, there for all that is launched from now on. entries: by row, from
+        the first entry of the buffer on."""
         self._entries.copy_(torch.tensor([entries.get(row, -1) for row in range(len(self._entries))]))
         if self._stream is not None:
             with self._stream:

@@ -1,4 +1,5 @@
-"""Measures how much memory there is and decides how many KV blocks are taken from it. Knows sizes, not models."""
+"""Measures how much memory there is and decides how many KV blocks are taken from it. Knows sizes, not
+models."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ CPU_KV_CACHE_BYTES = 1 << 30
 CPU_KV_CACHE_SHARE = 0.25
 CUDA_KV_CACHE_SHARE = 0.85  # the rest is for activations and captured graphs
 MAX_KV_CACHE_SHARE = 0.9
-# Checkpoints of row state, as large as a row's, are made at few borders of each prompt: four a row keep those of recent chats.
+# Checkpoints of row state, as large as a row's, are made at few borders of each prompt: four a row keep those
+# of recent chats.
 MAX_CHECKPOINTS_SHARE, MAX_CHECKPOINTS_A_ROW = 0.1, 4
-# Options of glibc's mallopt (malloc.h). Blocks up to this number of bytes come from the heap (32 MiB is the most it
-# takes), whose free end is returned to the system only beyond the second number.
+# Options of glibc's mallopt (malloc.h). Blocks up to this number of bytes come from the heap (32 MiB is the
+# most it takes), whose free end is returned to the system only beyond the second number.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK_BYTES, _KEPT_BYTES = 32 << 20, 256 << 20
 
@@ -38,8 +40,8 @@ def format_bytes(size: float) -> str:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Returns whether a device had too little. Besides PyTorch's allocator CUDA itself says so, when it instantiates a graph or
-    loads a kernel, and cuBLAS of its workspace."""
+    """Returns whether a device had too little. Besides PyTorch's allocator CUDA itself says so, when it
+    instantiates a graph or loads a kernel, and cuBLAS of its workspace."""
     links: list[BaseException] = [error]
     while (earlier := links[-1].__cause__ or links[-1].__context__) is not None:
         links.append(earlier)  # a capture that a shortage ended may end in another error
@@ -63,7 +65,8 @@ def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
 
 
 def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
-    """(what it gives, what PyTorch took of the GPU's memory for it, which it keeps for the next). Waits for the GPU."""
+    """(what it gives, what PyTorch took of the GPU's memory for it, which it keeps for the next). Waits for
+    the GPU."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     result = run()
@@ -105,15 +108,16 @@ def check_context(
 
 
 def held_model_len(max_model_len: int, *, num_blocks: int, block_size: int) -> int:
-    """Returns the tokens that one request can have in the blocks that `num_kv_blocks` counted for max_model_len: that number, or
-    less where it was cut to what fits."""
+    """Returns the tokens that one request can have in the blocks that `num_kv_blocks` counted for
+    max_model_len: that number, or less where it was cut to what fits."""
     return min(max_model_len, (num_blocks - 1) * block_size)
 
 
 def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> int:
     """Returns the number of copies of row state that prefix hits may go on from.
 
-    They take at most MAX_CHECKPOINTS_SHARE of what the rows' own state leaves. row_bytes: those of one row's state.
+    They take at most MAX_CHECKPOINTS_SHARE of what the rows' own state leaves. row_bytes: those of one row's
+    state.
     """
     if row_bytes == 0 or not config.prefix_caching:
         return 0
@@ -124,11 +128,11 @@ def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> 
 def num_kv_blocks(
     config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int, row_bytes: int = 0
 ) -> int:
-    """At least one request of full length and one block more; at most one such request for every row. Where --max-model-len is
-    not set, the full length is cut to what fits.
+    """At least one request of full length and one block more; at most one such request for every row. Where
+    --max-model-len is not set, the full length is cut to what fits.
 
-    config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded.
-    row_bytes: those of one row's state; the state of all rows and its checkpoints are taken before blocks are counted.
+    config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded. row_bytes:
+    those of one row's state; the state of all rows and its checkpoints are taken before blocks are counted.
     Raises ConfigError.
     """
     num_states = config.num_rows + num_checkpoints(config, row_bytes=row_bytes, available=available)
@@ -182,7 +186,8 @@ def _machine_bytes(meminfo: Path) -> int:
 
 
 def _group_bytes(root: Path) -> Iterator[int]:
-    """Yields the bytes that each control group of this process still allows; page cache that can be dropped counts as free."""
+    """Yields the bytes that each control group of this process still allows; page cache that can be dropped
+    counts as free."""
     for folder, limit_file, usage_file in _memory_groups(root):
         try:
             limit, usage = (folder / limit_file).read_text(), int((folder / usage_file).read_text())
@@ -194,7 +199,8 @@ def _group_bytes(root: Path) -> Iterator[int]:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """(folder, name of the limit, name of the usage): of this process's group and all above, both versions."""
+    """(folder, name of the limit, name of the usage): of this process's group and all above, both
+    versions."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -16,14 +16,14 @@ NUM_SPARE_ENTRIES = 2  # of row state: zeros, and a place for what belongs to no
 
 
 class StatePool:
-    """Holds the state that specs declare. Layers and the drafter write to the tensors; the pool itself only wipes blocks, and
-    copies the state of rows to checkpoints and back.
+    """Holds the state that specs declare. Layers and the drafter write to the tensors; the pool itself only
+    wipes blocks, and copies the state of rows to checkpoints and back.
 
     By spec a tensor has the shape
         PagedSpec   [num_blocks, block_size, *shape]
         BlockSpec   [num_blocks + 1, *shape]; the last entry belongs to no block
-        RowSpec     [num_rows + num_checkpoints + 2, *shape]: by state id, then by checkpoint; the entry before the last is
-                    zero, the last belongs to no row
+        RowSpec     [num_rows + num_checkpoints + 2, *shape]: by state id, then by checkpoint; the entry
+                    before the last is zero, the last belongs to no row
     Layers with equal specs share one allocation.
     """
 
@@ -59,7 +59,8 @@ class StatePool:
         return self._states[:-1][index]
 
     def kinds(self) -> list[tuple[int, LayerState]]:
-        """Returns for each kind of layer, by its specs, the index of the first and the tensors of all, [layers, ...] by name."""
+        """Returns for each kind of layer, by its specs, the index of the first and the tensors of all,
+        [layers, ...] by name."""
         firsts: dict[tuple[StateSpec, ...], int] = {}
         for index, specs in enumerate(self._specs[:-1]):
             firsts.setdefault(specs, index)
@@ -82,8 +83,8 @@ class StatePool:
 
     @property
     def block_carries(self) -> torch.Tensor | None:
-        """The carries of every draft layer but the last at each block's last token, [num_blocks + 1, layers - 1, hidden], if
-        there is more than one layer."""
+        """The carries of every draft layer but the last at each block's last token, [num_blocks + 1, layers -
+        1, hidden], if there is more than one layer."""
         return self.drafter.get(BLOCK_CARRIES)
 
     def block_bytes(self) -> int:
@@ -169,7 +170,8 @@ class StatePool:
         self.block_carries[self._ended_blocks(slot_mapping), layer] = carry
 
     def _ended_blocks(self, slot_mapping: torch.Tensor) -> torch.Tensor:
-        """Returns the block that each slot ends; the last entry, which belongs to no block, for other slots."""
+        """Returns the block that each slot ends; the last entry, which belongs to no block, for other
+        slots."""
         ends_block = slot_mapping % self.block_size == self.block_size - 1
         # -1 // size is -1, the last entry, too.
         return torch.where(ends_block, slot_mapping // self.block_size, self.num_blocks)

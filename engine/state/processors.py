@@ -98,7 +98,8 @@ class AdjustmentTable:
         return self._table
 
     def _set_bias(self, bias: torch.Tensor, sampling: SamplingParams) -> None:
-        """bias: [vocab] float32. Bad words of one token are forbidden everywhere, as is what is not allowed."""
+        """bias: [vocab] float32. Bad words of one token are forbidden everywhere, as is what is not
+        allowed."""
         bias.zero_()
         bias[self._ids(list(sampling.logit_bias))] = self._floats(list(sampling.logit_bias.values()))
         if sampling.allowed_token_ids is not None:

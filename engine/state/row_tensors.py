@@ -16,8 +16,8 @@ from headway.kernels import LogitsProcessorState, RowState
 
 
 class RowSizes(NamedTuple):
-    """Sizes that the shapes of columns depend on. pending: the most pairs of a row that the drafter has not seen. carries: the
-    draft layers whose carry the next layer reads."""
+    """Sizes that the shapes of columns depend on. pending: the most pairs of a row that the drafter has not
+    seen. carries: the draft layers whose carry the next layer reads."""
 
     max_blocks: int
     pending: int
@@ -33,8 +33,8 @@ def _scalar(sizes: RowSizes) -> tuple[int, ...]:
 class Column:
     """One tensor, with a value or a vector or matrix of values for each row.
 
-    shape: of one row's values. dtype: None for the model's. source: the value of a row that a request takes; None: kernels
-    write it. released: the value of a row that becomes padding; None: it keeps what it has.
+    shape: of one row's values. dtype: None for the model's. source: the value of a row that a request takes;
+    None: kernels write it. released: the value of a row that becomes padding; None: it keeps what it has.
     """
 
     shape: Callable[[RowSizes], tuple[int, ...]] = _scalar
@@ -52,13 +52,13 @@ def _seed(setup: RowSetup) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowTensors:
-    """N rows. The tensors are mutable, their addresses are not. Each column is declared once, here; allocation, set-up, moves
-    and the view that kernels get are derived.
+    """N rows. The tensors are mutable, their addresses are not. Each column is declared once, here;
+    allocation, set-up, moves and the view that kernels get are derived.
 
-    A row with kv_lengths >= limits is padding: rounds neither change it nor count it.
-    kv_lengths counts tokens in the KV cache (L); last_tokens is t_L, the first token not in it.
-    Pending pairs are (h_{i-1}, t_i) for i in L - pending_counts + 1 .. L, from the first place on: what the drafter has not
-    seen. A round with drafts consumes them and leaves its own; a round without drafts appends one.
+    A row with kv_lengths >= limits is padding: rounds neither change it nor count it. kv_lengths counts
+    tokens in the KV cache (L); last_tokens is t_L, the first token not in it. Pending pairs are (h_{i-1},
+    t_i) for i in L - pending_counts + 1 .. L, from the first place on: what the drafter has not seen. A round
+    with drafts consumes them and leaves its own; a round without drafts appends one.
     """
 
     last_tokens: Annotated[torch.Tensor, Column()]  # [N] int64
@@ -97,7 +97,8 @@ class RowTensors:
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
     # [N, hidden]: the drafter's input state of a prefill's last computed token
     chunk_hidden: Annotated[torch.Tensor, Column(lambda sizes: (sizes.hidden_size,), dtype=None)]
-    # [N, layers - 1, hidden]: the carry of each draft layer but the last at the last slot before the first pending pair's
+    # [N, layers - 1, hidden]: the carry of each draft layer but the last at the last slot before the first
+    # pending pair's
     carries: Annotated[torch.Tensor, Column(lambda sizes: (sizes.carries, sizes.hidden_size), dtype=None)]
     adjustments: LogitsProcessorState | None = (
         None  # of the same rows, while any of them uses some; not its memory
@@ -115,9 +116,8 @@ class RowTensors:
         device: torch.device,
         num_carries: int = 0,
     ) -> RowTensors:
-        """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave pairs pending.
-        num_carries: the draft layers less one.
-        dtype: the model's, for hidden states."""
+        """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave
+        pairs pending. num_carries: the draft layers less one. dtype: the model's, for hidden states."""
         sizes = RowSizes(max_blocks, max_pending, hidden_size, num_carries)
         tensors = {
             name: torch.full(
@@ -125,7 +125,8 @@ class RowTensors:
             )
             for name, column in _COLUMNS.items()
         }
-        # Counted on the CPU: on the device meta, where only sizes matter, torch.arange imports sympy for a second.
+        # Counted on the CPU: on the device meta, where only sizes matter, torch.arange imports sympy for a
+        # second.
         tensors["state_ids"].copy_(torch.arange(num_rows))
         return cls(**tensors, adjustments=None)
 
@@ -156,7 +157,8 @@ class RowTensors:
         integers: torch.Tensor,  # [n, 1 + columns] int64: the row, then as `numbers_of` gives them
         floats: torch.Tensor,  # [n, columns] float32, as `numbers_of` gives them
     ) -> None:
-        """Lets requests take rows that were released. The rows are padding for rounds until their prefill ends."""
+        """Lets requests take rows that were released. The rows are padding for rounds until their prefill
+        ends."""
         index, *whole = integers.unbind(1)
         for names, values in ((_WHOLE, whole), (_REAL, floats.unbind(1))):
             for name, value in zip(names, values, strict=True):
@@ -167,7 +169,8 @@ class RowTensors:
         sources: torch.Tensor,  # [n] int64
         targets: torch.Tensor,  # [n] int64: none of them among the sources
     ) -> None:
-        """Copies each source's row to its target; the source becomes padding and gets the target's state id."""
+        """Copies each source's row to its target; the source becomes padding and gets the target's state
+        id."""
         spare = self.state_ids.index_select(0, targets)
         for tensor in self.tensors().values():
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
@@ -195,7 +198,8 @@ _REAL = tuple(name for name, column in _TAKEN.items() if column.dtype == torch.f
 
 
 def numbers_of(setup: RowSetup) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what `RowTensors.set_up` writes for one row: [1 + columns] int64 and [columns] float32 on the CPU.
+    """Returns what `RowTensors.set_up` writes for one row: [1 + columns] int64 and [columns] float32 on the
+    CPU.
 
     Raises RuntimeError or OverflowError for a number that its column cannot hold.
     """

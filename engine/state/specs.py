@@ -1,7 +1,7 @@
 """Declares what a layer or a drafter keeps between steps. Each declares its own: nothing else knows shapes.
 
-The same idea as vLLM's KVCacheSpec family (FullAttentionSpec, MLAAttentionSpec, MambaSpec), without its groups and page
-padding: all paged and per-block state shares one space of block ids.
+The same idea as vLLM's KVCacheSpec family (FullAttentionSpec, MLAAttentionSpec, MambaSpec), without its
+groups and page padding: all paged and per-block state shares one space of block ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class PagedSpec:
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """One entry for each block. A further entry, the last, belongs to no block: what is not to be kept is written there."""
+    """One entry for each block. A further entry, the last, belongs to no block: what is not to be kept is
+    written there."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,8 +42,8 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """One entry for each row of the table, addressed by `RowTensors.state_ids`: compaction never moves it. It is zero when a
-    request without a prefix hit gets the row."""
+    """One entry for each row of the table, addressed by `RowTensors.state_ids`: compaction never moves it. It
+    is zero when a request without a prefix hit gets the row."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,8 +1,9 @@
-"""Causal attention of chunks over the paged cache on Hopper: one warp of a program asks for keys and values in bulk copies,
-two warpgroups multiply them, each for queries of its own, and weigh a tile's scores while the products of others run.
+"""Causal attention of chunks over the paged cache on Hopper: one warp of a program asks for keys and values
+in bulk copies, two warpgroups multiply them, each for queries of its own, and weigh a tile's scores while the
+products of others run.
 
-In Gluon, Triton's lower level; not interpreted. After FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608), with the order of
-sums of all kernels of attention (_key_tiles.py).
+In Gluon, Triton's lower level; not interpreted. After FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608),
+with the order of sums of all kernels of attention (_key_tiles.py).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ _TYPES = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = (64, 128)
 # Columns of 16-bit numbers that lie side by side in shared memory.
 _PIECE = 64
-# Registers of a thread of the second warpgroup and of the copying warp, whose three companions only take registers: the first
-# warpgroup gets what they leave, as much as the second.
+# Registers of a thread of the second warpgroup and of the copying warp, whose three companions only take
+# registers: the first warpgroup gets what they leave, as much as the second.
 _REGISTERS = 240, 24
 
 
 def streams_attention(
     query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, first_position: int
 ) -> bool:
-    """Returns whether these kernels compute such a query: by the device, types, the head's size, whether TMA can copy the caches,
-    and whether the first tile of keys has the first that is seen."""
+    """Returns whether these kernels compute such a query: by the device, types, the head's size, whether TMA
+    can copy the caches, and whether the first tile of keys has the first that is seen."""
     if not has_bulk_copies(query) or first_position >= TILE:
         return False
     block_size = key_cache.shape[1]

@@ -1,4 +1,5 @@
-"""Attention on Hopper, the warp that copies: it finds the program's tiles of queries and requests their keys and values by TMA."""
+"""Attention on Hopper, the warp that copies: it finds the program's tiles of queries and requests their keys
+and values by TMA."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ def find_tile(
     QUERIES: gl.constexpr,
     TILE: gl.constexpr,
 ) -> gl.tuple:
-    """Returns for the index-th tile of queries, counted from the last one: (how many there are, chunk, its first token, length and start, the
-    tile's first place in it, end of the keys it sees, tiles of those, and how many of these every query sees). CHUNKS: 0 where
-    they are windows of one width."""
+    """Returns for the index-th tile of queries, counted from the last one: (how many there are, chunk, its
+    first token, length and start, the tile's first place in it, end of the keys it sees, tiles of those, and
+    how many of these every query sees). CHUNKS: 0 where they are windows of one width."""
     first_ptr, length_ptr, start_ptr, num_chunks, window = chunks
     if CHUNKS == 0:
         tiles_of_each = (window + QUERIES - 1) // QUERIES
@@ -121,7 +122,8 @@ def copy_tiles(
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """Copies keys and values by one warp, each as soon as both warpgroups have read the tile that its stage held before."""
+    """Copies keys and values by one warp, each as soon as both warpgroups have read the tile that its stage
+    held before."""
     keys, values, k_full, v_full, k_empty, v_empty = ring
     turn = gl.to_tensor(0), gl.to_tensor(1)
     item = gl.program_id(0)

@@ -1,6 +1,8 @@
-"""Attention on Hopper, the kernel: two warpgroups compute queries of their own, one warp copies keys and values for both.
+"""Attention on Hopper, the kernel: two warpgroups compute queries of their own, one warp copies keys and
+values for both.
 
-A warpgroup has the sums of a tile and of a quad of tiles in registers, of a group in shared memory, of all before in memory.
+A warpgroup has the sums of a tile and of a quad of tiles in registers, of a group in shared memory, of all
+before in memory.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def _step(
     STAGES: gl.constexpr,
     PIECES: gl.constexpr,
 ) -> gl.tuple:
-    """Adds a tile while the next one's scores are computed, and weighs these. IS_WHOLE: every query sees all of the next one's
-    keys."""
+    """Adds a tile while the next one's scores are computed, and weighs these. IS_WHOLE: every query sees all
+    of the next one's keys."""
     weights, tile_m = tile
     operand: gl.constexpr = weights.type.layout
     dtype: gl.constexpr = q.dtype
@@ -76,8 +78,8 @@ def _clear_tail(
     PART: gl.constexpr,
     PIECES: gl.constexpr,
 ) -> None:
-    """Sets the last tile's values from key `end` on to zero, for memory there may hold anything, NaN too. Each warpgroup clears
-    its half of the keys and waits for the other."""
+    """Sets the last tile's values from key `end` on to zero, for memory there may hold anything, NaN too.
+    Each warpgroup clears its half of the keys and waits for the other."""
     HALF: gl.constexpr = values.shape[0] // PIECES // 2
     PIECE: gl.constexpr = values.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // PIECE, PIECE // 8], [4, 1], [1, 0])
@@ -255,8 +257,8 @@ def _streamed_attention_kernel(
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
 ) -> None:
-    """Each program takes every n-th item: (QUERIES queries of a chunk, PACKED of the heads that share keys); the last queries,
-    which see most keys, come first."""
+    """Each program takes every n-th item: (QUERIES queries of a chunk, PACKED of the heads that share keys);
+    the last queries, which see most keys, come first."""
     PIECES: gl.constexpr = HEAD_DIM // PIECE
     ROWS: gl.constexpr = QUERIES * PACKED // 2
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)

@@ -1,4 +1,5 @@
-"""Attention on Hopper, the arithmetic of a tile of keys: scores, weights, products with values, and how sums become one.
+"""Attention on Hopper, the arithmetic of a tile of keys: scores, weights, products with values, and how sums
+become one.
 
 In the order of _key_tiles.py: a tile's products begin at zero, and its sums are folded into those before it.
 """
@@ -31,7 +32,8 @@ def mask(
     position: gl.tensor,
     TILE: gl.constexpr,
 ) -> gl.tensor:
-    """Hides keys before first_position, from `end` on, and after a query's position. first: the tile's first key."""
+    """Hides keys before first_position, from `end` on, and after a query's position. first: the tile's first
+    key."""
     token = first + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
     is_visible = gl.expand_dims((token >= first_position) & (token < end), 0) & (
         gl.expand_dims(token, 0) <= gl.expand_dims(position, 1)
@@ -56,7 +58,8 @@ def attend_values(
     ones: gl.shared_memory_descriptor,
     PIECES: gl.constexpr,
 ) -> gl.tuple:
-    """(sums of the weights, PIECES accumulators) of a tile. The tensor cores sum the weights: products with ones."""
+    """(sums of the weights, PIECES accumulators) of a tile. The tensor cores sum the weights: products with
+    ones."""
     ROWS: gl.constexpr = weights.shape[0]
     ONES: gl.constexpr = ones.shape[0]
     TILE: gl.constexpr = values.shape[0] // PIECES

@@ -1,12 +1,13 @@
-"""The one order of sums of attention, which all of its kernels keep, in Triton: a tile's sums, and how two sums become one.
+"""The one order of sums of attention, which all of its kernels keep, in Triton: a tile's sums, and how two
+sums become one.
 
-A context is cut at fixed positions. Tiles of keys are folded in order within quads of tiles, quads in order within groups of
-tiles, groups in order. What a kernel computes at a time, and which programs share a query's keys, changes nothing: sums of no
-keys change no bit of what they are folded into. So a query's result is the same in a decode round and in a prompt, in any
-chunk, among any rows.
+A context is cut at fixed positions. Tiles of keys are folded in order within quads of tiles, quads in order
+within groups of tiles, groups in order. What a kernel computes at a time, and which programs share a query's
+keys, changes nothing: sums of no keys change no bit of what they are folded into. So a query's result is the
+same in a decode round and in a prompt, in any chunk, among any rows.
 
-Sums are, as in FlashAttention (Dao et al., 2022, arXiv:2205.14135), m: the highest score, l: the sum of 2 ** (score - m),
-acc: the values weighted likewise.
+Sums are, as in FlashAttention (Dao et al., 2022, arXiv:2205.14135), m: the highest score, l: the sum of 2 **
+(score - m), acc: the values weighted likewise.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def _fold_neighbours(
     SOME: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (m, l, acc) of n times SOME neighbours, folded in order; all are asked for before one is waited for."""
+    """Returns (m, l, acc) of n times SOME neighbours, folded in order; all are asked for before one is waited
+    for."""
     asked = _load_partials(
         acc_ptr, m_ptr, l_ptr, first_partial + piece * stride, piece < num_pieces, HEAD_DIM
     )

@@ -1,4 +1,5 @@
-"""Split-KV, the first kernel: each program attends to a part of a row's keys and leaves a partial result, or the result."""
+"""Split-KV, the first kernel: each program attends to a part of a row's keys and leaves a partial result, or
+the result."""
 
 from __future__ import annotations
 
@@ -79,8 +80,8 @@ def _load_queries(
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (whether the query exists, its place in the window, its head, its position, its values) for the part-th tile
-    of queries: for each place of the window the heads of the GQA group."""
+    """Returns (whether the query exists, its place in the window, its head, its position, its values) for the
+    part-th tile of queries: for each place of the window the heads of the GQA group."""
     query = part * QUERIES + tl.arange(0, QUERIES)
     is_query = query < window * GQA_GROUP_SIZE
     place = query // GQA_GROUP_SIZE
@@ -191,11 +192,12 @@ def _partial_kernel(
         row64 = row.to(tl.int64)
 
         entries_ptr = table_ptr + row64 * table_stride
-        # Blocks are loaded a tile ahead of their keys, whose addresses would wait for them; the first ones before the preceding
-        # kernel ends.
+        # Blocks are loaded a tile ahead of their keys, whose addresses would wait for them; the first ones
+        # before the preceding kernel ends.
         next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE, ".cg")
         if OVERLAPS:
-            # The wait is within the loop: the assembler would move the first loads after a wait that precedes the loop.
+            # The wait is within the loop: the assembler would move the first loads after a wait that precedes
+            # the loop.
             tl.extra.cuda.gdc_wait()
 
         is_query, place, head, position, q = _load_queries(

@@ -21,12 +21,14 @@ def attention(
     first_position: int = 0,
     out: torch.Tensor | None = None,  # [tokens, q_heads, head_dim]
 ) -> torch.Tensor:
-    """Causal attention with grouped heads: each query of the batch sees its row's keys from first_position on.
+    """Causal attention with grouped heads: each query of the batch sees its row's keys from first_position
+    on.
 
-    query and out hold the whole flat list of tokens; only the batch's rows are read and written. Returns out, or a new tensor.
-    A query that sees no key gets zeros, padding gets nothing. From its row's end position on there are no keys: what memory
-    holds there changes no query before it. The block table, start and end positions must be older than the launch before
-    this one: they are read before that launch has ended (programmatic dependent launch).
+    query and out hold the whole flat list of tokens; only the batch's rows are read and written. Returns out,
+    or a new tensor. A query that sees no key gets zeros, padding gets nothing. From its row's end position on
+    there are no keys: what memory holds there changes no query before it. The block table, start and end
+    positions must be older than the launch before this one: they are read before that launch has ended
+    (programmatic dependent launch).
     """
     result = torch.empty_like(query) if out is None else out
     queries, results = query[batch.tokens], result[batch.tokens]

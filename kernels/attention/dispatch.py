@@ -16,33 +16,37 @@ MAX_SPLIT_KV_ROWS = 128
 SPLIT_KV_TILE_ROWS = 32
 # A program that walks through all keys takes too long where more keys are cached before the queries.
 MAX_WALKED_KEYS = 8192
-# A launch of split-KV leaves partial results for each query: those of 256 queries of a 7B model take 4 MiB for each 2,048
-# places of a row's block table. Longer tables allow fewer queries of prompts in a launch.
+# A launch of split-KV leaves partial results for each query: those of 256 queries of a 7B model take 4 MiB
+# for each 2,048 places of a row's block table. Longer tables allow fewer queries of prompts in a launch.
 _MAX_SPLIT_KV_QUERIES, _LONG_TABLE_KEYS = 256, 32_768
-# One chunk of at most this number of tokens is attended as a window, so that split-KV shares its keys out among programs.
+# One chunk of at most this number of tokens is attended as a window, so that split-KV shares its keys out
+# among programs.
 _MAX_PADDED_WINDOW = 32
 # Query rows of a split-KV program.
 _QUERIES = 16, SPLIT_KV_TILE_ROWS
-# Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones, others.
+# Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones,
+# others.
 _TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
 # Tiles of a quad and of a group, part of a result's rounding, too.
 QUAD_TILES, GROUP_TILES = 4, 16
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 # Registers suffice for this number of warps of the first kernel, with heads of 128.
 _RESIDENT_WARPS = 8
-# For few rows with narrow heads two, which all run at once: only when the last has started may the next kernels begin.
-# More rows gain by programs that wait for their turn.
+# For few rows with narrow heads two, which all run at once: only when the last has started may the next
+# kernels begin. More rows gain by programs that wait for their turn.
 _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
-# In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, of the sums of what tiles
-# leave, and of what quads leave, for each of the window's first places, and for each further head that one program adds up.
+# In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, of the sums of
+# what tiles leave, and of what quads leave, for each of the window's first places, and for each further head
+# that one program adds up.
 _TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES = 1.0, 0.4, 0.3, 0.5, 4
-# Numbers of rows to compile for. A number for each thread of a warp is added up by one instruction: with 16 instead of 32 a
-# layer of a model 1,024 wide takes one row 22 us instead of 20.5.
+# Numbers of rows to compile for. A number for each thread of a warp is added up by one instruction: with 16
+# instead of 32 a layer of a model 1,024 wide takes one row 22 us instead of 20.5.
 _SCANNED_ROWS = 32, 64, 256, 1024, 4096
 # The most programs of the second kernel: it takes heads together, since mostly it finds nothing to sum.
 _COMBINE_PROGRAMS = 512
-# Query rows, warps and stages of the Triton kernels of prompts, which have four accumulators in registers. Two stages need
-# _STAGES_BYTES of shared memory; where heads are wide or numbers have 32 bits, a program has fewer rows.
+# Query rows, warps and stages of the Triton kernels of prompts, which have four accumulators in registers.
+# Two stages need _STAGES_BYTES of shared memory; where heads are wide or numbers have 32 bits, a program has
+# fewer rows.
 _PROMPT_ROWS, _WIDE_PROMPT_ROWS, _PROMPT_WARPS = 64, 16, 8
 _STAGES_BYTES = 160_000
 # Heads of a GQA group that a program computes together, at most.
@@ -50,7 +54,8 @@ _MAX_PACKED = 8
 
 
 class AttentionKernel(Enum):
-    """The kernels of attention. All keep one order of sums (_key_tiles.py), accumulate in float32 and round a result once."""
+    """The kernels of attention. All keep one order of sums (_key_tiles.py), accumulate in float32 and round a
+    result once."""
 
     SPLIT_KV = auto()  # programs share a query's keys, and a second kernel adds up what they leave
     PREFILL = auto()  # a program walks through all keys of its queries
@@ -62,7 +67,8 @@ class AttentionKernel(Enum):
 class AttentionShape(NamedTuple):
     """Sizes of a QueryBatch and its heads.
 
-    can_copy: the kernels with TMA compute these heads and caches. has_ends: rows have end positions of their own.
+    can_copy: the kernels with TMA compute these heads and caches. has_ends: rows have end positions of their
+    own.
     """
 
     window: int | None  # queries of every row; None: the device alone knows them
@@ -88,7 +94,8 @@ def is_split_kv(window: int, gqa_group_size: int, most_cached: int | None) -> bo
 
 
 def splits_keys(most_cached: int | None) -> bool:
-    """Returns whether that number of cached keys is shared out among programs; None: the number is not known."""
+    """Returns whether that number of cached keys is shared out among programs; None: the number is not
+    known."""
     return most_cached is None or most_cached > MAX_WALKED_KEYS
 
 
@@ -98,7 +105,8 @@ def max_split_kv_window(gqa_group_size: int) -> int:
 
 
 def max_prompt_rows(window: int, gqa_group_size: int, most_cached: int | None, max_keys: int) -> int | None:
-    """Returns the most rows of prompts in one launch; None: any number. max_keys: places of a row's block table."""
+    """Returns the most rows of prompts in one launch; None: any number. max_keys: places of a row's block
+    table."""
     if not is_split_kv(window, gqa_group_size, most_cached):
         return None
     queries = _MAX_SPLIT_KV_QUERIES * _LONG_TABLE_KEYS // max(max_keys, _LONG_TABLE_KEYS)
@@ -113,7 +121,8 @@ class PaddedForm(Enum):
 
 
 def padded_form(num_chunks: int, num_tokens: int, most_cached: int) -> PaddedForm | None:
-    """Returns the form of chunks in a graph with room for num_tokens; None: a graph saves less than split-KV does."""
+    """Returns the form of chunks in a graph with room for num_tokens; None: a graph saves less than split-KV
+    does."""
     if num_chunks == 1 and num_tokens <= _MAX_PADDED_WINDOW:
         return PaddedForm.WINDOW
     return None if splits_keys(most_cached) else PaddedForm.CHUNKS
@@ -148,7 +157,8 @@ def varlen_tile(gqa_group_size: int, head_dim: int, itemsize: int, shared_memory
 
 
 class SplitKvCosts(NamedTuple):
-    """Costs by which `split_rows` decides whether a program takes a tile, a quad or a group, given the lengths of the rows."""
+    """Costs by which `split_rows` decides whether a program takes a tile, a quad or a group, given the
+    lengths of the rows."""
 
     tile_time: float
     sum_time: float
@@ -157,7 +167,8 @@ class SplitKvCosts(NamedTuple):
 
 
 class SplitKvConfig(NamedTuple):
-    """The sizes of the two split-KV kernels. Keys of a tile, a quad and a group are part of a result's rounding."""
+    """The sizes of the two split-KV kernels. Keys of a tile, a quad and a group are part of a result's
+    rounding."""
 
     queries: int  # query rows of a program: queries times GQA group size
     parts: int  # programs for the query rows of a window
@@ -182,8 +193,8 @@ def split_kv_config(
     max_keys: int,
     num_multiprocessors: int,
 ) -> SplitKvConfig:
-    """Returns the sizes for rows of `window` queries. heads: query heads and KV heads. itemsize: bytes of a number. max_keys:
-    places of a row's block table."""
+    """Returns the sizes for rows of `window` queries. heads: query heads and KV heads. itemsize: bytes of a
+    number. max_keys: places of a row's block table."""
     q_heads, kv_heads = heads
     query_rows = window * (q_heads // kv_heads)
     queries = _QUERIES[query_rows > _QUERIES[0]]
@@ -210,7 +221,8 @@ def split_kv_config(
 
 
 def split_kv_tile(head_dim: int, itemsize: int) -> int:
-    """Returns the keys of a tile. They are part of the result's rounding, so that only the model may decide."""
+    """Returns the keys of a tile. They are part of the result's rounding, so that only the model may
+    decide."""
     if itemsize > 2:
         return _WIDE_TYPE_TILE
     return _WIDE_HEAD_TILE if head_dim > 128 else _TILE
@@ -226,8 +238,8 @@ def split_kv_costs(
 ) -> SplitKvCosts:
     """items: programs for a tile of keys. num_warps: of a program.
 
-    With a multiprocessor for itself a program hides none of its beginnings and ends, and leaves larger results: 16 rows of
-    2,044 keys of 28 query and 4 KV heads x 128 take 64 us by the tile, 45 by two quads.
+    With a multiprocessor for itself a program hides none of its beginnings and ends, and leaves larger
+    results: 16 rows of 2,044 keys of 28 query and 4 KV heads x 128 take 64 us by the tile, 45 by two quads.
     """
     places = min(window, _COUNTED_PLACES)
     alone = num_warps * 2 / _RESIDENT_WARPS
@@ -240,8 +252,8 @@ def split_kv_costs(
 
 
 def most_pieces(rows: int, max_keys: int, tile: int, costs: SplitKvCosts) -> int:
-    """Returns the most pieces of all rows: by the group; by the tile, where all tiles take less time than a group's; by the
-    quad, twice the number that runs at once."""
+    """Returns the most pieces of all rows: by the group; by the tile, where all tiles take less time than a
+    group's; by the quad, twice the number that runs at once."""
     groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (GROUP_TILES, QUAD_TILES, 1))
     return max(
         groups, min(quads, 2 * costs.quads_at_once), min(tiles, int(GROUP_TILES / costs.tile_time) + 1)

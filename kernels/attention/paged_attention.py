@@ -1,4 +1,5 @@
-"""Causal attention of windows of queries over the paged cache, with split KV: the launcher of its two kernels.
+"""Causal attention of windows of queries over the paged cache, with split KV: the launcher of its two
+kernels.
 
 _split_kv_plan.py says how the work is shared out, _key_tiles.py why no result depends on that.
 """
@@ -36,8 +37,9 @@ def paged_attention(
     """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
 
     A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
-    there changes no query before it. The block table, start and end positions are older than the preceding launch:
-    they are read before that has ended. The window must not be wider than split-KV allows: see dispatch.py.
+    there changes no query before it. The block table, start and end positions are older than the preceding
+    launch: they are read before that has ended. The window must not be wider than split-KV allows: see
+    dispatch.py.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return paged_attention_twin(

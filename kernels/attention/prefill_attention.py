@@ -1,7 +1,8 @@
 """Causal attention of long chunks of queries over the paged cache.
 
-A program computes some queries over all of their keys, in the order of sums of all kernels (_key_tiles.py): how a prompt is
-divided into chunks does not change a query's result. The keys and values of the chunk are in the cache already.
+A program computes some queries over all of their keys, in the order of sums of all kernels (_key_tiles.py):
+how a prompt is divided into chunks does not change a query's result. The keys and values of the chunk are in
+the cache already.
 """
 
 from __future__ import annotations

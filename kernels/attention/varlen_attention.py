@@ -59,8 +59,8 @@ def _varlen_kernel(
     QUAD: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    """One program PACKED heads, which share their keys, and QUERIES queries of a chunk, several where there are many short
-    chunks; the last queries, which see most keys, start first."""
+    """One program PACKED heads, which share their keys, and QUERIES queries of a chunk, several where there
+    are many short chunks; the last queries, which see most keys, start first."""
     first_head = tl.program_id(0) * PACKED
     row = tl.arange(0, QUERIES * PACKED)  # the heads of a query side by side
     head = first_head + row % PACKED
@@ -108,7 +108,8 @@ def varlen_attention(
     first_position: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position .. start + w.
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position ..
+    start + w.
 
     Tokens of no chunk get nothing written.
     """

@@ -1,4 +1,5 @@
-"""The arithmetic of a gated activation: the same places of rounding wherever it is computed, in Triton and in Gluon."""
+"""The arithmetic of a gated activation: the same places of rounding wherever it is computed, in Triton and in
+Gluon."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
 
-# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the sum.
+# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the
+# sum.
 _OPTIONS = {"enable_fp_fusion": False}
 _HEADS = 8  # of a program: one of 128 numbers is over before its launch has paid
 
@@ -57,8 +58,8 @@ def gated_rms_norm(
     weight: torch.Tensor,  # [dim]
     epsilon: float,
 ) -> torch.Tensor:
-    """Returns [tokens, heads, dim]. Statistics and gate are in float32 (float64 for float64); the norm is rounded before the
-    weight multiplies it, the product before the gate does."""
+    """Returns [tokens, heads, dim]. Statistics and gate are in float32 (float64 for float64); the norm is
+    rounded before the weight multiplies it, the product before the gate does."""
     if not takes_triton(x):
         return gated_rms_norm_twin(x, gate, weight, epsilon)
     check_dense(x, weight)

@@ -1,5 +1,5 @@
-"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as; in the input's dtype or, in
-steps of a given size, in float8_e4m3fn."""
+"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as; in the input's
+dtype or, in steps of a given size, in float8_e4m3fn."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _norm_kernel(
     weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
     step = tl.load(step_ptr) if HAS_STEP else 1.0
     if OVERLAPS:
-        # The next kernel's first weights come while this one still waits: it may read nothing else before its own wait,
-        # since what stands in front of this one may not have ended by then.
+        # The next kernel's first weights come while this one still waits: it may read nothing else before its
+        # own wait, since what stands in front of this one may not have ended by then.
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     source = token

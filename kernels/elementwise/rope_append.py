@@ -1,4 +1,5 @@
-"""Norm and rotary position embedding of queries and keys, and the keys and values to the paged cache, in one launch."""
+"""Norm and rotary position embedding of queries and keys, and the keys and values to the paged cache, in one
+launch."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def _rope_append_kernel(
 ) -> None:
     """For each token one program turns the query heads, another the key heads, a third copies the values.
 
-    half: half the number of dimensions that turn. REST: a power of two from the number of those that do not; 0: all turn.
+    half: half the number of dimensions that turn. REST: a power of two from the number of those that do not;
+    0: all turn.
     """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)

@@ -1,4 +1,5 @@
-"""Tiles of the programs of `batch_invariant_linear`: a pure function of sizes chooses them. Knows no tensors."""
+"""Tiles of the programs of `batch_invariant_linear`: a pure function of sizes chooses them. Knows no
+tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _FEW_ROWS = 64
 
 
 class Tile(NamedTuple):
-    """The tile of a program. share: the reached share of the tensor cores' rate, about, once programs fill the device."""
+    """The tile of a program. share: the reached share of the tensor cores' rate, about, once programs fill
+    the device."""
 
     outputs: int
     rows: int
@@ -46,7 +48,8 @@ def rows_of_each_tile(
 
 
 def tile_of(num_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int) -> Tile:
-    """Returns the tile with the shortest estimated time, by its waves of programs and the time of a program."""
+    """Returns the tile with the shortest estimated time, by its waves of programs and the time of a
+    program."""
     if num_rows <= _FEW_ROWS:
         rows = max(power_of_two(num_rows), 16)
         outputs = 128 if blocks_of(num_outputs, 64) > 2 * num_multiprocessors else 64

@@ -1,8 +1,9 @@
 """Products on a CPU whose rows do not depend on one another, not even in their last bit.
 
-A GEMM over few rows may round differently from one over many. This is ruled out in one of two ways: float32 weights are
-packed for oneDNN, whose sums run in one order whatever the number of rows (tried on this machine before it is relied on);
-all others are multiplied by up to ROWS_AT_ONCE rows at once, with rows of zeros up to a multiple of 16.
+A GEMM over few rows may round differently from one over many. This is ruled out in one of two ways: float32
+weights are packed for oneDNN, whose sums run in one order whatever the number of rows (tried on this machine
+before it is relied on); all others are multiplied by up to ROWS_AT_ONCE rows at once, with rows of zeros up
+to a multiple of 16.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def least_packed_rows(
     weight: torch.Tensor,  # [out, in] float32
     bias: torch.Tensor | None,  # [out] float32
 ) -> int | None:
-    """Returns the least number of rows from which a row's packed result is the same for any number: 1, 2 or None.
+    """Returns the least number of rows from which a row's packed result is the same for any number: 1, 2 or
+    None.
 
     A single row may be computed in another way, as on AVX-512 when a row is longer than 1024.
     """

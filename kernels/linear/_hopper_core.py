@@ -1,10 +1,11 @@
-"""Products of few rows (of gates, up to 128) with a large weight of 16 bits or of float8 on Hopper, whose weights are loaded to
-shared memory by TMA.
+"""Products of few rows (of gates, up to 128) with a large weight of 16 bits or of float8 on Hopper, whose
+weights are loaded to shared memory by TMA.
 
-A program has a multiprocessor to itself and loads its first weights before the preceding kernel has ended (PDL); it waits for
-that one only before it loads inputs. So memory is read while kernels end and start. Written in Gluon, Triton's lower level,
-where copies are issued and waited for separately. It is not interpreted, and other devices lack some of the instructions:
-these use _skinny_core.py. No launch that is still under way may write the weight. Knows no operation but the product.
+A program has a multiprocessor to itself and loads its first weights before the preceding kernel has ended
+(PDL); it waits for that one only before it loads inputs. So memory is read while kernels end and start.
+Written in Gluon, Triton's lower level, where copies are issued and waited for separately. It is not
+interpreted, and other devices lack some of the instructions: these use _skinny_core.py. No launch that is
+still under way may write the weight. Knows no operation but the product.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ from headway.kernels.runtime._triton import (
 
 # The fewest rows of an MMA instruction: the rest of the shared memory is the weights'.
 _MIN_TILE_ROWS = 8
-# Programs begin their sums at that many inputs, or fewer: not all load the same inputs at once, but some do, which spares
-# the L2 cache. For whole sums, for parts, for more rows than MAX_ROWS: 64 rows of q, k and v 14.9 us, from 16 inputs 15.4.
+# Programs begin their sums at that many inputs, or fewer: not all load the same inputs at once, but some do,
+# which spares the L2 cache. For whole sums, for parts, for more rows than MAX_ROWS: 64 rows of q, k and v
+# 14.9 us, from 16 inputs 15.4.
 _STARTS, _STARTS_OF_PARTS, _STARTS_OF_MANY = 4, 6, 16
-# The last part of a split sum loads the other parts' sums AHEAD copies before its own end. 64 rows of `o` take 9.4 us, where
-# all parts ended at once 11.3.
+# The last part of a split sum loads the other parts' sums AHEAD copies before its own end. 64 rows of `o`
+# take 9.4 us, where all parts ended at once 11.3.
 AHEAD = 3
 _SWIZZLE_BYTES = 128
 
@@ -63,7 +65,8 @@ def _fetch_weights(
     TILES: gl.constexpr,
     PAIRED: gl.constexpr,
 ) -> None:
-    """Issues one copy of the tiles that begin with output `first`, or of pairs with run `first` of a block."""
+    """Issues one copy of the tiles that begin with output `first`, or of pairs with run `first` of a
+    block."""
     runs: gl.constexpr = OUTPUTS // (2 * PAIRED) if PAIRED > 0 else 0
     for tile in gl.static_range(TILES):
         place = weights.index(stage * TILES + tile)
@@ -93,8 +96,9 @@ def fetch_inputs(
 
 @gluon_jit_once_for()
 def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
-    """Returns (row, is_row), [ROWS] each: the row of each index of a tile, as described_rows loads it, and whether that index
-    stores it. 5 rows in a tile of 8: rows 0, 1, 2, 3, 1, 2, 3, 4, stored from all indices but the fifth to seventh."""
+    """Returns (row, is_row), [ROWS] each: the row of each index of a tile, as described_rows loads it, and
+    whether that index stores it. 5 rows in a tile of 8: rows 0, 1, 2, 3, 1, 2, 3, 4, stored from all indices
+    but the fifth to seventh."""
     place = gl.arange(0, ROWS, layout=layout)
     is_first = place < ROWS // 2
     row = gl.where(is_first, place, place - ROWS + num_rows)
@@ -119,9 +123,10 @@ def open_stream(
     STARTS: gl.constexpr,
     UNIT: gl.constexpr,
 ) -> gl.tuple:
-    """Issues STAGES of copies begin .. end - 1, from one of STARTS inputs on; UNIT copies are a large one. Nothing that a kernel
-    wrote is read before the preceding one has ended, which is when this returns and when the next may start. The last value
-    of the result is the tiles' sums, zeros yet, [OUTPUTS, ROWS] float32 each in the layout of the tensor cores."""
+    """Issues STAGES of copies begin .. end - 1, from one of STARTS inputs on; UNIT copies are a large one.
+    Nothing that a kernel wrote is read before the preceding one has ended, which is when this returns and
+    when the next may start. The last value of the result is the tiles' sums, zeros yet, [OUTPUTS, ROWS]
+    float32 each in the layout of the tensor cores."""
     bits: gl.constexpr = x_desc.dtype.primitive_bitwidth
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits)
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
@@ -140,7 +145,8 @@ def open_stream(
             weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
         copy = gl.where(copy + 1 == end, begin, copy + 1)
-    # In this order: a following attention kernel reads starts before its own wait, and a preceding norm may not have waited yet.
+    # In this order: a following attention kernel reads starts before its own wait, and a preceding norm may
+    # not have waited yet.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     copy = own
@@ -171,8 +177,8 @@ def sum_stream(
     STAGES: gl.constexpr,
     UNDER_WAY: gl.constexpr,
 ) -> gl.tuple:
-    """Returns the stream with `until` copies summed up, of which `done` were. The products of UNDER_WAY copies, none or one, are
-    still under way while the next are issued."""
+    """Returns the stream with `until` copies summed up, of which `done` were. The products of UNDER_WAY
+    copies, none or one, are still under way while the next are issued."""
     gl.static_assert(UNDER_WAY < STAGES and UNDER_WAY <= 1)
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
     weights, inputs, arrivals, own, stage, parity, sums = stream
@@ -181,8 +187,8 @@ def sum_stream(
         hopper.mbarrier.wait(arrivals.index(stage), parity)
         transposed = inputs.index(stage).permute((1, 0))
         running: gl.tuple = ()
-        # Float8 sums stay in the tensor cores, about 13 bits, from the first input to the last, as Triton does on Hopper:
-        # sums added in registers after some inputs would depend on the size of copies.
+        # Float8 sums stay in the tensor cores, about 13 bits, from the first input to the last, as Triton
+        # does on Hopper: sums added in registers after some inputs would depend on the size of copies.
         if OUTPUTS < 64:
             gl.static_assert(TILES == 1 and UNDER_WAY == 0)
             sums = (thin_product(weights.index(stage), transposed, sums[0], INPUTS),)
@@ -221,7 +227,8 @@ def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> 
 
 @gluon_jit_once_for()
 def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
-    """Returns each tile's sums, [OUTPUTS, ROWS] float32, once all copies are summed up and no warp's products read them."""
+    """Returns each tile's sums, [OUTPUTS, ROWS] float32, once all copies are summed up and no warp's products
+    read them."""
     sums = stream[-1]
     if sums[0].shape[0] >= 64:
         sums = _waited(sums, 0, TILES)
@@ -243,8 +250,8 @@ def by_rows(
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
 ) -> gl.tensor:
-    """Returns the same in a layout where a thread has adjacent outputs of a row, up to 16 bytes of memory at once, not 2. Tiles
-    of the fewest rows stay as they are, which is faster: their threads have few."""
+    """Returns the same in a layout where a thread has adjacent outputs of a row, up to 16 bytes of memory at
+    once, not 2. Tiles of the fewest rows stay as they are, which is faster: their threads have few."""
     if ROWS > 8:
         own: gl.constexpr = min(OUTPUTS * ROWS // (32 * gl.num_warps()), 8)
         across: gl.constexpr = OUTPUTS // own
@@ -263,7 +270,8 @@ def cells_of(
     OUTPUTS: gl.constexpr,
     layout: gl.constexpr,
 ) -> gl.tuple:
-    """Returns the offset of each cell of a tile and whether it exists, [OUTPUTS, ROWS] each; rows have that stride."""
+    """Returns the offset of each cell of a tile and whether it exists, [OUTPUTS, ROWS] each; rows have that
+    stride."""
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
     output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
     return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
@@ -319,9 +327,9 @@ def is_copied(tensor: torch.Tensor) -> bool:
 def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, int | bool]:
     """Returns the constants that all kernels share, and the options of the launch."""
     rows = padded_rows(x.shape[0])
-    # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up: `gate_up` of 64 rows
-    # 45.2 us, and 47.3 with the wait. Otherwise the bytes in flight matter more, above all for MANY_ROWS, which leave room for
-    # two or three copies.
+    # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up:
+    # `gate_up` of 64 rows 45.2 us, and 47.3 with the wait. Otherwise the bytes in flight matter more, above
+    # all for MANY_ROWS, which leave room for two or three copies.
     is_under_way = rows == MAX_ROWS or streams.programs > multiprocessors(x.device)
     stage_bytes = (streams.tiles * streams.outputs + rows) * streams.copy_bytes
     return {
@@ -352,9 +360,10 @@ def inputs_of(tensor: torch.Tensor, streams: TmaGemmConfig) -> int:
 
 
 def described_rows(x: torch.Tensor, streams: TmaGemmConfig) -> TensorDescriptor:
-    """Describes x as two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a tile of 8 are rows
-    0 .. 3 and rows 1 .. 4. A row out of bounds takes a copy longer than one that exists (a tile of 64: `gate_up` 52 us where
-    33 of them existed, 47 where all do). Only for 1 to 4 rows some of the 8 are out of bounds."""
+    """Describes x as two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a
+    tile of 8 are rows 0 .. 3 and rows 1 .. 4. A row out of bounds takes a copy longer than one that exists (a
+    tile of 64: `gate_up` 52 us where 33 of them existed, 47 where all do). Only for 1 to 4 rows some of the 8
+    are out of bounds."""
     (rows, num_inputs), half = x.shape, padded_rows(x.shape[0]) // 2
     shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
     strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]

@@ -1,8 +1,9 @@
-"""Gated products of many rows on Hopper, by a persistent kernel: each multiprocessor's program computes one tile after another
-and loads the inputs of the next while it ends one. A tile has both gate and `up`, so that only their product is written.
+"""Gated products of many rows on Hopper, by a persistent kernel: each multiprocessor's program computes one
+tile after another and loads the inputs of the next while it ends one. A tile has both gate and `up`, so that
+only their product is written.
 
-Written in Gluon, Triton's lower level, which is not interpreted. Hopper at full load is bound by its power: saving a pass over
-memory saves time, though the library's own product alone is no slower.
+Written in Gluon, Triton's lower level, which is not interpreted. Hopper at full load is bound by its power:
+saving a pass over memory saves time, though the library's own product alone is no slower.
 """
 
 from __future__ import annotations

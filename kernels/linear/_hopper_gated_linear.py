@@ -1,4 +1,5 @@
-"""The TMA product of a gate and its `up` with their activation: see _hopper_core.py. Launched by several operations."""
+"""The TMA product of a gate and its `up` with their activation: see _hopper_core.py. Launched by several
+operations."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def _streamed_gated_kernel(
     UNDER_WAY: gl.constexpr,
     HAS_BIAS: gl.constexpr,
 ) -> None:
-    """Each program computes TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up` paired with them."""
+    """Each program computes TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up`
+    paired with them."""
     first_tile = gl.program_id(0) * TILES
     first = first_tile * (OUTPUTS // (2 * PAIRED))
     stream = open_stream(

@@ -55,7 +55,8 @@ def _streamed_linear_kernel(
     HAS_RESIDUAL: gl.constexpr,
     ROUNDS_TWICE: gl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; that of the last part adds the parts up."""
+    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; that of the last part adds
+    the parts up."""
     tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
     is_last = part == SPLIT - 1
     begin = part * part_copies
@@ -127,8 +128,8 @@ def streamed_linear(
     bias: torch.Tensor | None = None,  # [outputs] float
     residual: torch.Tensor | None = None,  # [rows, outputs] float
 ) -> None:
-    """Writes x @ weight.T * step * scale + bias + residual, as far as these are given. Ordered sums are rounded before a residual is
-    added, too, as they are where the norm after them adds them."""
+    """Writes x @ weight.T * step * scale + bias + residual, as far as these are given. Ordered sums are
+    rounded before a residual is added, too, as they are where the norm after them adds them."""
     rows, num_inputs = x.shape
     assert (step is None) == (scale is None), "step and scale come together"
     # Otherwise parts could wait for others that cannot start.

@@ -1,8 +1,10 @@
-"""Linear layers of weights whose sums have one order: by ascending input in one accumulator of float32, then the bias, then one
-rounding, before anything else is computed. So a row's result is the same to the last bit among any number of others, whichever kernel computes it.
+"""Linear layers of weights whose sums have one order: by ascending input in one accumulator of float32, then
+the bias, then one rounding, before anything else is computed. So a row's result is the same to the last bit
+among any number of others, whichever kernel computes it.
 
-Tensor cores give the same bits in tiles of any size, by any instruction and with either operand first, as long as inputs come
-in order. So does the library while it splits no sum, which `keep_sums_whole` asks of it and `library_is_ordered` tries.
+Tensor cores give the same bits in tiles of any size, by any instruction and with either operand first, as
+long as inputs come in order. So does the library while it splits no sum, which `keep_sums_whole` asks of it
+and `library_is_ordered` tries.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from headway.kernels.linear._hopper_linear import streamed_linear
 from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.linear.dispatch import MAX_ROWS, FusedOperation, LinearKernel, WeightFormat
 
-# Numbers of rows that are tried, and how large a result may be. More rows are multiplied in pieces of the last one tried.
+# Numbers of rows that are tried, and how large a result may be. More rows are multiplied in pieces of the
+# last one tried.
 _TRIED_ROWS = (
     65,
     72,
@@ -56,7 +59,8 @@ def ordered_linear(
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
     weight_format: WeightFormat = WeightFormat.ORDERED,
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] of "silu_mul", rounded, and then the residual added.
+    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] of "silu_mul", rounded, and then
+    the residual added.
 
     No launch that is still under way may write the weight.
     """
@@ -101,7 +105,8 @@ def _operation(activation: str, bias: torch.Tensor | None) -> FusedOperation:
 
 
 def keep_sums_whole() -> None:
-    """Tells the library, for the whole process, not to split the sums of 16-bit products: by cuBLASLt, which alone obeys."""
+    """Tells the library, for the whole process, not to split the sums of 16-bit products: by cuBLASLt, which
+    alone obeys."""
     torch.backends.cuda.preferred_blas_library("cublaslt")
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = (False, False)
@@ -111,8 +116,8 @@ def keep_sums_whole() -> None:
 def library_is_ordered(weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Tries whether the library's products of more than MAX_ROWS rows have the bits of the kernel for fewer.
 
-    weight: [outputs, inputs] float on a GPU. bias: [outputs], of which only the presence matters: the library adds a bias by
-    other kernels. False where the kernel for few rows does not compute such a weight.
+    weight: [outputs, inputs] float on a GPU. bias: [outputs], of which only the presence matters: the library
+    adds a bias by other kernels. False where the kernel for few rows does not compute such a weight.
     """
     outputs, inputs = weight.shape
     some = torch.empty(MAX_ROWS, inputs, dtype=weight.dtype, device=weight.device)

@@ -1,9 +1,9 @@
 """Products of few rows with a large weight, at the speed at which the weights can be read.
 
-Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first operand
-of the product. How the sum over the inputs is split depends on the weight's shape alone, so a row's result is
-the same among any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper are multiplied by
-_hopper_core.py. Knows no operation.
+Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first
+operand of the product. How the sum over the inputs is split depends on the weight's shape alone, so a row's
+result is the same among any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper
+are multiplied by _hopper_core.py. Knows no operation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _MIN_TILE_ROWS = 16
 _CUT, _MIN_INPUTS = 128, 64
 # Short sums are not split: their parts would take longer to reduce than to compute.
 _MAX_SPLIT, _MIN_CUTS_TO_SPLIT, _MIN_CUTS_OF_A_PART = 8, 16, 4
-# Where a program sums few inputs, its start costs most: there the next kernel is launched that many tiles before the end
-# (PDL), and this one prefetches its first weights into the L2 cache, _AHEAD inputs of each output, while it waits.
+# Where a program sums few inputs, its start costs most: there the next kernel is launched that many tiles
+# before the end (PDL), and this one prefetches its first weights into the L2 cache, _AHEAD inputs of each
+# output, while it waits.
 _SHORT_SUM, _DEPENDENTS_BEFORE_END, _AHEAD = 2048, 6, 256
 _AT_ONCE = 1 << 16
-# Sums are split only where all parts of all tiles, 64 outputs x 64 rows each, run at once: one a multiprocessor.
+# Sums are split only where all parts of all tiles, 64 outputs x 64 rows each, run at once: one a
+# multiprocessor.
 _MAX_PARTS = 1024
 
 
@@ -56,7 +58,8 @@ def first_weights(
     CUT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> tl.tensor:
-    """Returns [OUTPUTS] addresses of the weights with which the part begins; may be called before the preceding kernel ends."""
+    """Returns [OUTPUTS] addresses of the weights with which the part begins; may be called before the
+    preceding kernel ends."""
     weights_ptr = weight_ptr + output.to(tl.int64) * num_inputs + num_inputs // CUT * part // SPLIT * CUT
     if FETCHES_AHEAD:
         _fetch_ahead(weights_ptr)
@@ -109,8 +112,8 @@ def reduce_split_k(
     OUTPUTS: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the tile's sums, its parts added in their order, and whether this program has them: the last of a tile's
-    programs to arrive does."""
+    """Returns the tile's sums, its parts added in their order, and whether this program has them: the last of
+    a tile's programs to arrive does."""
     if SPLIT == 1:
         return sums, True
     cells = _cells(partial_ptr, tile, ROWS, OUTPUTS, SPLIT)
@@ -136,9 +139,11 @@ def _cells(
 
 @jit
 def pair_of(place: tl.tensor) -> tl.tensor:
-    """Returns the pair of each output of a tile. Both of a pair are eight apart, so that a tensor core leaves them to one thread.
+    """Returns the pair of each output of a tile. Both of a pair are eight apart, so that a tensor core leaves
+    them to one thread.
 
-    Outputs 0 .. 7 and 8 .. 15 of a tile are the first and the second of pairs 0 .. 7, the next 16 are pairs 8 .. 15.
+    Outputs 0 .. 7 and 8 .. 15 of a tile are the first and the second of pairs 0 .. 7, the next 16 are pairs 8
+    .. 15.
     """
     return place // 16 * 8 + place % 8
 
@@ -195,7 +200,8 @@ def _padded(num_rows: int) -> int:
 
 
 def cut_of(num_outputs: int, x: torch.Tensor) -> Cut:
-    """Returns the tiles of a launch, as measured on an H200. Tiles that are all resident at once share the bandwidth evenly."""
+    """Returns the tiles of a launch, as measured on an H200. Tiles that are all resident at once share the
+    bandwidth evenly."""
     (num_rows, num_inputs), num_multiprocessors = x.shape, multiprocessors(x.device)
     tiles, cut = blocks_of(num_outputs, 64), _cut(num_inputs)
     cuts = num_inputs // cut
@@ -231,7 +237,8 @@ def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
 
 
 def workspace_of(split: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns room for partial sums, and for the number of a tile's parts that have arrived; unused where sums are not split."""
+    """Returns room for partial sums, and for the number of a tile's parts that have arrived; unused where
+    sums are not split."""
     return _workspace(x.device) if split > 1 else (x, x)
 
 
@@ -246,7 +253,8 @@ def _cut(num_inputs: int) -> int:
 
 @functools.cache
 def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns partial sums and, for each tile, the number of parts written: zero between launches, which use one stream."""
+    """Returns partial sums and, for each tile, the number of parts written: zero between launches, which use
+    one stream."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a product of split sums must run once on the device before a graph of one is captured"

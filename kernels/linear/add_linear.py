@@ -47,7 +47,8 @@ def _add_kernel(
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the
+    parts up."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)

@@ -1,7 +1,7 @@
 """Linear layers of any weight format, with what is computed before and after the product.
 
-One call each; `dispatch.py` says which kernel computes it. Also answers what a caller has to know of that choice: whether a
-residual addition, a norm or the KV cache's update is best computed with the product.
+One call each; `dispatch.py` says which kernel computes it. Also answers what a caller has to know of that
+choice: whether a residual addition, a norm or the KV cache's update is best computed with the product.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def linear(
 ) -> Activation:
     """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] of "silu_mul".
 
-    With a next_norm the result's norm is deferred, and out is not written. Only dense weights that are not batch-invariant
-    read or write deferred norms. No launch that is still under way may write the weight.
+    With a next_norm the result's norm is deferred, and out is not written. Only dense weights that are not
+    batch-invariant read or write deferred norms. No launch that is still under way may write the weight.
     """
     if isinstance(weight, DenseWeight) and weight.is_batch_invariant and x.values.is_cuda:
         return _ordered(x, weight, epilogue, out)
@@ -64,7 +64,8 @@ def adds_residual(
     *,
     has_bias: bool,
 ) -> bool:
-    """Returns whether a product is best added to a residual in its epilogue, or else with the norm after it."""
+    """Returns whether a product is best added to a residual in its epilogue, or else with the norm after
+    it."""
     if not isinstance(weight, DenseWeight) or not x.is_cuda:
         return False
     shape = shape_of(x, weight.values)._replace(format=format_of(weight))
@@ -76,13 +77,15 @@ def defers_norm(
     writer: Weight,
     reader: Weight,
 ) -> bool:
-    """Returns whether the norm after the writer's addition to the residual is best deferred to the reader's product."""
+    """Returns whether the norm after the writer's addition to the residual is best deferred to the reader's
+    product."""
     is_short = dispatch.is_short_stream(len(residual), residual.shape[1], residual.dtype)
     return residual.is_cuda and is_short and _takes_skinny(writer) and _takes_skinny(reader)
 
 
 def fuses_qkv(x: Activation, weight: Weight) -> bool:
-    """Returns whether `qkv_rope_append` is best for such a product; the caller looks at the form of its heads."""
+    """Returns whether `qkv_rope_append` is best for such a product; the caller looks at the form of its
+    heads."""
     if not isinstance(weight, DenseWeight) or not x.values.is_cuda:
         return False
     shape = shape_of(x.values, weight.values)._replace(format=format_of(weight))
@@ -92,14 +95,15 @@ def fuses_qkv(x: Activation, weight: Weight) -> bool:
 def most_gated_rows(
     most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Returns the most rows, up to that number, whose gated product is computed by the persistent kernel; 0: none are."""
+    """Returns the most rows, up to that number, whose gated product is computed by the persistent kernel; 0:
+    none are."""
     return dispatch.most_gated_rows(most, *weight_shape, dtype, traits_of(torch.empty(0, device=device)))
 
 
 def rows_of_each_kernel(weight: Weight, most_rows: int) -> list[int]:
-    """Returns numbers of rows, up to that one, that take every kernel which the number of rows chooses for a batch-invariant
-    weight; none where the library computes many rows, and for other weights. Without an activation: captured steps of few prompt
-    tokens have gates of few rows."""
+    """Returns numbers of rows, up to that one, that take every kernel which the number of rows chooses for a
+    batch-invariant weight; none where the library computes many rows, and for other weights. Without an
+    activation: captured steps of few prompt tokens have gates of few rows."""
     if not isinstance(weight, DenseWeight) or format_of(weight) is not WeightFormat.ORDERED:
         return []
     outputs, inputs = weight.values.shape
@@ -136,7 +140,8 @@ def _takes_skinny(weight: Weight) -> bool:
 
 
 def _fuses(x: Activation, weight: DenseWeight, epilogue: Epilogue) -> bool:
-    """On a CPU kernels are the twins, which promise no order of sums: only what nothing else computes is theirs."""
+    """On a CPU kernels are the twins, which promise no order of sums: only what nothing else computes is
+    theirs."""
     is_deferred = x.deferred is not None or epilogue.next_norm is not None
     return not weight.is_batch_invariant and (x.values.is_cuda or is_deferred)
 

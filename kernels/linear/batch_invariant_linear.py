@@ -33,7 +33,8 @@ def _batch_invariant_kernel(
     HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of ROWS rows; neighbours share weights. IS_WHOLE: INPUTS divides the inputs."""
+    """Each program computes OUTPUTS outputs of ROWS rows; neighbours share weights. IS_WHOLE: INPUTS divides
+    the inputs."""
     row_tiles = (num_rows + ROWS - 1) // ROWS
     output = tl.program_id(0) // row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
     first_row = tl.program_id(0) % row_tiles * ROWS
@@ -73,7 +74,8 @@ def batch_invariant_linear(
 ) -> torch.Tensor:
     """Returns [rows, outputs]: x @ weight.T + bias, summed in float32 and rounded once.
 
-    A row's result depends on no other row, not even in its last bit, but in float64, which PyTorch multiplies.
+    A row's result depends on no other row, not even in its last bit, but in float64, which PyTorch
+    multiplies.
     """
     if not takes_triton(x) or x.dtype == torch.float64 or x.shape[0] == 0:
         return batch_invariant_linear_twin(x, weight, bias)

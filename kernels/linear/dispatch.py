@@ -1,6 +1,8 @@
-"""Chooses the kernel of a linear layer from sizes and traits of the device: a pure function, with a row for each kernel.
+"""Chooses the kernel of a linear layer from sizes and traits of the device: a pure function, with a row for
+each kernel.
 
-The thresholds were measured on an H200. Knows no tensors; `choice_of` in _hopper_core.py reads shape and traits of them.
+The thresholds were measured on an H200. Knows no tensors; `choice_of` in _hopper_core.py reads shape and
+traits of them.
 """
 
 from __future__ import annotations
@@ -10,25 +12,27 @@ from typing import NamedTuple
 
 import torch
 
-# With more than FEW_ROWS rows the library is as fast as the skinny kernel, but for sums more than twice as long as the
-# result is wide. No kernel for few rows computes more than MAX_ROWS, but that of gates.
+# With more than FEW_ROWS rows the library is as fast as the skinny kernel, but for sums more than twice as
+# long as the result is wide. No kernel for few rows computes more than MAX_ROWS, but that of gates.
 FEW_ROWS, MAX_ROWS = 32, 64
 MIN_INPUTS_MULTIPLE = 64
-# Launches cost time where products are short. A round of a model 1,024 wide takes an H200 0.80 ms in nine launches a layer
-# and 0.71 in six at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4. No number of rows may decide:
-# a row's result is the same among any of up to FEW_ROWS.
+# Launches cost time where products are short. A round of a model 1,024 wide takes an H200 0.80 ms in nine
+# launches a layer and 0.71 in six at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4.
+# No number of rows may decide: a row's result is the same among any of up to FEW_ROWS.
 MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
-# Norms of that many rows are bound by memory, and the library adds a product to the residual at no cost: an H200 takes 7.59 ms
-# instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with prompts (7B shape, depth 3).
+# Norms of that many rows are bound by memory, and the library adds a product to the residual at no cost: an
+# H200 takes 7.59 ms instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with prompts (7B
+# shape, depth 3).
 MIN_ADDED_ROWS = 128
-# With more rows float8 is as fast as 4 bits, where logits are flat; a sum of _LONG_SUM inputs or more is a long one.
+# With more rows float8 is as fast as 4 bits, where logits are flat; a sum of _LONG_SUM inputs or more is a
+# long one.
 _MAX_SCREENED_ROWS, _MAX_SCREENED_ROWS_OF_SHORT_SUMS, _LONG_SUM = 16, 8, 2048
 _MAX_FLOAT8_SKINNY_ROWS = 16
-# A TMA kernel computes a tile of OUTPUTS outputs, and a copy has these bytes of each. Where the tile of rows is the largest
-# and all programs run at once, small copies leave less to do after the last.
+# A TMA kernel computes a tile of OUTPUTS outputs, and a copy has these bytes of each. Where the tile of rows
+# is the largest and all programs run at once, small copies leave less to do after the last.
 OUTPUTS, COPY_BYTES, SMALL_COPY_BYTES = 64, 512, 256
-# Of up to MAX_ROWS / 2 rows sums that are not split take thin tiles, if then there is a program for nearly each multiprocessor:
-# `down` of one row takes an H100 31.4 us, in tiles of OUTPUTS 35.1, in two parts 31.5.
+# Of up to MAX_ROWS / 2 rows sums that are not split take thin tiles, if then there is a program for nearly
+# each multiprocessor: `down` of one row takes an H100 31.4 us, in tiles of OUTPUTS 35.1, in two parts 31.5.
 THIN_OUTPUTS, _MIN_SHARE_OF_THIN = 32, 0.9
 # A part of fewer copies takes longer to reduce than to compute; fewer programs issue too few loads at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
@@ -144,9 +148,10 @@ class DeviceTraits(NamedTuple):
 
 
 class TmaGemmConfig(NamedTuple):
-    """The grid and the pipeline of a TMA kernel. Of up to MAX_ROWS rows their number changes how large copies are, but not the
-    order of sums, so that a row's result is the same for any number of rows: parts begin at the same inputs, and so do tiles.
-    Of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or with small copy 24 of 32: with input 3072."""
+    """The grid and the pipeline of a TMA kernel. Of up to MAX_ROWS rows their number changes how large copies
+    are, but not the order of sums, so that a row's result is the same for any number of rows: parts begin at
+    the same inputs, and so do tiles. Of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or
+    with small copy 24 of 32: with input 3072."""
 
     programs: int
     split: int = 1  # parts of a sum
@@ -180,7 +185,8 @@ def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) 
 
 
 def _choose_ordered(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) -> LinearChoice:
-    """Of the kernels whose results are the same to the last bit, since each sums by ascending input in one accumulator."""
+    """Of the kernels whose results are the same to the last bit, since each sums by ascending input in one
+    accumulator."""
     config = ordered_tma_config(shape, device, operation)
     if config is not None:
         return LinearChoice(LinearKernel.TMA, config)
@@ -212,7 +218,8 @@ def ordered_tma_config(
 
 
 def _kernel_of_format(shape: LinearShape, device: DeviceTraits) -> LinearKernel | None:
-    """Returns the kernel that a format has for itself; None: the product is computed like one of plain weights."""
+    """Returns the kernel that a format has for itself; None: the product is computed like one of plain
+    weights."""
     match shape.format:
         case WeightFormat.FLOAT8_OF_16_BITS if device.has_triton and shape.rows <= _MAX_FLOAT8_SKINNY_ROWS:
             return LinearKernel.FLOAT8_SKINNY
@@ -228,8 +235,8 @@ def most_screened_rows(num_inputs: int) -> int:
 
 
 def adds_residual(shape: LinearShape, device: DeviceTraits, *, has_bias: bool) -> bool:
-    """Returns whether the product is best added to a residual in its epilogue, or else with the norm after it. Of an ordered
-    weight both round in the same places."""
+    """Returns whether the product is best added to a residual in its epilogue, or else with the norm after
+    it. Of an ordered weight both round in the same places."""
     kernel = choose(shape, device, FusedOperation.ADD).kernel
     if shape.format is not WeightFormat.PLAIN:
         return kernel is LinearKernel.TMA
@@ -239,8 +246,8 @@ def adds_residual(shape: LinearShape, device: DeviceTraits, *, has_bias: bool) -
 
 
 def fuses_qkv(shape: LinearShape, device: DeviceTraits, *, is_deferred: bool) -> bool:
-    """Returns whether queries, keys and values are best multiplied, rotated and cached in one launch, where their heads have
-    the form for it."""
+    """Returns whether queries, keys and values are best multiplied, rotated and cached in one launch, where
+    their heads have the form for it."""
     operation = FusedOperation.QKV_DEFERRED if is_deferred else FusedOperation.QKV
     kernel = choose(shape, device, operation).kernel
     is_short = is_short_stream(shape.rows, shape.inputs, shape.dtype)
@@ -248,8 +255,9 @@ def fuses_qkv(shape: LinearShape, device: DeviceTraits, *, is_deferred: bool) ->
 
 
 def is_short_stream(rows: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Returns whether products around a residual stream of these sizes compute what precedes and follows them, where they
-    can. In float16 the stream could overflow when a deferred norm's weight multiplies it before the norm divides it."""
+    """Returns whether products around a residual stream of these sizes compute what precedes and follows
+    them, where they can. In float16 the stream could overflow when a deferred norm's weight multiplies it
+    before the norm divides it."""
     has_width = hidden <= MAX_HIDDEN_OF_FEW_LAUNCHES and hidden % MIN_INPUTS_MULTIPLE == 0
     return 0 < rows <= FEW_ROWS and has_width and dtype == torch.bfloat16
 
@@ -273,8 +281,8 @@ def _tma_config(shape: LinearShape, device: DeviceTraits, operation: FusedOperat
 
 
 def tma_config(shape: LinearShape, device: DeviceTraits, *, is_paired: bool) -> TmaGemmConfig | None:
-    """For up to MAX_ROWS rows; None: the kernel is not for them. is_paired: of outputs that belong together by two (a gate and
-    its `up`, the halves of a head), whose sums are never split."""
+    """For up to MAX_ROWS rows; None: the kernel is not for them. is_paired: of outputs that belong together
+    by two (a gate and its `up`, the halves of a head), whose sums are never split."""
     if not _can_use_tma(shape, device, is_paired=is_paired) or shape.rows > MAX_ROWS:
         return None
     copies = shape.inputs * shape.dtype.itemsize // COPY_BYTES
@@ -302,7 +310,8 @@ def tma_config_of_many(shape: LinearShape, device: DeviceTraits) -> TmaGemmConfi
 
 
 def is_persistent_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype, programs: int) -> bool:
-    """Returns whether the waves of the persistent kernel of gates fill that number of multiprocessors well enough."""
+    """Returns whether the waves of the persistent kernel of gates fill that number of multiprocessors well
+    enough."""
     has_shape = rows >= MIN_GATED_ROWS and inputs >= _MIN_GATED_INPUTS and inputs % GATED_INPUTS == 0
     if dtype not in HALF_TYPES or not has_shape or outputs % (2 * PAIRED) > 0:
         return False
@@ -311,7 +320,8 @@ def is_persistent_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype
 
 
 def most_gated_rows(most: int, outputs: int, inputs: int, dtype: torch.dtype, device: DeviceTraits) -> int:
-    """Returns the most rows, up to that number, whose gated product the persistent kernel computes; 0: none are."""
+    """Returns the most rows, up to that number, whose gated product the persistent kernel computes; 0: none
+    are."""
     if not device.has_tma:
         return 0
     sizes = (most, *range(most // GATED_ROWS * GATED_ROWS, MIN_GATED_ROWS - 1, -GATED_ROWS))

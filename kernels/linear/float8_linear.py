@@ -1,5 +1,5 @@
-"""A linear layer whose inputs and weights are float8_e4m3fn, each with one scale for all: few rows by _hopper_linear.py on
-Hopper, others by the library."""
+"""A linear layer whose inputs and weights are float8_e4m3fn, each with one scale for all: few rows by
+_hopper_linear.py on Hopper, others by the library."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def float8_linear(
 ) -> torch.Tensor:
     """Returns [rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias.
 
-    Runs on CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16. No launch that is still under way may
-    write the weight.
+    Runs on CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16. No launch that is
+    still under way may write the weight.
     """
     if not x.is_cuda:
         return float8_linear_twin(x, weight, step, scale, bias, dtype=dtype)

@@ -1,5 +1,5 @@
-"""A gate and its `up` in one product, and the gated activation: few rows by the kernels of skinny_linear, many by
-_hopper_gated_gemm.py.
+"""A gate and its `up` in one product, and the gated activation: few rows by the kernels of skinny_linear,
+many by _hopper_gated_gemm.py.
 
 Row counts between these, odd shapes and other types are PyTorch's, and the activation is a launch of its own.
 """
@@ -56,7 +56,8 @@ def _gated_kernel(
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS rows of the weight: half of them the gate's, each paired with its row of `up`."""
+    """Each program computes OUTPUTS rows of the weight: half of them the gate's, each paired with its row of
+    `up`."""
     place, row = tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
     first_output = tl.program_id(0) * (OUTPUTS // 2)
     paired_output = tl.minimum(first_output + pair_of(place), num_outputs - 1)
@@ -92,10 +93,11 @@ def gated_linear(
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T). The bias is added to both products, which are rounded once, as the
-    activation is, and the result.
+    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T). The bias is added to both products, which are
+    rounded once, as the activation is, and the result.
 
-    No launch that is still under way may write the weight: it may be read before the preceding launch has ended.
+    No launch that is still under way may write the weight: it may be read before the preceding launch has
+    ended.
     """
     operation = FusedOperation.SILU_MUL if bias is None else FusedOperation.SILU_MUL_BIASED
     operation = operation if norm is None else FusedOperation.SILU_MUL_DEFERRED

@@ -1,4 +1,5 @@
-"""The product that gives queries, keys and values, their rotary position embedding, and the cache: one launch."""
+"""The product that gives queries, keys and values, their rotary position embedding, and the cache: one
+launch."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append as 
 from headway.kernels.runtime._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
 from headway.kernels.types._deferred_norm import DeferredNorm
 
-# Pairs of dimensions that one program rotates: of a head of 128 the second program rotates 32 .. 63 with 96 .. 127.
+# Pairs of dimensions that one program rotates: of a head of 128 the second program rotates 32 .. 63 with 96
+# .. 127.
 _PAIRS = 32
 
 
@@ -85,9 +87,9 @@ def _qkv_kernel(
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row).to(tl.float32)
-    # With a deferred norm the preceding kernel is that of `add_linear`, which launches its dependents only after its own
-    # wait, and what writes positions and slots precedes it: they are written, if only to the L2 cache. Without one it is
-    # `rms_norm`, which launches its dependents before it waits.
+    # With a deferred norm the preceding kernel is that of `add_linear`, which launches its dependents only
+    # after its own wait, and what writes positions and slots precedes it: they are written, if only to the L2
+    # cache. Without one it is `rms_norm`, which launches its dependents before it waits.
     if OVERLAPS and TILES == 0:
         tl.extra.cuda.gdc_wait()
     position = tl.load(position_ptr + row, mask=is_row, other=0, cache_modifier=".cg")
@@ -251,8 +253,9 @@ def qkv_rope_append(
 ) -> torch.Tensor:
     """Returns the rotated queries, [tokens, q_heads, head_dim].
 
-    For few tokens; the product is rounded once before it is rotated. With a deferred norm positions and slots are older than
-    the preceding launch: they are read before that has ended. is_ordered: sums have the one order of `ordered_linear`.
+    For few tokens; the product is rounded once before it is rotated. With a deferred norm positions and slots
+    are older than the preceding launch: they are read before that has ended. is_ordered: sums have the one
+    order of `ordered_linear`.
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0

@@ -1,7 +1,8 @@
-"""A linear layer with float8_e4m3fn weights, half the bytes of bfloat16, whose inputs are rounded to float8 first.
+"""A linear layer with float8_e4m3fn weights, half the bytes of bfloat16, whose inputs are rounded to float8
+first.
 
-For drafts, which may be wrong; the target keeps its full weights. Few rows are multiplied by the kernel of this module, more
-by float8_linear.
+For drafts, which may be wrong; the target keeps its full weights. Few rows are multiplied by the kernel of
+this module, more by float8_linear.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def quantized_linear(
 ) -> torch.Tensor:
     """Returns [rows, outputs]: (float8(x / step) * step) @ (weight * scale).T.
 
-    On CUDA the device has compute capability 8.9 or later, inputs are a multiple of 128 and outputs one of 16.
+    On CUDA the device has compute capability 8.9 or later, inputs are a multiple of 128 and outputs one of
+    16.
     """
     if not takes_triton(x):
         return quantized_linear_twin(x, weight, scale, step, out=out)

@@ -1,8 +1,9 @@
-"""A linear layer whose greatest outputs are exact and whose others are approximate, for a quarter of bfloat16's bytes.
+"""A linear layer whose greatest outputs are exact and whose others are approximate, for a quarter of
+bfloat16's bytes.
 
-For drafts: weights of 4 bits say which outputs could be a row's greatest, errors counted in, and the full weights are read for
-these alone. Errors are assumed to be independent of the inputs: an output that is left out is hardly ever the greatest.
-The target's products keep their full weights.
+For drafts: weights of 4 bits say which outputs could be a row's greatest, errors counted in, and the full
+weights are read for these alone. Errors are assumed to be independent of the inputs: an output that is left
+out is hardly ever the greatest. The target's products keep their full weights.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _MIN_TILE_ROWS = 16
 # [151680, 4096] takes an H200 82 us for 1 row; with four stages 88, with four warps 104.
 _STAGES, _WARPS = 3, 8
 _LARGEST = 127.0
-# Tiles in which one program looks for outputs to compute exactly, for up to _FEW_ROWS rows and for more; inputs for
-# which it has a warp.
+# Tiles in which one program looks for outputs to compute exactly, for up to _FEW_ROWS rows and for more;
+# inputs for which it has a warp.
 _FEW_ROWS, _SMALL_SHARE, _LARGE_SHARE, _INPUTS_OF_A_WARP = 4, 4, 16, 4096
 # The largest relative error of a rounded output.
 _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
@@ -48,8 +49,8 @@ def _round_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program rounds one row: x is about step * rounded. error: what an output's error is multiplied by to bound the
-    product's, 0 for a row of zeros."""
+    """Each program rounds one row: x is about step * rounded. error: what an output's error is multiplied by
+    to bound the product's, 0 for a row of zeros."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_input = column < num_inputs
@@ -109,7 +110,8 @@ def _screen_kernel(
     IS_ASSEMBLED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs approximately and, for each row, an upper and a lower bound of their maximum."""
+    """Each program computes OUTPUTS outputs approximately and, for each row, an upper and a lower bound of
+    their maximum."""
     place = tl.arange(0, OUTPUTS)
     output = tl.program_id(0) * OUTPUTS + place
     column = tl.arange(0, NIBBLES)
@@ -168,7 +170,8 @@ def _rescore_kernel(
     ROUNDING: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program looks at SHARE tiles of one row's outputs and computes exactly those that could be the row's greatest.
+    """Each program looks at SHARE tiles of one row's outputs and computes exactly those that could be the
+    row's greatest.
 
     Its tiles are far apart: frequent tokens, which are likely, are mostly close to each other.
     """
@@ -216,9 +219,10 @@ def screened_linear(
 ) -> torch.Tensor:
     """Returns [rows, outputs]: x @ weight.T, exact where it could be the greatest of a row, else approximate.
 
-    spreads: an output could be off by its error times sqrt(spreads[0] * sum(x ** 2) + spreads[1] * step ** 2), x being
-    rounded to multiples of step, the 127th part of its row's greatest. At most the 8 greatest of each 128 outputs become
-    exact: drafts may be wrong, but not slow. On CUDA there are at most 32 rows; inputs are a multiple of 256.
+    spreads: an output could be off by its error times sqrt(spreads[0] * sum(x ** 2) + spreads[1] * step **
+    2), x being rounded to multiples of step, the 127th part of its row's greatest. At most the 8 greatest of
+    each 128 outputs become exact: drafts may be wrong, but not slow. On CUDA there are at most 32 rows;
+    inputs are a multiple of 256.
     """
     if not takes_triton(x):
         return screened_linear_twin(x, weight, packed, scales, errors, spreads, out=out)

@@ -1,5 +1,5 @@
-"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny_core.py, and _hopper_core.py
-for Hopper.
+"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny_core.py, and
+_hopper_core.py for Hopper.
 
 More rows, odd shapes and other types are PyTorch's.
 """
@@ -55,7 +55,8 @@ def _linear_kernel(
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the parts up."""
+    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the
+    parts up."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
@@ -96,7 +97,8 @@ def skinny_linear(
 ) -> torch.Tensor:
     """Returns [rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once.
 
-    No launch that is still under way may write the weight: it may be read before the preceding launch has ended.
+    No launch that is still under way may write the weight: it may be read before the preceding launch has
+    ended.
     """
     operation = FusedOperation.ADD if norm is None else FusedOperation.ADD_DEFERRED
     kernel, streams = choice_of(x, weight, operation)

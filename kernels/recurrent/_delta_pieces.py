@@ -1,12 +1,14 @@
-"""The chunked form of the gated delta rule in two launches: what pieces need of their own tokens alone, all at once; then the
-pieces of each span one after the other.
+"""The chunked form of the gated delta rule in two launches: what pieces need of their own tokens alone, all
+at once; then the pieces of each span one after the other.
 
-Within a piece token i writes what its value differs by from what the state says then, a triangular system over the tokens
-before it. The first launch inverts the system; the second one applies it. A piece that is not full has zeros beyond.
+Within a piece token i writes what its value differs by from what the state says then, a triangular system
+over the tokens before it. The first launch inverts the system; the second one applies it. A piece that is not
+full has zeros beyond.
 
-No product has tiles for Hopper's asynchronous tensor cores (64 rows by four warps): of kernels with several such products Triton
-3.6 makes code that reads operands before they are there (https://github.com/fla-org/flash-linear-attention/pull/988). The first
-launch has two warps; the second one computes transposed, so that its rows are the few dimensions of values.
+No product has tiles for Hopper's asynchronous tensor cores (64 rows by four warps): of kernels with several
+such products Triton 3.6 makes code that reads operands before they are there
+(https://github.com/fla-org/flash-linear-attention/pull/988). The first launch has two warps; the second one
+computes transposed, so that its rows are the few dimensions of values.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from headway.kernels.types._delta_rule import DeltaRule, TokenSpans
 
 _MAX_VALUES, _MAX_WIDE_VALUES = 32, 16  # of the state's tile, where 16-bit numbers are multiplied and others
 _CHUNK = 32  # dimensions of keys at a time
-# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the sum.
+# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the
+# sum.
 _OPTIONS = {"enable_fp_fusion": False}
 _SYSTEM_OPTIONS = _OPTIONS | {"num_warps": 2, "num_stages": 1}
 _PIECE_OPTIONS = _OPTIONS | {"num_warps": 8}
@@ -35,8 +38,8 @@ class _Systems(NamedTuple):
 
     inverses: torch.Tensor  # [tokens, V, PIECE]: rows of the inverse of the triangular system
     seen: torch.Tensor  # [tokens, V, PIECE]: how much of what the piece's tokens write each query sees
-    # [4, tokens, V]: how much is written; the logarithm of what is kept from before the piece; the factors by which the key gets
-    # the length 1, and the query 1 / sqrt(K)
+    # [4, tokens, V]: how much is written; the logarithm of what is kept from before the piece; the factors by
+    # which the key gets the length 1, and the query 1 / sqrt(K)
     numbers: torch.Tensor
 
 
@@ -63,8 +66,8 @@ def _products(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """[PIECE, PIECE]: the products of each vector on the left with each on the right; [PIECE]: of those on the left with
-    themselves. A few dimensions at a time, for registers are few."""
+    """[PIECE, PIECE]: the products of each vector on the left with each on the right; [PIECE]: of those on
+    the left with themselves. A few dimensions at a time, for registers are few."""
     k = tl.arange(0, CHUNK)
     own = wide(tl.load(left_ptr, mask=is_token, other=0.0)) * 0
     products = own[:, None] + tl.zeros((PIECE, PIECE), own.dtype)
@@ -81,7 +84,8 @@ def _products(
 def _totals(
     gate_ptr: tl.tensor, log: tl.tensor, bias: tl.tensor, is_token: tl.tensor, heads: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """How much each token writes, and the logarithm of what is kept from before the piece up to it, [PIECE] each."""
+    """How much each token writes, and the logarithm of what is kept from before the piece up to it, [PIECE]
+    each."""
     write = 1 / (1 + tl.exp(-wide(tl.load(gate_ptr, mask=is_token, other=0.0))))
     decay = kept_share(wide(tl.load(gate_ptr + heads, mask=is_token, other=0.0)), log, bias)
     return write, tl.cumsum(tl.where(is_token, decay, 0.0), 0)
@@ -188,7 +192,8 @@ def _pieces_kernel(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a span, head of values and VALUES of its dimensions. Tiles of values are [VALUES, PIECE] and [VALUES, KEYS]."""
+    """One program a span, head of values and VALUES of its dimensions. Tiles of values are [VALUES, PIECE]
+    and [VALUES, KEYS]."""
     span, head = tl.program_id(0), tl.program_id(1)
     length = tl.where(tl.load(generated_ptr + span) != 0, 0, tl.load(length_ptr + span))
     if length > 0:
@@ -250,8 +255,8 @@ def run_pieces(
     check_dense(rule.decay_log, rule.decay_bias, states, state_ids, *spans, out)
     assert mixed.stride(1) == gates.stride(1) == 1, (mixed.stride(), gates.stride())
     heads, num_tokens, num_spans = rule.num_value_heads, len(mixed), len(spans.rows)
-    # 16-bit inputs are multiplied as such, as by flash-linear-attention; float32 in three parts, which together keep about
-    # its precision. The interpreter has no bfloat16.
+    # 16-bit inputs are multiplied as such, as by flash-linear-attention; float32 in three parts, which
+    # together keep about its precision. The interpreter has no bfloat16.
     precision = "ieee" if states.dtype == torch.float64 else "tf32x3"
     if mixed.dtype.itemsize == 2 and mixed.is_cuda:
         precision = "bf16"

@@ -1,7 +1,8 @@
-"""The gated delta rule token by token: one kernel for windows of rounds and for chunks of generated tokens, so that both have
-the same bits.
+"""The gated delta rule token by token: one kernel for windows of rounds and for chunks of generated tokens,
+so that both have the same bits.
 
-A program holds a tile of one head's state in registers: all K dimensions of keys, some of the D dimensions of values.
+A program holds a tile of one head's state in registers: all K dimensions of keys, some of the D dimensions of
+values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 
-# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the sum.
+# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the
+# sum.
 _OPTIONS = {"enable_fp_fusion": False}
 _MAX_VALUES = 32  # of a tile: 128 x 32 float32 are 32 registers of each of 128 threads
 
@@ -45,7 +47,8 @@ def _stepped(
     has_key: tl.tensor,
     has_value: tl.tensor,
 ) -> tl.tensor:
-    """The tile after one token. write, decay: what the gates' projections gave, in the tile's dtype; decay is complete."""
+    """The tile after one token. write, decay: what the gates' projections gave, in the tile's dtype; decay is
+    complete."""
     key = unit(wide(tl.load(key_ptr, mask=has_key, other=0.0)))
     value = wide(tl.load(value_ptr, mask=has_value, other=0.0))
     kept = tile * tl.exp(decay)

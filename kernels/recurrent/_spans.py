@@ -14,6 +14,6 @@ def searched_spans(
     state_ids: torch.Tensor,  # [rows of the table]
     spans: TokenSpans,
 ) -> int:
-    """Returns a power of two that holds all spans, the same for any number of them up to one for each row, so that no number of
-    prompts compiles a kernel."""
+    """Returns a power of two that holds all spans, the same for any number of them up to one for each row, so
+    that no number of prompts compiles a kernel."""
     return power_of_two(max(len(state_ids), len(spans.rows), _LEAST))

@@ -1,4 +1,5 @@
-"""A causal convolution of each channel by itself, with silu after it: of windows of a round, and of chunks of prompts."""
+"""A causal convolution of each channel by itself, with silu after it: of windows of a round, and of chunks of
+prompts."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def _input(
     is_inside: tl.tensor,
     TAPS: tl.constexpr,
 ) -> tl.tensor:
-    """The input at a place of a span or window, or one of those before it, of each channel. x_ptr: of its first token. Places may
-    be a column, [n, 1], and what belongs to them [n, channels]."""
+    """The input at a place of a span or window, or one of those before it, of each channel. x_ptr: of its
+    first token. Places may be a column, [n, 1], and what belongs to them [n, channels]."""
     at = tl.maximum(place, 0).to(tl.int64)
     own = tl.load(x_ptr + at * x_stride, mask=is_inside & (place >= 0), other=0.0)
     before = tl.load(
@@ -157,8 +158,8 @@ def _last_inputs_kernel(
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a span and BLOCK channels, from the oldest input on: what a place of the state gets stands after it, where nothing
-    was written yet."""
+    """One program a span and BLOCK channels, from the oldest input on: what a place of the state gets stands
+    after it, where nothing was written yet."""
     span = tl.program_id(0)
     length = tl.load(length_ptr + span)
     if length > 0:

@@ -53,8 +53,8 @@ def delta_windows(
     state_ids: torch.Tensor,  # [rows] int64
     out: torch.Tensor,  # [rows * width, V, D], written
 ) -> None:
-    """Brings each row's state forward by the tokens of its last window that have stayed, and keeps this window, whose results it
-    writes. The state before the window is what `state.states` holds then."""
+    """Brings each row's state forward by the tokens of its last window that have stayed, and keeps this
+    window, whose results it writes. The state before the window is what `state.states` holds then."""
     if not takes_triton(mixed):
         delta_windows_twin(mixed, gates, rule, state, state_ids, out)
         return

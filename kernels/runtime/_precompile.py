@@ -1,9 +1,9 @@
 """Fills Triton's cache on disk by worker processes, one a core, before kernels are launched.
 
-Triton compiles a kernel when it is first launched, one after the other: a start with an empty cache waits for about 100
-kernels. Within `compile_in_workers` a launch whose kernel is not loaded does nothing but record which specialisation it
-needs (Triton's `jit_cache_hook`); worker processes compile the recorded ones, and later launches find them in the cache.
-Knows no operation.
+Triton compiles a kernel when it is first launched, one after the other: a start with an empty cache waits for
+about 100 kernels. Within `compile_in_workers` a launch whose kernel is not loaded does nothing but record
+which specialisation it needs (Triton's `jit_cache_hook`); worker processes compile the recorded ones, and
+later launches find them in the cache. Knows no operation.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 class Precompiler:
     """Records specialisations and hands them to worker processes.
 
-    The process itself looks recorded kernels up in the cache until the first one that is missing, which it compiles; a start
-    that finds all of them starts no worker. Mutable: the thread that launches is the writer of all but the counts, which the
-    worker threads add to under the lock.
+    The process itself looks recorded kernels up in the cache until the first one that is missing, which it
+    compiles; a start that finds all of them starts no worker. Mutable: the thread that launches is the writer
+    of all but the counts, which the worker threads add to under the lock.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -67,8 +67,9 @@ class Precompiler:
         return len(self._threads)
 
     def record(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        """Triton's `jit_cache_hook`, called for each launch of a kernel that is not loaded. Returns True: Triton neither
-        compiles nor launches it. What fails here fails again, with its reason, when the kernel is launched in earnest."""
+        """Triton's `jit_cache_hook`, called for each launch of a kernel that is not loaded. Returns True:
+        Triton neither compiles nor launches it. What fails here fails again, with its reason, when the kernel
+        is launched in earnest."""
         key = (fn.module, fn.name, compile["key"])
         if key in self._seen:
             return True
@@ -150,9 +151,10 @@ def compile_in_workers(
 ) -> Iterator[Precompiler]:
     """Launches of kernels that are not loaded do nothing within it; at its end the cache on disk has them.
 
-    For launches whose effects nobody needs, such as those of a CUDA graph that is thrown away; no other thread may launch
-    kernels meanwhile. progress: called a few times a second while workers are waited for. memory_bytes: bounds the number
-    of workers. A kernel that fails to compile, and a worker that dies, raise nothing.
+    For launches whose effects nobody needs, such as those of a CUDA graph that is thrown away; no other
+    thread may launch kernels meanwhile. progress: called a few times a second while workers are waited for.
+    memory_bytes: bounds the number of workers. A kernel that fails to compile, and a worker that dies, raise
+    nothing.
     """
     fitting = max(memory_bytes // _WORKER_BYTES, 1)
     precompiler = Precompiler(min(len(os.sched_getaffinity(0)), _MAX_WORKERS, fitting))
@@ -186,7 +188,8 @@ def _specialization_of(fn: Any, compile: dict[str, Any]) -> Specialization:
 
 
 def _started_worker() -> subprocess.Popen[bytes]:
-    """No GPU is visible to it, so that it takes no memory there; a terminal's Ctrl-C reaches its parent only."""
+    """No GPU is visible to it, so that it takes no memory there; a terminal's Ctrl-C reaches its parent
+    only."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "TRITON_CACHE_DIR": triton.knobs.cache.dir,

@@ -1,7 +1,8 @@
-"""Compiles recorded specialisations of kernels into Triton's cache on disk, in worker processes that use no GPU.
+"""Compiles recorded specialisations of kernels into Triton's cache on disk, in worker processes that use no
+GPU.
 
-A worker reads pickled `Specialization`s from stdin, answers each with one pickled `Answer` on stdout, and ends with stdin.
-Knows no operation.
+A worker reads pickled `Specialization`s from stdin, answers each with one pickled `Answer` on stdout, and
+ends with stdin. Knows no operation.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ class Specialization(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """was_missing: whether the cache lacked the kernel. error: why it could not be compiled, empty if it was."""
+    """was_missing: whether the cache lacked the kernel. error: why it could not be compiled, empty if it
+    was."""
 
     was_missing: bool
     error: str = ""
 
 
 class OfflineDriver(DriverBase):  # type: ignore[misc]
-    """Names the GPU for which Triton compiles. Nothing can be loaded or launched, and no CUDA context is made."""
+    """Names the GPU for which Triton compiles. Nothing can be loaded or launched, and no CUDA context is
+    made."""
 
     def __init__(self, target: tuple[str, int, int]) -> None:
         self._target = GPUTarget(*target)

@@ -38,8 +38,8 @@ def jit(function: Callable[..., Any]) -> Kernel:
 
 
 def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """jit that does not compile anew where one of these integer arguments is 1 or divisible by 16, or where one of these
-    pointers, to what is read a few elements at a time, is not aligned to 16 bytes."""
+    """jit that does not compile anew where one of these integer arguments is 1 or divisible by 16, or where
+    one of these pointers, to what is read a few elements at a time, is not aligned to 16 bytes."""
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         if triton is None:
@@ -52,8 +52,8 @@ def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
 
 
 def gluon_jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """jit of Gluon, Triton's lower level, that does not compile anew where one of these arguments is 1 or divisible by 16, a
-    pointer where its address is."""
+    """jit of Gluon, Triton's lower level, that does not compile anew where one of these arguments is 1 or
+    divisible by 16, a pointer where its address is."""
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         return cast(Kernel, function if gluon is None else gluon.jit(function, do_not_specialize=names))

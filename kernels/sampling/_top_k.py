@@ -1,8 +1,8 @@
 """The best token of those that top-k and, of these, top-p and min-p keep, without sorting.
 
-Knows the logits of one line and, of each run of RUN tokens, the highest logit. From these follows which runs can hold
-kept tokens; thresholds are searched among the tokens gathered from there, or, where these are more than FEW, among
-the whole vocabulary.
+Knows the logits of one line and, of each run of RUN tokens, the highest logit. From these follows which runs
+can hold kept tokens; thresholds are searched among the tokens gathered from there, or, where these are more
+than FEW, among the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def _best_of_pairs(
     SHIFT: tl.constexpr,
     PAIRED: tl.constexpr,
 ) -> tl.tensor:
-    """Returns what `_best_kept` does, for up to PAIRED tokens: each is compared with each, nothing is searched."""
+    """Returns what `_best_kept` does, for up to PAIRED tokens: each is compared with each, nothing is
+    searched."""
     index = tl.arange(0, PAIRED)
     value = tl.load(value_ptr + index, mask=index < size, other=-float("inf"))
     token = tl.load(id_ptr + index, mask=index < size, other=2**31 - 1)
@@ -229,8 +230,9 @@ def pick_kept(
 ) -> tl.tensor:
     """The token picked in one line.
 
-    Of k runs, where top-k keeps k tokens, the least of the highest logits is no more than the k-th largest logit:
-    all that top-k keeps lies in runs whose highest logit reaches it. Masked tokens, -inf, are never gathered.
+    Of k runs, where top-k keeps k tokens, the least of the highest logits is no more than the k-th largest
+    logit: all that top-k keeps lies in runs whose highest logit reaches it. Masked tokens, -inf, are never
+    gathered.
     """
     run = tl.arange(0, RUNS)
     key = key_of(tl.load(top_ptr + run, mask=run < runs, other=-float("inf")), SHIFT)

@@ -1,10 +1,11 @@
 """The best token of those that top-p and min-p keep, drawn until one is kept: no threshold is searched for.
 
-The best noisy score of all names a candidate. Where the tokens above it hold top-p's share, neither it nor what lies
-below is kept, and the next is drawn from those above. A token has the best score as often as its share says, so the
-first stands with a probability of top-p or more. Several programs share a line; the last to arrive tests the candidates.
-Knows the logits and, of each run of RUN tokens, the highest logit and a part of the mass; of top-k it knows nothing.
-FlashInfer rejects likewise (https://flashinfer.ai/2025/03/10/sampling.html), but draws from sums instead of scores.
+The best noisy score of all names a candidate. Where the tokens above it hold top-p's share, neither it nor
+what lies below is kept, and the next is drawn from those above. A token has the best score as often as its
+share says, so the first stands with a probability of top-p or more. Several programs share a line; the last
+to arrive tests the candidates. Knows the logits and, of each run of RUN tokens, the highest logit and a part
+of the mass; of top-k it knows nothing. FlashInfer rejects likewise
+(https://flashinfer.ai/2025/03/10/sampling.html), but draws from sums instead of scores.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _sure_bound(
 ) -> tl.tensor:
     """A key such that tokens from it on surely hold `wanted`; `low` where the runs do not say so.
 
-    Of a run that reaches down to a key, the best token counts, or, where all near it have that key or more, these.
+    Of a run that reaches down to a key, the best token counts, or, where all near it have that key or more,
+    these.
     """
     key, near_key = key_of(tops, SHIFT), key_of(_near_from(tops, temperature), SHIFT)
     more = tl.maximum(near - top_mass, 0.0)
@@ -85,7 +87,8 @@ def _values_of_runs(
     RUN: tl.constexpr,
     COUNT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """([COUNT] runs from place `first` of the list on, [COUNT, RUN] tokens, float32 logits; -inf beyond the end)."""
+    """([COUNT] runs from place `first` of the list on, [COUNT, RUN] tokens, float32 logits; -inf beyond the
+    end)."""
     place = first + tl.arange(0, COUNT)
     run = tl.load(list_ptr + place, mask=place < listed, other=0)
     token = run[:, None] * RUN + tl.arange(0, RUN)[None, :]
@@ -168,7 +171,8 @@ def _first_kept(
     TESTED: tl.constexpr,
     UNIT: tl.constexpr,
 ) -> tl.tensor:
-    """The best token with less than `limit` above it; units whose best is rejected are drawn from anew, further up."""
+    """The best token with less than `limit` above it; units whose best is rejected are drawn from anew,
+    further up."""
     unit = tl.arange(0, UNITS)
     # Other programs may have written these; from here on they stay in registers, the same in all threads.
     score = tl.load(score_ptr + unit, mask=unit < units, other=-float("inf"), cache_modifier=".cg")
@@ -226,7 +230,8 @@ def pick_by_rejection(
     TESTED: tl.constexpr,
     UNIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(the token picked in one line, whether this program knows it: of the line's programs the last one does).
+    """(the token picked in one line, whether this program knows it: of the line's programs the last one
+    does).
 
     Each draws from some units of runs; what a unit gives depends on the line alone, not on who takes it.
     """

@@ -44,9 +44,9 @@ def mask_logits(
     lines: torch.Tensor,  # [rows] int64: the row's entry of `allowed`; -1: everything is allowed
     allowed: torch.Tensor,  # [n, window or more, ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is token i
 ) -> None:
-    """Sets the logits of forbidden tokens to -inf; where one is NaN or +inf it stays, or becomes, one of these, which `sample` looks
-    for. The bit order is that of
-    llguidance and xgrammar. float64 logits, which only tests of exactness have, take the twin everywhere."""
+    """Sets the logits of forbidden tokens to -inf; where one is NaN or +inf it stays, or becomes, one of
+    these, which `sample` looks for. The bit order is that of llguidance and xgrammar. float64 logits, which
+    only tests of exactness have, take the twin everywhere."""
     if not takes_triton(logits) or logits.dtype == torch.float64:
         mask_logits_twin(logits, lines, allowed)
         return

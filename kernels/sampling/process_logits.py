@@ -170,7 +170,8 @@ def process_logits(
 ) -> torch.Tensor:
     """[rows, window, vocab] float32 or float64: penalties, then bias, then masks and forced tokens.
 
-    Takes no memory but for its result. A place with NaN or +inf has NaN or +inf in the result. float64 logits, which only tests of exactness have, take the twin everywhere.
+    Takes no memory but for its result. A place with NaN or +inf has NaN or +inf in the result. float64
+    logits, which only tests of exactness have, take the twin everywhere.
     """
     if not takes_triton(logits) or logits.dtype == torch.float64:
         return process_logits_twin(logits, window_tokens, positions, processors)
@@ -207,6 +208,6 @@ def count_tokens(
     counts: torch.Tensor,  # [rows] int64, 0 .. n
     processors: LogitsProcessorState,
 ) -> None:
-    """The first counts[row] tokens of each row are output from now on. The twin runs on every device: it synchronises
-    nothing on CUDA, so that a graph can capture it."""
+    """The first counts[row] tokens of each row are output from now on. The twin runs on every device: it
+    synchronises nothing on CUDA, so that a graph can capture it."""
     count_tokens_twin(tokens, counts, processors)

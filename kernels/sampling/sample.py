@@ -1,8 +1,9 @@
 """Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone.
 
-The pass that reads all logits also finds the lines that hold a NaN or +inf: it counts NaN as +inf, so that the highest logit
-of such a line is +inf. One pass over the vocabulary finds each chunk's best score; for filtered rows it finds the highest logit
-of each run of _RUN tokens instead, from which `pick_kept` goes on where top-k acts, else `pick_by_rejection`. Nothing is sorted.
+The pass that reads all logits also finds the lines that hold a NaN or +inf: it counts NaN as +inf, so that
+the highest logit of such a line is +inf. One pass over the vocabulary finds each chunk's best score; for
+filtered rows it finds the highest logit of each run of _RUN tokens instead, from which `pick_kept` goes on
+where top-k acts, else `pick_by_rejection`. Nothing is sorted.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from headway.kernels.sampling._top_k import pick_kept
 from headway.kernels.sampling._top_p import mass_of, near_mass, pick_by_rejection
 
 _CHUNK, _RUN = 2048, 64
-# Tokens whose noise is made at once; runs, and gathered tokens, looked at at once; most tokens to compare with each
-# other, and to gather; runs to draw from at once, and to sum up at once.
+# Tokens whose noise is made at once; runs, and gathered tokens, looked at at once; most tokens to compare
+# with each other, and to gather; runs to draw from at once, and to sum up at once.
 _PIECE, _RUNS, _BLOCK, _PAIRED, _FEW, _UNIT, _TESTED = 512, 32, 1024, 128, 8192, 16, 64
 _SCAN_WARPS, _PICK_WARPS, _SCANS_PER_MULTIPROCESSOR, _PICKS_PER_MULTIPROCESSOR = 4, 8, 24, 2
-# Where one warp holds all terms of a sum, each of its threads adds them up for itself, and a product fused with an
-# addition rounds otherwise in each. Threads that disagree about a bound may part before a barrier, for good.
+# Where one warp holds all terms of a sum, each of its threads adds them up for itself, and a product fused
+# with an addition rounds otherwise in each. Threads that disagree about a bound may part before a barrier,
+# for good.
 _PICK_OPTIONS = {"enable_fp_fusion": False}
 _ROW_POINTERS = (
     "only_ptr",
@@ -87,7 +89,8 @@ def _scores(
     first: tl.tensor,
     SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the scores of the tokens from `first` on, relative to `highest`: then nothing overflows at small temperatures."""
+    """Returns the scores of the tokens from `first` on, relative to `highest`: then nothing overflows at
+    small temperatures."""
     noise = noise_of_groups(seed, position, first // 4 + tl.arange(0, SIZE // 4))
     base = tl.where(highest == -float("inf"), 0.0, highest)
     return tl.div_rn(value - base, temperature) + tl.reshape(noise, (SIZE,))
@@ -118,12 +121,13 @@ def _scan_kernel(
     PIECE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Computes per vocabulary tile of one position: maximum logit and noisy maximum, or statistics for top-k/top-p.
+    """Computes per vocabulary tile of one position: maximum logit and noisy maximum, or statistics for
+    top-k/top-p.
 
-    The maximum is +inf where a logit is NaN, which the maximum of floats would drop; `_pick_kernel` marks such lines as broken,
-    no line is marked before.
-    Runs: the highest logit of each and, without top-k, the mass near it, and the mass of the chunk instead of a
-    score. Masses are sums of exp((logit - the chunk's highest) / temperature).
+    The maximum is +inf where a logit is NaN, which the maximum of floats would drop; `_pick_kernel` marks
+    such lines as broken, no line is marked before. Runs: the highest logit of each and, without top-k, the
+    mass near it, and the mass of the chunk instead of a score. Masses are sums of exp((logit - the chunk's
+    highest) / temperature).
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
@@ -218,8 +222,8 @@ def _pick_kernel(
 ) -> None:
     """One line: the best token of its best chunk, or, where filters act, the best of the tokens they keep.
 
-    All programs of a line work where it is filtered without top-k; else the first alone. A line whose highest logit is +inf
-    has no probabilities: it is marked as broken and gets token 0.
+    All programs of a line work where it is filtered without top-k; else the first alone. A line whose highest
+    logit is +inf has no probabilities: it is marked as broken and gets token 0.
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
@@ -299,9 +303,9 @@ def sample(
 ) -> torch.Tensor:
     """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
-    broken: [rows, window] bool, written: whether any logit is NaN or +inf, so that no probabilities exist; -inf is a masked
-    token. The token of such a line is of no meaning, but exists.
-    A row's token depends on its own line and on the dtype of the logits, by which the kernels add probabilities in another order.
+    broken: [rows, window] bool, written: whether any logit is NaN or +inf, so that no probabilities exist;
+    -inf is a masked token. The token of such a line is of no meaning, but exists. A row's token depends on
+    its own line and on the dtype of the logits, by which the kernels add probabilities in another order.
     float64 logits, which only tests of exactness have, take the twin everywhere.
     """
     parameters = positions, temperatures, top_k, top_p, min_p, seeds
@@ -317,8 +321,9 @@ def sample(
     check_dense(tokens, broken, some)
     if lines == 0:
         return tokens
-    # By line and chunk: highest logit, best score or mass; by line and run: highest logit, mass near it; the list of
-    # runs; gathered tokens, or of each unit the best score and its token; how many programs of a line have arrived.
+    # By line and chunk: highest logit, best score or mass; by line and run: highest logit, mass near it; the
+    # list of runs; gathered tokens, or of each unit the best score and its token; how many programs of a line
+    # have arrived.
     bests = torch.empty(2, lines, chunks, device=logits.device)
     runs = torch.empty(2, lines, chunks * (_CHUNK // _RUN), device=logits.device)
     listed = torch.empty_like(runs[0], dtype=torch.int32)

@@ -1,8 +1,8 @@
 """Device functions of verification, preparation, rewind and advance.
 
-The public kernels (`verify`, `prepare`, `rewind`, `advance`) and the two fused kernels that a decode round launches
-(`prepare_verify_inputs`, `verify_and_rewind`) are both built from these functions, so that there is one code for each rule.
-Every argument that is not a pointer or a constant is a block with one lane per row.
+The public kernels (`verify`, `prepare`, `rewind`, `advance`) and the two fused kernels that a decode round
+launches (`prepare_verify_inputs`, `verify_and_rewind`) are both built from these functions, so that there is
+one code for each rule. Every argument that is not a pointer or a constant is a block with one lane per row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from headway.kernels.runtime._triton import jit, tl
 
 @jit
 def accepts_draft(is_accepted: tl.tensor, draft: tl.tensor, target: tl.tensor) -> tl.tensor:
-    """Returns whether this draft and all before it are what the target chose. is_accepted: whether all before it are."""
+    """Returns whether this draft and all before it are what the target chose. is_accepted: whether all before
+    it are."""
     return is_accepted & (draft == target)
 
 
@@ -46,7 +47,8 @@ def rewind_row(
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """Removes the DEPTH - accepted rejected tokens from the rows that are live; returns which rows lose their last block."""
+    """Removes the DEPTH - accepted rejected tokens from the rows that are live; returns which rows lose their
+    last block."""
     rewound = DEPTH - accepted
     tl.store(length_ptr + row, length - rewound, mask=is_live)
     remainder = offset - rewound
@@ -82,7 +84,8 @@ def advance_row(
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
-    """Counts the DEPTH + 1 tokens of a window into the rows that are live and gives them the granted block they reach."""
+    """Counts the DEPTH + 1 tokens of a window into the rows that are live and gives them the granted block
+    they reach."""
     new_length = length + DEPTH + 1
     tl.store(length_ptr + row, new_length, mask=is_live)
     tl.store(offset_ptr + row, (new_length - 1) % BLOCK_SIZE, mask=is_live)

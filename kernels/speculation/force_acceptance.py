@@ -61,10 +61,11 @@ def force_acceptance(
     thresholds: torch.Tensor,  # [depth or more] int64, 0 .. 2^32
     vocab_size: int,
 ) -> None:
-    """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
+    """Draft i is accepted if those before it were and the word of (seed, its position) is below
+    thresholds[i].
 
-    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id. Where no
-    valid draft follows, sampled tokens stay.
+    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id.
+    Where no valid draft follows, sampled tokens stay.
     """
     if not takes_triton(sampled):
         force_acceptance_twin(sampled, tokens, is_valid, seeds, start_positions, thresholds, vocab_size)

@@ -28,7 +28,8 @@ def _propose_kernel(
     TOKENS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program per row; goes over the row's tokens from the last to the first until a whole n-gram is found."""
+    """One program per row; goes over the row's tokens from the last to the first until a whole n-gram is
+    found."""
     row = tl.program_id(0).to(tl.int64)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
@@ -89,8 +90,8 @@ def propose_ngram(
 ) -> torch.Tensor:
     """[N, S] int64: the drafts of each row, 0 for padding.
 
-    Of the longest suffix of the row's tokens, at most max_ngram long, that occurs before, the latest earlier occurrence is
-    taken; the drafts are the tokens that follow it. Nothing beyond the row's length is read.
+    Of the longest suffix of the row's tokens, at most max_ngram long, that occurs before, the latest earlier
+    occurrence is taken; the drafts are the tokens that follow it. Nothing beyond the row's length is read.
     """
     if not takes_triton(token_cache):
         return propose_ngram_twin(rows, token_cache, num_speculative_tokens, max_ngram)

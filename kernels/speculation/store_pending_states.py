@@ -66,7 +66,8 @@ def store_pending_states(
 ) -> None:
     """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden.
 
-    They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is pending.
+    They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is
+    pending.
     """
     if not takes_triton(states):
         store_pending_states_twin(

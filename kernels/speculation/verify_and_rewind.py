@@ -103,7 +103,8 @@ def verify_and_rewind(
     broken: torch.Tensor | None = None,  # [N, S + 1] bool: as `sample` writes it
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they are broken."""
+    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they
+    are broken."""
     if not takes_triton(sampled):
         return verify_and_rewind_twin(rows, window, sampled, block_size_tokens, broken=broken, out=out)
     num_rows, width = sampled.shape

@@ -36,8 +36,9 @@ def _deliver_kernel(
     count = tl.load(count_ptr)
     place_ptr = places_ptr + count % num_places * stride
     tl.store(place_ptr, count)
-    # Each thread reads a clock of its own: the thread that writes one to the ring writes it to packed, too. So packed is not taken
-    # to be aligned: loaded by two numbers a thread, and stored by one, they would change hands in between.
+    # Each thread reads a clock of its own: the thread that writes one to the ring writes it to packed, too.
+    # So packed is not taken to be aligned: loaded by two numbers a thread, and stored by one, they would
+    # change hands in between.
     time = tl.extra.cuda.globaltimer() if HAS_CLOCK else 0
     for first in range(0, size, BLOCK):
         index = first + tl.arange(0, BLOCK)
@@ -58,9 +59,11 @@ def copy_results_to_host(
     *,
     time_index: int,
 ) -> None:
-    """Writes to the place whose turn it is, count modulo m: count, then packed, with the time: nanoseconds, as `stamp`.
+    """Writes to the place whose turn it is, count modulo m: count, then packed, with the time: nanoseconds,
+    as `stamp`.
 
-    places: on the device, or page-locked on the host. The interpreter has no clock, and leaves the time as it is.
+    places: on the device, or page-locked on the host. The interpreter has no clock, and leaves the time as it
+    is.
     """
     assert 0 <= time_index < len(packed) < places.shape[1], (time_index, len(packed), tuple(places.shape))
     if not takes_triton(packed):

@@ -10,7 +10,8 @@ from headway.kernels.runtime._triton import blocks_of, power_of_two
 
 
 class DeferredNorm(NamedTuple):
-    """The rest of a root-mean-square norm whose weight was applied to a product's inputs: one factor a row."""
+    """The rest of a root-mean-square norm whose weight was applied to a product's inputs: one factor a
+    row."""
 
     squares: torch.Tensor  # [rows, square_tiles(hidden)] float32: sums over 64 columns of the residual each
     epsilon: float
@@ -22,5 +23,6 @@ class DeferredNorm(NamedTuple):
 
 
 def square_tiles(hidden: int) -> int:
-    """Returns the columns of `squares`. From 32 on kernels sum a row's in the same order, whatever the number of rows."""
+    """Returns the columns of `squares`. From 32 on kernels sum a row's in the same order, whatever the number
+    of rows."""
     return max(power_of_two(blocks_of(hidden, 64)), 32)

@@ -1,4 +1,5 @@
-"""What the kernels of a gated delta net are given: a layer's parameters, the state of rows, and the tokens of prompts by row."""
+"""What the kernels of a gated delta net are given: a layer's parameters, the state of rows, and the tokens of
+prompts by row."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import torch
 
 
 class DeltaRule(NamedTuple):
-    """The sizes of a layer's heads, and the parameters of its gates. V: heads of values; each head of queries and keys serves
-    V / num_key_heads of them, one after the other."""
+    """The sizes of a layer's heads, and the parameters of its gates. V: heads of values; each head of queries
+    and keys serves V / num_key_heads of them, one after the other."""
 
     num_key_heads: int
     num_value_heads: int
@@ -25,8 +26,8 @@ class DeltaRule(NamedTuple):
 
 
 class DeltaState(NamedTuple):
-    """The state of one layer by state id, and the last window of each row. Of the window the first `counts` tokens have stayed and
-    are not in `states` yet.
+    """The state of one layer by state id, and the last window of each row. Of the window the first `counts`
+    tokens have stayed and are not in `states` yet.
 
     W: the most tokens of a window. K, D: the dimensions of keys and values.
     """

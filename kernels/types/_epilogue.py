@@ -10,9 +10,11 @@ from headway.kernels.types._deferred_norm import DeferredNorm
 
 
 class Activation(NamedTuple):
-    """The input of a linear layer: in the weight's dtype, or in float8_e4m3fn as multiples of a Float8Weight's step.
+    """The input of a linear layer: in the weight's dtype, or in float8_e4m3fn as multiples of a
+    Float8Weight's step.
 
-    deferred: what the product is still to be multiplied by, where the norm before it was applied but for that.
+    deferred: what the product is still to be multiplied by, where the norm before it was applied but for
+    that.
     """
 
     values: torch.Tensor  # [rows, in]
@@ -30,8 +32,8 @@ class NextNorm(NamedTuple):
 class Epilogue(NamedTuple):
     """The operations that are computed with a product, in this order.
 
-    activation: "silu_mul" is silu of the first half of the outputs times the second half. next_norm: the sum with the
-    residual, which is changed in place, is multiplied by the norm's weight; the rest is deferred.
+    activation: "silu_mul" is silu of the first half of the outputs times the second half. next_norm: the sum
+    with the residual, which is changed in place, is multiplied by the norm's weight; the rest is deferred.
     """
 
     bias: torch.Tensor | None = None  # [out] float

@@ -9,17 +9,19 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class QueryBatch:
-    """Rows of queries in a flat list of tokens: windows of a decode round, or chunks of prompts, one row each.
+    """Rows of queries in a flat list of tokens: windows of a decode round, or chunks of prompts, one row
+    each.
 
-    The batch takes the tokens [first_token, first_token + num_tokens) of the list. Query w of row r stands at position
-    start_positions[r] + w and sees the keys of the blocks block_table[r] at or before that position.
+    The batch takes the tokens [first_token, first_token + num_tokens) of the list. Query w of row r stands at
+    position start_positions[r] + w and sees the keys of the blocks block_table[r] at or before that position.
 
-    lengths is a number where all rows have the same number of queries: row r begins at first_token + r * lengths. It is a
-    tensor where only the device knows which rows exist (a captured graph of prompt chunks): row r begins at
-    first_token + first_tokens[r], a row of length 0 does not exist, and the tokens of no row are padding.
+    lengths is a number where all rows have the same number of queries: row r begins at first_token + r *
+    lengths. It is a tensor where only the device knows which rows exist (a captured graph of prompt chunks):
+    row r begins at first_token + first_tokens[r], a row of length 0 does not exist, and the tokens of no row
+    are padding.
 
-    most_cached is the host's upper bound of start_positions, None where the host does not know one, or where the queries
-    must be computed as those of decode rounds are.
+    most_cached is the host's upper bound of start_positions, None where the host does not know one, or where
+    the queries must be computed as those of decode rounds are.
     """
 
     block_table: torch.Tensor  # [rows, max_blocks] int32 or int64; -1 where no block is granted

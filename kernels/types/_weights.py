@@ -10,8 +10,9 @@ import torch
 class DenseWeight(NamedTuple):
     """A weight in the model's dtype.
 
-    is_batch_invariant: on a GPU a row's result is the same to the last bit among any number of other rows, but in float64.
-    is_library_ordered: of such a weight the library's products have the bits of the project's kernels; it may compute many rows.
+    is_batch_invariant: on a GPU a row's result is the same to the last bit among any number of other rows,
+    but in float64. is_library_ordered: of such a weight the library's products have the bits of the project's
+    kernels; it may compute many rows.
     """
 
     values: torch.Tensor  # [out, in] float
@@ -22,7 +23,8 @@ class DenseWeight(NamedTuple):
 class Float8Weight(NamedTuple):
     """A weight with one scale for all, for inputs in float8 with one scale for all: 4 significant bits each.
 
-    For drafts, which may be wrong. Inputs are float8_e4m3fn already, or are rounded to multiples of `step` first.
+    For drafts, which may be wrong. Inputs are float8_e4m3fn already, or are rounded to multiples of `step`
+    first.
     """
 
     values: torch.Tensor  # [out, in] float8_e4m3fn
@@ -34,8 +36,8 @@ class Float8Weight(NamedTuple):
 class Int4ScreenedWeight(NamedTuple):
     """A weight in 4 bits and the exact one, for what mostly asks for the greatest output: drafts.
 
-    Few rows read the 4 bits and, of outputs that could be the greatest, the exact weight; see `screened_linear`. More rows
-    read `many`.
+    Few rows read the 4 bits and, of outputs that could be the greatest, the exact weight; see
+    `screened_linear`. More rows read `many`.
     """
 
     exact: torch.Tensor  # [out, in] float
@@ -47,7 +49,8 @@ class Int4ScreenedWeight(NamedTuple):
 
 
 class PackedCpuWeight(NamedTuple):
-    """A float32 weight in oneDNN's layout. Inputs of fewer rows than least_rows are padded: see `packed_linear`."""
+    """A float32 weight in oneDNN's layout. Inputs of fewer rows than least_rows are padded: see
+    `packed_linear`."""
 
     packed: torch.Tensor
     least_rows: int

@@ -23,7 +23,8 @@ CHOICE, ERROR, USAGE = b'"choices":[{', b'data: {"error"', b'"usage":{'
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server that requests go to, and what every body has besides its prompt and seed. timeout_seconds: of silence."""
+    """The server that requests go to, and what every body has besides its prompt and seed. timeout_seconds:
+    of silence."""
 
     base_url: str
     headers: dict[str, str]
@@ -47,8 +48,8 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One worker's part of a level. request_rate: arrivals a second, as a Poisson process or, if has_even_arrivals,
-    one after as long as the other; None for a closed loop.
+    """One worker's part of a level. request_rate: arrivals a second, as a Poisson process or, if
+    has_even_arrivals, one after as long as the other; None for a closed loop.
 
     num_streams: of a closed loop, requests on their way at any time. num_requests: None for no limit but the
     time's. seconds: after which none is sent any more; None for no limit but the number's. start_seconds: by
@@ -70,7 +71,8 @@ class Share:
 class Outcome:
     """One request. Mutable while its events come. Times in seconds, by the machine's monotonic clock.
 
-    gaps: between its chunks. completion_tokens, accepted_tokens: as its usage says. error: kind of what went wrong.
+    gaps: between its chunks. completion_tokens, accepted_tokens: as its usage says. error: kind of what went
+    wrong.
     """
 
     start: float

@@ -29,8 +29,8 @@ class Level:
 class References:
     """The results of other runs at the same level; None where there is no such run.
 
-    plain_milliseconds: median time per output token without speculation. engine_tokens_per_second: of the same
-    closed loop without HTTP.
+    plain_milliseconds: median time per output token without speculation. engine_tokens_per_second: of the
+    same closed loop without HTTP.
     """
 
     plain_milliseconds: float | None = None
@@ -43,9 +43,10 @@ class Figures:
 
     tokens_per_second: output, from the first request's start to the last one's end. time_per_output_token:
     (end to end - time to first token) / (tokens - 1). acceptance_length: tokens a row got in a round, by the
-    usage of the answers; engine_acceptance_length, acceptance_per_position: by /metrics, of all requests meanwhile.
-    conversion: speed-up of the median time per output token over a run without speculation, over the
-    acceptance length. share_of_engine: of the tokens a second that the engine alone makes. client_cpu_share: of the busiest worker.
+    usage of the answers; engine_acceptance_length, acceptance_per_position: by /metrics, of all requests
+    meanwhile. conversion: speed-up of the median time per output token over a run without speculation, over
+    the acceptance length. share_of_engine: of the tokens a second that the engine alone makes.
+    client_cpu_share: of the busiest worker.
     """
 
     level: str

@@ -1,4 +1,5 @@
-"""Measures how long prompts disturb streams, and streams long prompts: `headway bench serve --prompt-every`."""
+"""Measures how long prompts disturb streams, and streams long prompts: `headway bench serve
+--prompt-every`."""
 
 from __future__ import annotations
 
@@ -25,10 +26,12 @@ class LongPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """The results of one closed loop without and with concurrent long prompts. None where no request succeeded.
+    """The results of one closed loop without and with concurrent long prompts. None where no request
+    succeeded.
 
-    chunk_gap_ratio: 99th percentile of the streams' gaps with prompts, over the one without. tokens_per_second:
-    of a prompt over its time to first token, the median; prefill_share: with the streams over alone.
+    chunk_gap_ratio: 99th percentile of the streams' gaps with prompts, over the one without.
+    tokens_per_second: of a prompt over its time to first token, the median; prefill_share: with the streams
+    over alone.
     """
 
     level: str

@@ -85,15 +85,15 @@ def write(
 
 
 def plain_milliseconds(text: str) -> dict[str, float]:
-    """{level: median time per output token} of what `write` wrote, of levels that have one. Raises ValueError,
-    KeyError, TypeError."""
+    """{level: median time per output token} of what `write` wrote, of levels that have one. Raises
+    ValueError, KeyError, TypeError."""
     times = {level["level"]: level["time_per_output_token"] for level in json.loads(text)["levels"]}
     return {level: time["p50"] for level, time in times.items() if time}
 
 
 def engine_rates(text: str, wanted: Mapping[str, object]) -> dict[str, float]:
-    """{level: tokens a second} of the closed loops that `headway bench engine --closed-loop` wrote, those that
-    are as wanted. Raises ValueError, KeyError, TypeError."""
+    """{level: tokens a second} of the closed loops that `headway bench engine --closed-loop` wrote, those
+    that are as wanted. Raises ValueError, KeyError, TypeError."""
     lines = [line for line in json.loads(text)["closed_loop"] if wanted.items() <= line.items()]
     return {str(Level(line["num_streams"], None)): line["tokens_per_second"] for line in lines}
 

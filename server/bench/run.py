@@ -21,7 +21,8 @@ LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The settings that all levels share. num_requests, seconds: of each; with neither a few requests a stream."""
+    """The settings that all levels share. num_requests, seconds: of each; with neither a few requests a
+    stream."""
 
     workers: Workers
     num_workers: int
@@ -33,13 +34,15 @@ class Run:
     seed: int
 
     def measure(self, level: Level, references: References) -> Figures:
-        """Measures after a warm-up. Raises httpx.HTTPError when the server says nothing of itself any more."""
+        """Measures after a warm-up. Raises httpx.HTTPError when the server says nothing of itself any
+        more."""
         return self.measure_beside(level, references, [])[0]
 
     def measure_beside(
         self, level: Level, references: References, others: Sequence[Share]
     ) -> tuple[Figures, list[ShareResult]]:
-        """While other shares are sent, each by a worker of its own: (the level's figures, what they found)."""
+        """While other shares are sent, each by a worker of its own: (the level's figures, what they
+        found)."""
         self._warm_up(level)
         before = read_metrics(self.client)
         load = self.load(level)

@@ -1,6 +1,7 @@
 """The command `headway`: serve, chat, inspect, warmup, complete, bench.
 
-A command's module is imported when it is to run: those that serve take a second, for which no other needs to wait.
+A command's module is imported when it is to run: those that serve take a second, for which no other needs to
+wait.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ then:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that closes stdout is none."""
+    """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that
+    closes stdout is none."""
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
     arguments = _parser().parse_args(given, argparse.Namespace(remarks=remarks))
     runs = {

@@ -1,4 +1,5 @@
-"""`headway chat`: a chat in the terminal with a running server, Headway's or another that speaks OpenAI's API."""
+"""`headway chat`: a chat in the terminal with a running server, Headway's or another that speaks OpenAI's
+API."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ class Chat:
         self.messages = [] if system is None else [{"role": "system", "content": system}]
 
     def ask(self, text: str) -> None:
-        """Shows the answer as it comes; Ctrl-C ends it. What has come stays in the conversation, a message without an answer does
-        not. Raises ChatError."""
+        """Shows the answer as it comes; Ctrl-C ends it. What has come stays in the conversation, a message
+        without an answer does not. Raises ChatError."""
         self.messages.append({"role": "user", "content": text})
         answer = ""
         try:
@@ -103,7 +104,8 @@ class Chat:
 def chat(config: ChatConfig, model: str | None) -> int:
     """Reads messages from the terminal, or a message a line from elsewhere; returns the exit status.
 
-    model: None for the first that the server serves. Raises ChatError: on a terminal only if the server is not there at first.
+    model: None for the first that the server serves. Raises ChatError: on a terminal only if the server is
+    not there at first.
     """
     conversation = Chat(config, model or _served_model(config))
     conversation.reset()

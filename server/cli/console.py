@@ -37,7 +37,8 @@ def show(text: str) -> None:
 
 
 async def wait_with_progress(engine: EngineClient) -> EngineInfo:
-    """Shows how far loading is: a bar on a terminal, a line now and then elsewhere. Raises as the engine does."""
+    """Shows how far loading is: a bar on a terminal, a line now and then elsewhere. Raises as the engine
+    does."""
     console = Console(stderr=True)
     show = _show_bar if console.is_terminal else _show_lines
     showing = asyncio.create_task(show(engine, console))
@@ -77,8 +78,9 @@ def banner(
     tool_format: str | None = None,
     chat_note: str | None = None,
 ) -> str:
-    """unix_socket: the path where the server listens, if it does not at the address of its URL. tool_format: of the model's
-    calls of tools; None for a model that cannot chat. chat_note: what people should know of its chats."""
+    """unix_socket: the path where the server listens, if it does not at the address of its URL. tool_format:
+    of the model's calls of tools; None for a model that cannot chat. chat_note: what people should know of
+    its chats."""
     if info.draft_check.turns_speculation_off:
         depth = "0: speculation is off, the MTP head failed its check (GET /v1/speculation tells why)"
     elif info.depth:

@@ -30,7 +30,8 @@ UPGRADE_FIELDS = (b"upgrade", b"http2-settings")  # also as options of the heade
 class UnframedApp:
     """Runs the application for a client of HTTP/1.0, which does not know chunks.
 
-    A body without a length ends with the connection. Mutable: writes the cycle's framing; the cycle is its own.
+    A body without a length ends with the connection. Mutable: writes the cycle's framing; the cycle is its
+    own.
     """
 
     def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
@@ -104,17 +105,17 @@ class LingeringApp:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Mutable as its base: one connection. The guard refuses too many headers politely once they are complete;
-    this closes a connection whose headers never are. A connection that is aborted ends its request as any
-    disconnect does. Requests of connections beyond what descriptors allow for are marked, and the guard refuses
-    them; connections far beyond are closed at once.
+    """Mutable as its base: one connection. The guard refuses too many headers politely once they are
+    complete; this closes a connection whose headers never are. A connection that is aborted ends its request
+    as any disconnect does. Requests of connections beyond what descriptors allow for are marked, and the
+    guard refuses them; connections far beyond are closed at once.
 
     A client that sends its end after complete requests gets their answers. One whose body has not come by the
     answer has a little time for the rest.
 
-    A client that offers another protocol is served over the one that it used (RFC 9110, 7.8). The parser would
-    stop at such a request's headers and take its body for the other protocol; it is therefore started anew, with
-    the same headers less the offer.
+    A client that offers another protocol is served over the one that it used (RFC 9110, 7.8). The parser
+    would stop at such a request's headers and take its body for the other protocol; it is therefore started
+    anew, with the same headers less the offer.
     """
 
     _num_head_bytes = 0
@@ -282,7 +283,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._await_probe(2 * seconds)
 
     def _close_in_time(self) -> None:
-        """Ends a connection that is closing and has nothing left to send, whether its peer confirms or not."""
+        """Ends a connection that is closing and has nothing left to send, whether its peer confirms or
+        not."""
         if self.transport.is_closing() and self.scheme == "https":
             self._close_timer = self.loop.call_later(CLOSE_SECONDS, self._abort_when_sent)
 

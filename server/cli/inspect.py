@@ -1,4 +1,5 @@
-"""`headway inspect`: prints what can be told of a model folder without reading weights, for people or as JSON."""
+"""`headway inspect`: prints what can be told of a model folder without reading weights, for people or as
+JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MAX_NAMES_SHOWN = 8
 def inspect(
     config: InspectConfig, source: ModelSource, engine_config: EngineConfig, engine: EngineInspector
 ) -> int:
-    """Returns the exit status. Raises ModelError for a model that is not here, ConfigError, and ReaderGoneError."""
+    """Returns the exit status. Raises ModelError for a model that is not here, ConfigError, and
+    ReaderGoneError."""
     if config.gpu_memory is not None and engine_config.device == "cpu":
         raise ConfigError("--gpu-memory names a GPU, but --device is cpu; leave one of the two out")
     report = inspect_folder(

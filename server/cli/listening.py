@@ -41,7 +41,8 @@ def allow_many_connections() -> None:
 
 
 def connection_limits() -> tuple[int, int]:
-    """Returns up to how many open connections a new one is served, and up to how many it is told that it is not.
+    """Returns up to how many open connections a new one is served, and up to how many it is told that it is
+    not.
 
     A process without descriptors could not start its engine again.
     """
@@ -62,7 +63,8 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
 
 
 def sites_of(listener: socket.socket, config: ServerConfig) -> Sites:
-    """Returns the allowed sites where no key is set. No browser speaks to a path, and a proxy upstream has its own rules."""
+    """Returns the allowed sites where no key is set. No browser speaks to a path, and a proxy upstream has
+    its own rules."""
     if config.api_key or config.unix_socket is not None:
         return Sites()
     if _is_loopback(listener.getsockname()[0]):
@@ -94,7 +96,8 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Returns whether no process listens there. A server that is too busy to accept a connection is not waited for."""
+    """Returns whether no process listens there. A server that is too busy to accept a connection is not
+    waited for."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         return client.connect_ex(str(path)) == errno.ECONNREFUSED

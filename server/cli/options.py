@@ -1,4 +1,5 @@
-"""The command line: every flag, its default and its help, from a table; each also read from HEADWAY_<FLAG>."""
+"""The command line: every flag, its default and its help, from a table; each also read from
+HEADWAY_<FLAG>."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from headway.server.hub import model_folder
 def warm_up(source: ModelSource, engine_config: EngineConfig) -> int:
     """Returns the exit status. The same options as those of `headway serve` make it compile the same kernels.
 
-    Raises ConfigError where there is no GPU, before weights are read: which kernels a model takes is found out by
-    launching them on the GPU for which they are compiled.
+    Raises ConfigError where there is no GPU, before weights are read: which kernels a model takes is found
+    out by launching them on the GPU for which they are compiled.
     """
     if engine_config.device == "cpu":
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Arguments of calls: JSON objects as the model wrote them, and values that it wrote as text, by the schema of the parameter."""
+"""Arguments of calls: JSON objects as the model wrote them, and values that it wrote as text, by the schema
+of the parameter."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _TYPES = (
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Schema]:
-    """Returns the schemas of the tools, which come in OpenAI's form. A tool without parameters takes an empty object."""
+    """Returns the schemas of the tools, which come in OpenAI's form. A tool without parameters takes an empty
+    object."""
     functions = [tool.get("function", tool) for tool in tools or ()]
     return {function["name"]: _dereferenced(function.get("parameters") or {}) for function in functions}
 
@@ -58,7 +60,8 @@ def members(text: str) -> dict[str, str]:
 
 
 def object_text(text: str) -> str:
-    """Returns the text of a JSON object; one that is written as a JSON string is unwrapped. Raises NoCallError."""
+    """Returns the text of a JSON object; one that is written as a JSON string is unwrapped. Raises
+    NoCallError."""
     if text.startswith('"'):
         try:
             text = _STRING.decode(text.encode())
@@ -142,7 +145,8 @@ def _mended_piece(match: re.Match[str]) -> str:
 
 
 def types_of(schema: Any, root: Any) -> set[str]:
-    """Returns the JSON types that a schema allows by its words; empty where it says nothing. root: the schema that references are in."""
+    """Returns the JSON types that a schema allows by its words; empty where it says nothing. root: the schema
+    that references are in."""
     types, left = set[str](), [schema]
     for one in resolved(left, root):
         declared, values = one.get("type"), one.get("enum")
@@ -161,8 +165,8 @@ def types_of(schema: Any, root: Any) -> set[str]:
 
 
 def resolved(left: list[Any], root: Any) -> Iterator[Mapping[str, Any]]:
-    """Takes schemas from the end of a list, to which the caller may add, and gives each, or what its reference points to; what is
-    no object, and a reference that came before, are passed over."""
+    """Takes schemas from the end of a list, to which the caller may add, and gives each, or what its
+    reference points to; what is no object, and a reference that came before, are passed over."""
     seen = set[str]()
     while left:
         one = left.pop()
@@ -188,10 +192,11 @@ def type_name(value: object) -> str:
 
 
 def value_of(text: str, schema: Any, root: Any) -> str:
-    """Returns the value that a parameter's text stands for, by the parameter's schema, as JSON in the model's own spelling.
+    """Returns the value that a parameter's text stands for, by the parameter's schema, as JSON in the model's
+    own spelling.
 
-    A parameter that can only be a string takes the text as it is. Else JSON and Python's literals are read; the text stays where
-    they are not of the schema's types.
+    A parameter that can only be a string takes the text as it is. Else JSON and Python's literals are read;
+    the text stays where they are not of the schema's types.
     """
     types = types_of(schema, root)
     if types == {"string"}:
@@ -219,8 +224,8 @@ def json_text(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns as JSON the value of a text in JSON or of a literal in Python, with the constants of either. Raises NoCallError where
-    it is neither."""
+    """Returns as JSON the value of a text in JSON or of a literal in Python, with the constants of either.
+    Raises NoCallError where it is neither."""
     try:
         return json_text(text)
     except NoCallError:
@@ -275,7 +280,8 @@ def parameter_schema(schema: Any, key: str) -> Any:
 
 
 def plain_name(name: str) -> str:
-    """Returns the name of a tool without whitespace around it. Raises NoCallError where it is empty or of several words."""
+    """Returns the name of a tool without whitespace around it. Raises NoCallError where it is empty or of
+    several words."""
     name = name.strip()
     if not name or len(name.split()) > 1:
         raise NoCallError

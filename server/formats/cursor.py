@@ -1,7 +1,7 @@
 """A text that arrives in cuts, read as if it were whole.
 
-The readers are generators: each yields where it needs more text to decide, and goes on when some has come. A decision depends on
-the text alone, so the same text in other cuts gives the same result.
+The readers are generators: each yields where it needs more text to decide, and goes on when some has come. A
+decision depends on the text alone, so the same text in other cuts gives the same result.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class NoCallError(Exception):
 
 
 class Cursor:
-    """A place in a text of which more may come. Mutable: the readers move `position`; `feed` and `end` are called by the parser.
+    """A place in a text of which more may come. Mutable: the readers move `position`; `feed` and `end` are
+    called by the parser.
 
-    mark: in characters of `text`; what lies before it has been told. Never after `position`. num_forgotten: characters that came
-    before `text`.
+    mark: in characters of `text`; what lies before it has been told. Never after `position`. num_forgotten:
+    characters that came before `text`.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,8 @@ class Cursor:
             yield
 
     def option(self, *literals: str) -> Generator[None, None, str | None]:
-        """Moves over the longest of the literals that come next, and returns it; returns None where none does."""
+        """Moves over the longest of the literals that come next, and returns it; returns None where none
+        does."""
         while True:
             rest = self.text[self.position : self.position + max(map(len, literals))]
             if self.is_ended or not any(len(one) > len(rest) and one.startswith(rest) for one in literals):
@@ -77,7 +79,8 @@ class Cursor:
         return found
 
     def until(self, *stops: str, limit: int | None = None) -> Generator[None, None, str]:
-        """Returns the text before the first stop and moves to the stop. Raises NoCallError where `limit` characters have none."""
+        """Returns the text before the first stop and moves to the stop. Raises NoCallError where `limit`
+        characters have none."""
         longest = max(map(len, stops))
         searched = self.position
         while True:
@@ -96,9 +99,11 @@ class Cursor:
         return before
 
     def balanced(self, brackets: str, quotes: str = '"') -> Generator[None, None, str]:
-        """Returns the text from a bracket that comes next to its closing one; strings between the quotes may hold anything.
+        """Returns the text from a bracket that comes next to its closing one; strings between the quotes may
+        hold anything.
 
-        brackets: those that may come next. Raises NoCallError, with the cursor behind it, at a bracket that does not match.
+        brackets: those that may come next. Raises NoCallError, with the cursor behind it, at a bracket that
+        does not match.
         """
         start = at = self.position
         yield from self._available(at)
@@ -139,7 +144,8 @@ class Cursor:
             yield from self._available(at)
 
     def _available(self, at: int) -> Wait:
-        """Waits for the character at this place. Raises NoCallError, with the cursor at the end, where the text ends before."""
+        """Waits for the character at this place. Raises NoCallError, with the cursor at the end, where the
+        text ends before."""
         while at >= len(self.text):
             if self.is_ended:
                 self.position = len(self.text)
@@ -161,7 +167,8 @@ class Markers:
         return self._pattern.search(text, position)
 
     def num_held(self, text: str, position: int) -> int:
-        """Length of the longest end of the text that could begin a marker. Only what follows `position` counts."""
+        """Length of the longest end of the text that could begin a marker. Only what follows `position`
+        counts."""
         most = min(self._max_held, len(text) - position)
         return next((n for n in range(most, 0, -1) if text[-n:] in self._prefixes), 0)
 

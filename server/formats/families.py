@@ -52,8 +52,8 @@ ALIASES = {
     "llama3_json": "llama_json", "llama3": "llama_json", "llama4_pythonic": "llama_pythonic", "pythonic": "llama_pythonic",
 }  # fmt: skip
 
-# The first row whose patterns are all found in a chat template tells its format. A template may hold the marks of several: later
-# formats reuse the tags of earlier ones.
+# The first row whose patterns are all found in a chat template tells its format. A template may hold the
+# marks of several: later formats reuse the tags of earlier ones.
 _MARKS = (
     ("harmony", (r"<\|channel\|>",)),
     ("deepseek_v41", (r"｜DSML｜", r" calls\b")),
@@ -78,8 +78,9 @@ _MARKS = (
 def find_format(template: str | None, *, name: str | None = None) -> OutputFormat:
     """Returns the format that a model writes.
 
-    template: the source of its chat template; without one, or without a known mark in it, the format is plain. name: of one of
-    FORMATS or ALIASES, which counts before the template. Raises ConfigError for another name.
+    template: the source of its chat template; without one, or without a known mark in it, the format is
+    plain. name: of one of FORMATS or ALIASES, which counts before the template. Raises ConfigError for
+    another name.
     """
     if name is not None:
         found = NAMES.get(ALIASES.get(name, name))
@@ -93,7 +94,8 @@ def find_format(template: str | None, *, name: str | None = None) -> OutputForma
 
 
 def _with_thinking_of(known: OutputFormat, template: str) -> OutputFormat:
-    """Returns the format with the reasoning that the template knows, which of several models of a family only some have."""
+    """Returns the format with the reasoning that the template knows, which of several models of a family only
+    some have."""
     if known.is_harmony:
         return known
     return replace(known, thinking=tuple(pair for pair in known.thinking if pair[1] in template))

@@ -40,8 +40,8 @@ def _is_header(text: str) -> bool:
 class HarmonyParser:
     """Parses the output of one choice. Mutable: fed by the writer of the choice alone.
 
-    The text of the analysis channel is reasoning. A message to one of the functions is a call, if its text is a JSON object; every
-    other text is content. Headers are no text, unless they are ill-formed.
+    The text of the analysis channel is reasoning. A message to one of the functions is a call, if its text is
+    a JSON object; every other text is content. Headers are no text, unless they are ill-formed.
     """
 
     def __init__(self, prompt: str, tools: Sequence[dict[str, Any]] | None) -> None:
@@ -154,7 +154,8 @@ class HarmonyParser:
         self._forget()
 
     def _read_text(self, sink: TextSink) -> Wait:
-        """Passes text on, from the mark to what ends a message: an end that the beginning of another, or nothing, follows."""
+        """Passes text on, from the mark to what ends a message: an end that the beginning of another, or
+        nothing, follows."""
         self.is_in_content = sink is self._content
         yield from self._pass_on(sink)
         self.is_in_content = False

@@ -1,6 +1,7 @@
 """Calls whose arguments are JSON objects. Each instance of a class is the data of one family.
 
-A form reads the calls that begin at an opener of its own, with the cursor behind the opener, and tells each when it is complete.
+A form reads the calls that begin at an opener of its own, with the cursor behind the opener, and tells each
+when it is complete.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ SURPLUS = (*BRACKETS, ",", ";", "```")  # what may stand too many behind a call
 
 @dataclass(frozen=True)
 class JsonCalls:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen and, without delimiters, Llama 3.
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen and, without delimiters, Llama
+    3.
 
-    starts: what begins a call at the beginning of the answer, without an opener; then the object must name a tool of the request.
+    starts: what begins a call at the beginning of the answer, without an opener; then the object must name a
+    tool of the request.
     """
 
     openers: tuple[str, ...]
@@ -62,7 +65,8 @@ class JsonCalls:
                 return
 
     def _look_ahead(self, cursor: Cursor) -> Wait:
-        """Raises NoCallError at once where an object does not begin as a call: it is an answer in JSON, and is streamed."""
+        """Raises NoCallError at once where an object does not begin as a call: it is an answer in JSON, and
+        is streamed."""
         start = cursor.position
         yield from cursor.expect("{")
         yield from cursor.space()
@@ -72,7 +76,8 @@ class JsonCalls:
 
 @dataclass(frozen=True)
 class BracketCalls:
-    """Mistral: `[TOOL_CALLS]name[ARGS]{...}`, one opener a call, and before it `[TOOL_CALLS] [{"name": ..., "arguments": ...}]`."""
+    """Mistral: `[TOOL_CALLS]name[ARGS]{...}`, one opener a call, and before it `[TOOL_CALLS] [{"name": ...,
+    "arguments": ...}]`."""
 
     openers: tuple[str, ...] = ("[TOOL_CALLS]",)
     call_id: str = "[CALL_ID]"
@@ -111,7 +116,8 @@ class BracketCalls:
 
 @dataclass(frozen=True)
 class SeparatedCalls:
-    """DeepSeek V3 and V3.1: a section of calls, each a name, a separator and JSON; V3 writes a type before and a fence around it."""
+    """DeepSeek V3 and V3.1: a section of calls, each a name, a separator and JSON; V3 writes a type before
+    and a fence around it."""
 
     openers: tuple[str, ...] = ("<｜tool▁calls▁begin｜>",)
     section_end: str = "<｜tool▁calls▁end｜>"

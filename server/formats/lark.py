@@ -1,4 +1,5 @@
-"""Writes grammars in llguidance's dialect of Lark: texts with special tokens, JSON by a schema, and free text up to a delimiter."""
+"""Writes grammars in llguidance's dialect of Lark: texts with special tokens, JSON by a schema, and free text
+up to a delimiter."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _WRITING = {
 class Lark:
     """The rules of one grammar. Mutable: its methods add the rules that their results name.
 
-    special_ids: the ids of the special tokens by their text; these must be matched as tokens, other text as text.
+    special_ids: the ids of the special tokens by their text; these must be matched as tokens, other text as
+    text.
     """
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:

@@ -38,9 +38,10 @@ class OutputParser(Protocol):
 class OutputFormat:
     """The data of one family.
 
-    thinking: the pairs of delimiters of reasoning, the usual one first. calls_end_thinking: a call that ends reasoning which was not
-    closed is a call. is_harmony: messages with headers instead, whose tool grammar covers the reasoning before a call, too.
-    call_id_length: of ids of letters and digits alone, where the family's templates take no others.
+    thinking: the pairs of delimiters of reasoning, the usual one first. calls_end_thinking: a call that ends
+    reasoning which was not closed is a call. is_harmony: messages with headers instead, whose tool grammar
+    covers the reasoning before a call, too. call_id_length: of ids of letters and digits alone, where the
+    family's templates take no others.
     """
 
     name: str
@@ -79,8 +80,8 @@ class OutputFormat:
         )
 
     def parser(self, prompt: str, tools: Sequence[dict[str, Any]] | None) -> OutputParser:
-        """Returns a parser of one output. prompt: its end tells whether reasoning is open. tools: those of the request, in OpenAI's
-        form; without any, no text is a call."""
+        """Returns a parser of one output. prompt: its end tells whether reasoning is open. tools: those of
+        the request, in OpenAI's form; without any, no text is a call."""
         if self.is_harmony:
             return HarmonyParser(prompt, tools)
         end = prompt.rstrip()
@@ -97,11 +98,13 @@ class OutputFormat:
         parallel: bool,
         special_ids: Mapping[str, int],
     ) -> str:
-        """Returns a grammar in llguidance's dialect of Lark, for what follows the reasoning; of harmony, for the whole answer.
+        """Returns a grammar in llguidance's dialect of Lark, for what follows the reasoning; of harmony, for
+        the whole answer.
 
-        required: only calls of these tools, each by the schema of its parameters; else text, which such calls may follow. parallel:
-        one or more; else one. special_ids: the ids of the tokenizer's special tokens, which no text of a grammar matches, by their
-        texts. Raises RequestError where the format has no calls, or cannot enforce a tool's parameters.
+        required: only calls of these tools, each by the schema of its parameters; else text, which such calls
+        may follow. parallel: one or more; else one. special_ids: the ids of the tokenizer's special tokens,
+        which no text of a grammar matches, by their texts. Raises RequestError where the format has no calls,
+        or cannot enforce a tool's parameters.
         """
         if self.is_harmony:
             return harmony_grammar(tools, required=required, special_ids=special_ids)

@@ -19,10 +19,11 @@ _BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)(")?|\[\s*([\w.-]+)\s*\(')
 
 
 class TextSink:
-    """Collects one kind of text. Mutable: the parser writes it. Whitespace is held back until text follows it.
+    """Collects one kind of text. Mutable: the parser writes it. Whitespace is held back until text follows
+    it.
 
-    Whitespace before the first text, and after the last before a delimiter, frames the delimiters and is left out.
-    write: takes a text and its start.
+    Whitespace before the first text, and after the last before a delimiter, frames the delimiters and is left
+    out. write: takes a text and its start.
     """
 
     def __init__(self, write: Callable[[str, int], None], *, keeps_leading: bool) -> None:
@@ -63,7 +64,8 @@ class TextSink:
             self._write(space, start)
 
     def frame(self) -> None:
-        """A delimiter came. Whitespace before it, and at the end of the text after it, is no part of the text."""
+        """A delimiter came. Whitespace before it, and at the end of the text after it, is no part of the
+        text."""
         self._is_framed = True
         self.keeps_leading = False
 
@@ -97,8 +99,8 @@ class Surroundings:
 class StreamParser:
     """Parses the output of one choice. Mutable: fed by the writer of the choice alone.
 
-    thinking: how reasoning is delimited. is_thinking: the prompt has opened it. calls_end_thinking: calls at the end of reasoning
-    that was not closed are calls; elsewhere in it they are drafts, and are reasoning.
+    thinking: how reasoning is delimited. is_thinking: the prompt has opened it. calls_end_thinking: calls at
+    the end of reasoning that was not closed are calls; elsewhere in it they are drafts, and are reasoning.
     """
 
     def __init__(
@@ -168,7 +170,8 @@ class StreamParser:
         self._surroundings.take(text)
 
     def _next_marker(self) -> Generator[None, None, str | None]:
-        """Returns the next delimiter in the content. Reasoning, and calls without an opener, only begin before all content."""
+        """Returns the next delimiter in the content. Reasoning, and calls without an opener, only begin
+        before all content."""
         cursor, first = self._cursor, (*self._openers, *self._starts, *self._thinking)
         if first and not self._content.has_text:
             yield from cursor.space()
@@ -271,7 +274,8 @@ class StreamParser:
                 return
 
     def _read_last_calls(self, opener: str, sink: TextSink) -> Generator[None, None, bool]:
-        """Tells the calls that end the reasoning and the whole text; returns False where they are reasoning."""
+        """Tells the calls that end the reasoning and the whole text; returns False where they are
+        reasoning."""
         cursor, calls = self._cursor, list[ToolCall]()
         assert self._calls is not None
         found: str | None = opener

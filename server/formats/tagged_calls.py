@@ -1,6 +1,7 @@
 """Calls whose arguments are texts between tags. Each instance of a class is the data of one family.
 
-A form reads the calls that begin at an opener of its own, with the cursor behind the opener, and tells each when it is complete.
+A form reads the calls that begin at an opener of its own, with the cursor behind the opener, and tells each
+when it is complete.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from headway.server.formats.pieces import ToolCall
 
 @dataclass(frozen=True)
 class TaggedCalls:
-    """`<function=name><parameter=key>value</parameter></function>` in `<tool_call>`: Qwen3-Coder, Qwen3.5 and MiMo.
+    """`<function=name><parameter=key>value</parameter></function>` in `<tool_call>`: Qwen3-Coder, Qwen3.5 and
+    MiMo.
 
-    has_lines: a grammar writes each value on lines of its own. In a text, one line break on each side of a value is no part of it.
+    has_lines: a grammar writes each value on lines of its own. In a text, one line break on each side of a
+    value is no part of it.
     """
 
     openers: tuple[str, ...] = ("<tool_call>", "<function=")
@@ -70,7 +73,8 @@ class TaggedCalls:
         yield from repeated(cursor, self.closer)
 
     def _read_value(self, cursor: Cursor) -> Generator[None, None, str]:
-        """A value ends at a tag that another tag follows; at a line that begins with another tag, if its own closing tag is missing."""
+        """A value ends at a tag that another tag follows; at a line that begins with another tag, if its own
+        closing tag is missing."""
         start = cursor.position
         while True:
             end = cursor.position + len(
@@ -143,7 +147,8 @@ class KeyedCalls:
 
 @dataclass(frozen=True)
 class InvokeCalls:
-    """DeepSeek V3.2 and later: a section of `<｜DSML｜invoke name="...">`, whose parameters say whether they are strings.
+    """DeepSeek V3.2 and later: a section of `<｜DSML｜invoke name="...">`, whose parameters say whether they
+    are strings.
 
     section: its name. prefix: what stands before each name of a tag.
     """

@@ -1,4 +1,5 @@
-"""Grammars of parameters that are written as text between tags: strings as they are, and everything else as JSON."""
+"""Grammars of parameters that are written as text between tags: strings as they are, and everything else as
+JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from headway.engine import RequestError
 from headway.server.formats.arguments import resolve, resolved, types_of
 from headway.server.formats.lark import ANY, Lark
 
-# What may stand beside the properties of a tool; anything else would relate parameters, which are written one by one.
+# What may stand beside the properties of a tool; anything else would relate parameters, which are written one
+# by one.
 _AT_THE_TOP = frozenset(
     ("type", "properties", "required", "additionalProperties", "title", "description", "default", "examples", "$schema", "$defs")
 ) | {"definitions", "strict", "$id", "$comment"}  # fmt: skip
@@ -74,7 +76,8 @@ class Parameter:
 
 
 def parameters_of(tool: str, schema: Mapping[str, Any], *, forbidden: str) -> list[Parameter]:
-    """Returns the parameters of a tool in the schema's order. forbidden: characters that no name of a parameter may have."""
+    """Returns the parameters of a tool in the schema's order. forbidden: characters that no name of a
+    parameter may have."""
     for keyword in schema:
         if keyword not in _AT_THE_TOP and not keyword.startswith("x-"):
             raise ParameterError(
@@ -122,7 +125,8 @@ def text_value(
 def string_text(
     lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str], *, is_bare: bool = False
 ) -> str:
-    """Returns an expression for the text of a string and the tag that closes it. Raises RequestError for what cannot be enforced."""
+    """Returns an expression for the text of a string and the tag that closes it. Raises RequestError for what
+    cannot be enforced."""
     texts = []
     for branch in _string_branches(parameter):
         values = branch.get("enum", [branch["const"]] if "const" in branch else None)
@@ -186,7 +190,8 @@ def _patterns(parameter: Parameter, schema: Mapping[str, Any]) -> list[str]:
 
 
 def _whole(pattern: str) -> str:
-    """Returns a regular expression of whole texts in which the pattern is found; some of them at the least."""
+    """Returns a regular expression of whole texts in which the pattern is found; some of them at the
+    least."""
     start = "" if pattern.startswith("^") else ANY
     end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else ANY
     return f"{start}({pattern.removeprefix('^')[: len(pattern) if end else -1]}){end}"

@@ -35,9 +35,11 @@ def tool_grammar(
     parallel: bool,
     special_ids: Mapping[str, int],
 ) -> str:
-    """Returns the source of a grammar in Lark. required: calls only; else text, which calls may follow. parallel: several calls.
+    """Returns the source of a grammar in Lark. required: calls only; else text, which calls may follow.
+    parallel: several calls.
 
-    Raises RequestError for parameters that the form cannot enforce; the rest is judged when the grammar is compiled.
+    Raises RequestError for parameters that the form cannot enforce; the rest is judged when the grammar is
+    compiled.
     """
     lark = Lark(special_ids)
     opener, separator = _opener(form), _separator(form)
@@ -54,7 +56,8 @@ def tool_grammar(
 def harmony_grammar(
     tools: Sequence[Mapping[str, Any]], *, required: bool, special_ids: Mapping[str, int]
 ) -> str:
-    """Returns the source of a grammar of gpt-oss's messages from the first token on: reasoning, then one call.
+    """Returns the source of a grammar of gpt-oss's messages from the first token on: reasoning, then one
+    call.
 
     required: else any messages, of which a call is the last, if there is one.
     """
@@ -74,8 +77,8 @@ def harmony_grammar(
 
 
 def object_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the schemas of the tools' arguments, which are objects. A tool without parameters takes an empty one. Raises
-    RequestError where a schema allows no object."""
+    """Returns the schemas of the tools' arguments, which are objects. A tool without parameters takes an
+    empty one. Raises RequestError where a schema allows no object."""
     schemas = {}
     for name, schema in schemas_of(tools).items():
         types = schema.get("type", "object")
@@ -99,7 +102,8 @@ def _opener(form: CallForm) -> str:
 
 
 def _separator(form: CallForm) -> str | None:
-    """What stands between two calls that each have an opener; None: one opener holds all, or one call is all that there may be."""
+    """What stands between two calls that each have an opener; None: one opener holds all, or one call is all
+    that there may be."""
     match form:
         case BracketCalls(is_list=False):
             return ""

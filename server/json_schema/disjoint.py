@@ -1,4 +1,5 @@
-"""Whether no value fits two members of a oneOf: then it allows what anyOf does, which a grammar can enforce."""
+"""Whether no value fits two members of a oneOf: then it allows what anyOf does, which a grammar can
+enforce."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _ALL = frozenset(TYPES) - {"integer"}  # integers are numbers
 
 
 class Document:
-    """A schema with all that its references point into. Mutable: counts the work, which a circle of references multiplies."""
+    """A schema with all that its references point into. Mutable: counts the work, which a circle of
+    references multiplies."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -36,7 +38,8 @@ class Document:
         self._work_left -= _WORK_OF_A_PAIR + sum(len(one) for one in lists if isinstance(one, list | dict))
 
     def resolved(self, schema: object) -> object:
-        """Returns the schema that a reference leads to; true, which all values fit, for one that leads nowhere."""
+        """Returns the schema that a reference leads to; true, which all values fit, for one that leads
+        nowhere."""
         for _ in range(MAX_STEPS):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
@@ -52,7 +55,8 @@ class Document:
 
 
 def are_disjoint(members: Sequence[object], document: Document) -> bool:
-    """No value fits two of the schemas, as far as types, constants and required properties prove it in time."""
+    """No value fits two of the schemas, as far as types, constants and required properties prove it in
+    time."""
     if len(members) > MAX_MEMBERS:
         return False
     return all(_is_disjoint(first, second, document, 0) for first, second in combinations(members, 2))

@@ -1,4 +1,5 @@
-"""Checks that a JSON schema can be enforced token by token, and writes it in the words of the library that does.
+"""Checks that a JSON schema can be enforced token by token, and writes it in the words of the library that
+does.
 
 What the library would take in silence and not enforce, or enforce in another sense, is refused here by
 keyword and place, or, where nobody asked for strictness, left out and told.
@@ -53,8 +54,9 @@ MAX_SCHEMAS = 5000
 LIFTED_LEVELS = 24  # the library reads 127 levels of objects and arrays; a schema within another takes two or more of them
 MAX_SHOWN = 64  # characters of a value that an error repeats
 
-# Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot write spaces for ever.
-# No \\u escapes: by one of them a listed property would get by as one that the schema does not list.
+# Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot
+# write spaces for ever. No \\u escapes: by one of them a listed property would get by as one that the schema
+# does not list.
 WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allowed_escapes": 'nrbtf\\"'}
 # Characters that JSON has no other escape for; U+007F, which needs none, the library leaves out of texts.
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
@@ -70,7 +72,8 @@ class _Unserved(RequestError):
 def enforceable(
     schema: object, param: str, dropped: list[str] | None = None, without: Collection[str] = ()
 ) -> Schema:
-    """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has is enforced.
+    """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has
+    is enforced.
 
     param: the field that the schema came in. dropped: gets the paths of keywords that are left out because
     they cannot be enforced; None: they are refused. without: keywords that cannot be enforced in this schema;
@@ -121,7 +124,8 @@ class _Walk:
         self._dropped.append(f"{self._param}{field_path(place)}{f'.{keyword}' if keyword else ''}")
 
     def schema(self, schema: object, place: str, depth: int) -> Schema | bool:
-        """Returns the schema in the library's words. Its keywords keep their order, which properties are written in."""
+        """Returns the schema in the library's words. Its keywords keep their order, which properties are
+        written in."""
         self._places[place] = True
         found = self._places[place] = self._read(schema, place, depth)
         return found

@@ -65,7 +65,8 @@ def is_number(value: object) -> bool:
 
 
 def count_of(value: object) -> int | None:
-    """Returns a number of characters, items or properties, which may be written as 2.0; None for any other value."""
+    """Returns a number of characters, items or properties, which may be written as 2.0; None for any other
+    value."""
     if not is_number(value):
         return None
     assert isinstance(value, int | float), value
@@ -85,7 +86,8 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def num_digits(value: float) -> int:
-    """Returns the digits of a number between its first and its last that is not 0: 1 for 0.01 and for 1000."""
+    """Returns the digits of a number between its first and its last that is not 0: 1 for 0.01 and for
+    1000."""
     digits = f"{Decimal(repr(value)):f}".replace(".", "").strip("-0")
     return len(digits)
 

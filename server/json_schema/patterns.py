@@ -1,6 +1,8 @@
-"""Regular expressions of JSON Schema, which are ECMAScript's, in the syntax of Rust's regex crate, which grammars have.
+"""Regular expressions of JSON Schema, which are ECMAScript's, in the syntax of Rust's regex crate, which
+grammars have.
 
-The two differ in what `.`, `\\s`, `\\d`, `\\w` and `[` mean, so that a pattern handed over as it is might match other texts.
+The two differ in what `.`, `\\s`, `\\d`, `\\w` and `[` mean, so that a pattern handed over as it is might
+match other texts.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def ascii_classes(pattern: str) -> str:
 
 
 class _Translation:
-    """A pattern that is being read from left to right. Mutable: the place that is read next and what was written."""
+    """A pattern that is being read from left to right. Mutable: the place that is read next and what was
+    written."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -145,7 +148,8 @@ class _Translation:
         return code
 
     def _set(self) -> None:
-        """Of what is allowed, characters that are never written are left out: alone, the library takes them for nothing at all."""
+        """Of what is allowed, characters that are never written are left out: alone, the library takes them
+        for nothing at all."""
         start = self._at
         is_negated = self._pattern.startswith("[^", start)
         self._at += 2 if is_negated else 1
@@ -163,7 +167,8 @@ class _Translation:
         )
 
     def _set_part(self) -> tuple[str, bool]:
-        """Reads a member of a set, or a range of them; returns it with whether any character of it can be written."""
+        """Reads a member of a set, or a range of them; returns it with whether any character of it can be
+        written."""
         first = self._member()
         following = self._pattern[self._at + 1 : self._at + 2]
         if not self._pattern.startswith("-", self._at) or following in ("]", ""):

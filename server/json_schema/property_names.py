@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 
 def without_property_names(schema: Mapping[str, object]) -> dict[str, object]:
-    """Returns the schema with what `propertyNames` says as properties or patternProperties; as it is where that cannot be said.
+    """Returns the schema with what `propertyNames` says as properties or patternProperties; as it is where
+    that cannot be said.
 
-    {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": X}: an object with the properties a and b, each X, and no other.
+    {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": X}: an object with the properties a and b,
+    each X, and no other.
     """
     names = schema.get("propertyNames")
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}

@@ -36,7 +36,8 @@ FORMATS = tuple(sorted((*_PATTERNS, *_OF_THE_LIBRARY)))
 
 
 def format_constraint(name: str) -> dict[str, object]:
-    """Returns keywords that together allow the strings of a format of FORMATS; they leave other types alone."""
+    """Returns keywords that together allow the strings of a format of FORMATS; they leave other types
+    alone."""
     if name in _PATTERNS:
         return {"pattern": f"^{_PATTERNS[name]}$"}
     if name == "hostname":

@@ -43,7 +43,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 RESULT_ROLES = ("tool", "function")
 TEXT_TYPES = ("text", "input_text", "output_text")
-# Parts of an assistant's content in which clients keep what the model thought; they are no part of its answer.
+# Parts of an assistant's content in which clients keep what the model thought; they are no part of its
+# answer.
 THOUGHT_TYPES = ("thinking", "redacted_thinking", "reasoning")
 
 
@@ -66,7 +67,8 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     """content: may be left out by an assistant, whose refusal then is the text, and by the result of a call.
 
-    tool_calls, function_call, reasoning_content and its other name reasoning: of an assistant. tool_call_id: of a result.
+    tool_calls, function_call, reasoning_content and its other name reasoning: of an assistant. tool_call_id:
+    of a result.
     """
 
     unserved: ClassVar[Table] = MESSAGE
@@ -167,8 +169,8 @@ class ConversationFields(Protocol):
 
 
 def conversation_of(body: ConversationFields) -> Conversation:
-    """Returns what the chat template is given. A final message that is continued takes the place of the prompt for an answer,
-    unless the body asks for both, which rendering refuses."""
+    """Returns what the chat template is given. A final message that is continued takes the place of the
+    prompt for an answer, unless the body asks for both, which rendering refuses."""
     messages = body.messages or []
     check_messages(messages)
     check_count("documents", body.documents, MAX_DOCUMENTS, "documents")
@@ -190,7 +192,8 @@ def check_messages(messages: Sequence[object]) -> None:
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: contents as strings, no developers, calls with their arguments as objects."""
+    """The messages as chat templates expect them: contents as strings, no developers, calls with their
+    arguments as objects."""
     last = last_question([message.role for message in messages])
     return [
         _template_message(message, f"messages[{i}]", is_question=i == last)
@@ -317,8 +320,8 @@ class AnswerCall(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    """content: null where there are calls alone. reasoning_content, reasoning: the same text by both its names; only of
-    models that reason, null where the model did not."""
+    """content: null where there are calls alone. reasoning_content, reasoning: the same text by both its
+    names; only of models that reason, null where the model did not."""
 
     content: str | None
     role: str = "assistant"

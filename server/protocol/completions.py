@@ -27,8 +27,8 @@ Prompt = str | list[str | int | list[int]]
 
 
 class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
-    """best_of: the number of generated candidates, of which the n with the highest log-probability a token are answered.
-    suffix: the text after a gap that the completion fills; an empty one is none."""
+    """best_of: the number of generated candidates, of which the n with the highest log-probability a token
+    are answered. suffix: the text after a gap that the completion fills; an empty one is none."""
 
     unserved: ClassVar[Table] = COMPLETIONS
     other_names: ClassVar[OtherNames] = other_names.COMPLETIONS
@@ -80,7 +80,8 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """A whole choice, or a piece of one in a stream. stop_reason: with finish_reason only; see docs/api.md."""
+    """A whole choice, or a piece of one in a stream. stop_reason: with finish_reason only; see
+    docs/api.md."""
 
     index: int
     text: str

@@ -1,4 +1,5 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API, bodies in, bodies and events out.
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API, bodies in, bodies and events
+out.
 
 What a field means for a chat is decided in `messages_translation`.
 """
@@ -34,9 +35,11 @@ EDITS = ("clear_thinking_20251015",)
 
 
 class MessagesBlock(msgspec.Struct, forbid_unknown_fields=True):
-    """A block of content of any type; each type has some of the fields. Other fields carry no text and are ignored.
+    """A block of content of any type; each type has some of the fields. Other fields carry no text and are
+    ignored.
 
-    input: of a tool_use. content, is_error: of a tool_result. thinking: of a thinking block. tool_name: of a tool_reference.
+    input: of a tool_use. content, is_error: of a tool_result. thinking: of a thinking block. tool_name: of a
+    tool_reference.
     """
 
     unserved: ClassVar[Table] = MESSAGES_BLOCK
@@ -65,10 +68,11 @@ class MessagesTurn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessagesTool(msgspec.Struct, forbid_unknown_fields=True):
-    """type: custom, or None for it; other types, which have other fields, are refused by name. What clients keep with a tool
-    beside these fields is ignored.
+    """type: custom, or None for it; other types, which have other fields, are refused by name. What clients
+    keep with a tool beside these fields is ignored.
 
-    input_schema: a JSON Schema of the arguments. strict: arguments are held against it while they are generated.
+    input_schema: a JSON Schema of the arguments. strict: arguments are held against it while they are
+    generated.
     """
 
     passes_unknown: ClassVar[bool] = True
@@ -89,7 +93,8 @@ class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessagesThinking(msgspec.Struct, forbid_unknown_fields=True):
-    """type: enabled, adaptive or disabled. display: summarized, updates, or omitted for thinking blocks without their text."""
+    """type: enabled, adaptive or disabled. display: summarized, updates, or omitted for thinking blocks
+    without their text."""
 
     unserved: ClassVar[Table] = MESSAGES_THINKING
 
@@ -123,8 +128,8 @@ class MessagesContext(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PromptFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the prompt is made of. output_format: what output_config.format was called before. thread: a conversation that the server
-    keeps, of which there is none."""
+    """What the prompt is made of. output_format: what output_config.format was called before. thread: a
+    conversation that the server keeps, of which there is none."""
 
     unserved: ClassVar[Table] = MESSAGES
 
@@ -186,7 +191,8 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class MessagesUsage(msgspec.Struct):
-    """The tokens of the prompt are input_tokens and cache_read_input_tokens together; the latter came from the prefix cache.
+    """The tokens of the prompt are input_tokens and cache_read_input_tokens together; the latter came from
+    the prefix cache.
 
     output_tokens_details: only of models that reason and have tokens for the delimiters.
     """

@@ -1,4 +1,5 @@
-"""GET /v1/models: one entry in the words of OpenAI, vLLM, OpenRouter and Anthropic, whose names of fields differ."""
+"""GET /v1/models: one entry in the words of OpenAI, vLLM, OpenRouter and Anthropic, whose names of fields
+differ."""
 
 from __future__ import annotations
 
@@ -62,8 +63,9 @@ class Modalities(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """max_model_len (vLLM), context_length (OpenRouter), max_input_tokens and max_tokens (Anthropic): the model's context in tokens,
-    which prompt and answer share; None while it loads. supported_parameters: OpenRouter's, fields of a chat.
+    """max_model_len (vLLM), context_length (OpenRouter), max_input_tokens and max_tokens (Anthropic): the
+    model's context in tokens, which prompt and answer share; None while it loads. supported_parameters:
+    OpenRouter's, fields of a chat.
     """
 
     id: str

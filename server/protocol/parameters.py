@@ -47,7 +47,8 @@ class Speculation(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of every request for an answer in OpenAI's APIs: what tokens it may have, when it ends, how it is served."""
+    """The fields of every request for an answer in OpenAI's APIs: what tokens it may have, when it ends, how
+    it is served."""
 
     model: str | None = None
     seed: int | None = None

@@ -87,14 +87,16 @@ Item = MessageItem | ReasoningItem | CallItem
 
 
 class InputTokensDetails(msgspec.Struct):
-    """cached_tokens: prompt tokens that came from the prefix cache. cache_write_tokens: a price elsewhere, 0 here."""
+    """cached_tokens: prompt tokens that came from the prefix cache. cache_write_tokens: a price elsewhere, 0
+    here."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """reasoning_tokens: those between the delimiters of the reasoning; 0 where these are no tokens of the model."""
+    """reasoning_tokens: those between the delimiters of the reasoning; 0 where these are no tokens of the
+    model."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -110,7 +112,8 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseFault(msgspec.Struct):
-    """code: one of OpenAI's few words: server_error, rate_limit_exceeded or invalid_prompt. The message says more."""
+    """code: one of OpenAI's few words: server_error, rate_limit_exceeded or invalid_prompt. The message says
+    more."""
 
     code: str
     message: str
@@ -126,8 +129,9 @@ class ReasoningEcho(msgspec.Struct):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """output: complete items. usage, completed_at: None until the answer has ended; completed_at and created_at are Unix
-    seconds. Of the rest most repeats the request; null is what it left out and the server has no value for."""
+    """output: complete items. usage, completed_at: None until the answer has ended; completed_at and
+    created_at are Unix seconds. Of the rest most repeats the request; null is what it left out and the server
+    has no value for."""
 
     id: str
     object: str = "response"

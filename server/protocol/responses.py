@@ -54,8 +54,8 @@ class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     """An item of the conversation; fields of other kinds of items are ignored, for their type is refused.
 
-    type: None for a message. role, content: of a message; content is also the text of an item of reasoning, whose
-    encrypted_content, else its summary, takes its place where it is missing. call_id, name, namespace,
+    type: None for a message. role, content: of a message; content is also the text of an item of reasoning,
+    whose encrypted_content, else its summary, takes its place where it is missing. call_id, name, namespace,
     arguments: of a function's call; call_id, output: of its result. input: of a custom tool's call. action:
     of a shell's call. tools: of the result of a search for tools, or of an item that adds some; execution:
     who searched.
@@ -164,8 +164,8 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def wants_carried_reasoning(self) -> bool:
-        """Whether the client is to get reasoning in a form that it sends back: it asks for it, or says that it keeps the conversation
-        itself."""
+        """Whether the client is to get reasoning in a form that it sends back: it asks for it, or says that
+        it keeps the conversation itself."""
         return self.store is False or ENCRYPTED_REASONING in (self.include or ())
 
     @property

@@ -1,4 +1,5 @@
-"""Tools that a model may call: their definitions, the choice among them, and earlier calls of a conversation."""
+"""Tools that a model may call: their definitions, the choice among them, and earlier calls of a
+conversation."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ CHOICES = ("none", "auto", "required")
 
 
 class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
-    """parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are held
-    against it while they are generated."""
+    """parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are
+    held against it while they are generated."""
 
     unserved: ClassVar[Table] = FUNCTION
 
@@ -99,7 +100,8 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, name: str = "tools") -> None:
-    """Refuses definitions that are not those of functions, and a choice of what is not among them, each by its path."""
+    """Refuses definitions that are not those of functions, and a choice of what is not among them, each by
+    its path."""
     check_count(name, tools, MAX_TOOLS, "tools")
     seen: dict[str, int] = {}
     for i, tool in enumerate(tools or ()):
@@ -165,12 +167,14 @@ def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
-    """The tools as chat templates expect them: OpenAI's form without what is meant for the server alone. None without tools."""
+    """The tools as chat templates expect them: OpenAI's form without what is meant for the server alone. None
+    without tools."""
     return [_tool(tool, with_strict=False) for tool in tools or ()] or None
 
 
 def grammar_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
-    """The tools as formats of model output expect them: OpenAI's form, each with `strict` where it is true."""
+    """The tools as formats of model output expect them: OpenAI's form, each with `strict` where it is
+    true."""
     return [_tool(tool, with_strict=True) for tool in tools or ()]
 
 
@@ -187,7 +191,8 @@ def _tool(tool: Tool, *, with_strict: bool) -> dict[str, Any]:
 
 
 def template_calls(calls: Sequence[ToolCall], where: str) -> list[dict[str, Any]]:
-    """The calls of an earlier answer as chat templates expect them: their arguments are objects. where: their path."""
+    """The calls of an earlier answer as chat templates expect them: their arguments are objects. where: their
+    path."""
     check_count(where, calls, MAX_TOOL_CALLS, "calls")
     return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 

@@ -7,8 +7,8 @@ from msgspec import UNSET, UnsetType
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """reasoning_tokens: those between the delimiters of the reasoning; only of models that reason, and have tokens for the
-    delimiters."""
+    """reasoning_tokens: those between the delimiters of the reasoning; only of models that reason, and have
+    tokens for the delimiters."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -32,8 +32,8 @@ class Usage(msgspec.Struct):
 class SpeculationReport(msgspec.Struct):
     """By position: entry i is about the drafts at place i + 1 of their windows; all choices together.
 
-    estimated_speedup: tokens a second over those that rounds without drafts would have given, by the times of rounds that the
-    engine has measured; None where it has measured none.
+    estimated_speedup: tokens a second over those that rounds without drafts would have given, by the times of
+    rounds that the engine has measured; None where it has measured none.
     """
 
     max_draft_tokens: int
@@ -46,8 +46,8 @@ class DraftPositions(msgspec.Struct):
     """Lists of one length, an entry a token. text_offset: where its text begins in the choice's text.
 
     draft_positions: the place in its window of a draft that was accepted, from 1; 0 for a token that came
-    from the model itself. delta_offset: where the text of a chunk's delta begins in the choice's text; only of chats whose text is
-    split into parts.
+    from the model itself. delta_offset: where the text of a chunk's delta begins in the choice's text; only
+    of chats whose text is split into parts.
     """
 
     draft_positions: list[int]

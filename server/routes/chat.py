@@ -112,9 +112,9 @@ class ChatWriter:
         return message
 
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
-        """The role comes first and the finish_reason last, each in a chunk of its own. Tokens are told with the first part of
-        their delta, but for the one that ends the text and is no part of it: its place is the chunk of the finish_reason.
-        Every part tells its offset if draft positions are wanted."""
+        """The role comes first and the finish_reason last, each in a chunk of its own. Tokens are told with
+        the first part of their delta, but for the one that ends the text and is no part of it: its place is
+        the chunk of the finish_reason. Every part tells its offset if draft positions are wanted."""
         choices = []
         if is_first:
             choices.append(ChatChunkChoice(delta.index, ChatDelta(role="assistant", content="")))

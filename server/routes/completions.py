@@ -108,7 +108,8 @@ def _wanted(
 
 
 def _check_gaps(prompt: Prompt, services: Services) -> None:
-    """Refuses a suffix for a model that fills no gaps, and more prompts than a request may have before each gets it."""
+    """Refuses a suffix for a model that fills no gaps, and more prompts than a request may have before each
+    gets it."""
     if services.tokenizer.fim is None:
         raise ApiError(
             f"suffix is not served with the model '{services.model_name}': its tokenizer has none of the "

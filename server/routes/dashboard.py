@@ -38,8 +38,8 @@ HEADERS = {
 
 
 class ServerFacts(msgspec.Struct):
-    """The server's facts on the page. None while the engine loads for the first time; chat_note: None where there is
-    nothing that people should know of the model's chats."""
+    """The server's facts on the page. None while the engine loads for the first time; chat_note: None where
+    there is nothing that people should know of the model's chats."""
 
     version: str
     model: str
@@ -54,7 +54,8 @@ class ServerFacts(msgspec.Struct):
 
 
 class DashboardData(msgspec.Struct):
-    """fields: the names of a point's entries. quantiles: of its latencies. audits: requests whose text was computed again, by outcome."""
+    """fields: the names of a point's entries. quantiles: of its latencies. audits: requests whose text was
+    computed again, by outcome."""
 
     server: ServerFacts
     fields: tuple[str, ...]

@@ -1,4 +1,5 @@
-"""Routes for operators and probes: /health and /ping (alive; /health/generate tries it), /ready, /load, /version, /metrics."""
+"""Routes for operators and probes: /health and /ping (alive; /health/generate tries it), /ready, /load,
+/version, /metrics."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ PROBE_SECONDS = 10.0
 
 
 class Health(msgspec.Struct, omit_defaults=True):
-    """is_alive: the engine gives signs of life in time, while it loads as well as while it serves, and its last starts
-    did not all fail. Told only while it does not serve: num_failed_starts (in a row), and why the engine ended the last
-    time."""
+    """is_alive: the engine gives signs of life in time, while it loads as well as while it serves, and its
+    last starts did not all fail. Told only while it does not serve: num_failed_starts (in a row), and why the
+    engine ended the last time."""
 
     is_alive: bool
     state: State
@@ -58,8 +59,8 @@ class Load(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """tool_format: the form in which the model calls tools and reasons; plain where it is of no known one. warnings: what an operator
-    should mend, though requests are served."""
+    """tool_format: the form in which the model calls tools and reasons; plain where it is of no known one.
+    warnings: what an operator should mend, though requests are served."""
 
     is_ready: bool
     reason: str

@@ -1,4 +1,5 @@
-"""POST /v1/responses: a conversation in, items out, at once or as a stream of named events. Nothing is kept."""
+"""POST /v1/responses: a conversation in, items out, at once or as a stream of named events. Nothing is
+kept."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ class ResponseWriter:
         return self._ended(delta.finish_reason)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The first are written when the first token has come: what the engine refuses is still an HTTP error."""
+        """The first are written when the first token has come: what the engine refuses is still an HTTP
+        error."""
         reason = None
         with self.names.telling():
             async with self.answer.running() as deltas:
@@ -115,7 +117,8 @@ class ResponseWriter:
         yield self._written(kind(response=self._ended(reason)))
 
     def failed_event(self, error: ApiError) -> bytes:
-        """The last event of a stream that a fault has ended; of one in which only comments have come, the first, too."""
+        """The last event of a stream that a fault has ended; of one in which only comments have come, the
+        first, too."""
         fault = ResponseFault(_fault_code(error), str(error))
         failed = replace(self.begun, status="failed", error=fault, output=list(self.items.done))
         return self._beginning() + self._written(Failed(response=failed))

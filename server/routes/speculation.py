@@ -17,12 +17,13 @@ router = APIRouter(prefix="/v1/speculation")
 
 
 class SpeculationState(msgspec.Struct):
-    """Counters are those of /metrics, over all requests. drafter: mtp, ngram or none. depth: the most drafts of a round, with which
-    the server was started; chooses_depth: it chooses how many each round has, else each has as many as it may.
+    """Counters are those of /metrics, over all requests. drafter: mtp, ngram or none. depth: the most drafts
+    of a round, with which the server was started; chooses_depth: it chooses how many each round has, else
+    each has as many as it may.
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
-    acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the engine found the MTP head
-    when it started.
+    acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the
+    engine found the MTP head when it started.
     """
 
     has_mtp: bool
@@ -38,8 +39,8 @@ class SpeculationState(msgspec.Struct):
 
 
 class SpeculationLimit(msgspec.Struct, forbid_unknown_fields=True):
-    """max_draft_tokens: of every round from now on, 0 to the server's depth, also where the MTP head failed its check; null lifts the
-    limit."""
+    """max_draft_tokens: of every round from now on, 0 to the server's depth, also where the MTP head failed
+    its check; null lifts the limit."""
 
     max_draft_tokens: int | None
 
@@ -51,7 +52,8 @@ async def show_speculation(request: Request) -> Response:
 
 @router.put("")
 async def limit_speculation(request: Request) -> Response:
-    """Changes the depth of running requests, too: it never changes a text. The limit survives a restart of the engine."""
+    """Changes the depth of running requests, too: it never changes a text. The limit survives a restart of
+    the engine."""
     services = services_of(request)
     services.keys.check_admin(credentials(request.headers))
     body = await body_of(request, SpeculationLimit)

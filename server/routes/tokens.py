@@ -101,7 +101,8 @@ async def _encoder(
 
 @dataclass(frozen=True, slots=True)
 class TokensAnswer:
-    """JSON in parts. It is made and sent a little at a time, so that no call holds the interpreter for long."""
+    """JSON in parts. It is made and sent a little at a time, so that no call holds the interpreter for
+    long."""
 
     pieces: list[bytes | bytearray]
 
@@ -116,8 +117,8 @@ class TokensAnswer:
 
 
 class TokensResponse(Response):
-    """Sends the parts one after another. Starlette's StreamingResponse would import a part of anyio at its first use,
-    which holds the event loop for 80 ms. Mutable as its base: its headers."""
+    """Sends the parts one after another. Starlette's StreamingResponse would import a part of anyio at its
+    first use, which holds the event loop for 80 ms. Mutable as its base: its headers."""
 
     media_type = "application/json"
 
@@ -135,7 +136,8 @@ class TokensResponse(Response):
 def _tokens(
     encode: Callable[[], Iterable[list[int]]], names: Vocabulary | None, max_model_len: int
 ) -> TokensAnswer:
-    """count, max_model_len, tokens, and token_strs: the text of each token, written as in log-probabilities."""
+    """count, max_model_len, tokens, and token_strs: the text of each token, written as in
+    log-probabilities."""
     count = 0
     ids, strings = bytearray(), bytearray()
     for piece in _short(encode()):

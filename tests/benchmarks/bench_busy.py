@@ -1,7 +1,9 @@
-"""How much of the embedded model's speed is left on a CPU beside one other busy process, by threads and spinning.
+"""How much of the embedded model's speed is left on a CPU beside one other busy process, by threads and
+spinning.
 
-Each setting is a server of its own. Its rate is measured idle and busy in turn, several times over; the median of each
-counts. The bars: beside one busy core at least half of the idle rate, and idle at most 10 % below the best setting.
+Each setting is a server of its own. Its rate is measured idle and busy in turn, several times over; the
+median of each counts. The bars: beside one busy core at least half of the idle rate, and idle at most 10 %
+below the best setting.
 
     .venv/bin/python -P tests/benchmarks/bench_busy.py
 """

@@ -1,7 +1,9 @@
-"""What checkpoints of recurrent state cost a prompt, by the tokens between two of them: time, and bytes that are kept.
+"""What checkpoints of recurrent state cost a prompt, by the tokens between two of them: time, and bytes that
+are kept.
 
-The engine makes two for each prompt: where the blocks end that it shares with others, and at its last border. Here it makes
-one at every multiple of a spacing as well, which cuts chunks of the prompt there. Prompts are cold and random.
+The engine makes two for each prompt: where the blocks end that it shares with others, and at its last border.
+Here it makes one at every multiple of a spacing as well, which cuts chunks of the prompt there. Prompts are
+cold and random.
 
     python -P tests/benchmarks/bench_checkpoints.py qwen3.5-0.8b --length 4096
 """
@@ -74,7 +76,8 @@ def borders(length: int, spacing: int) -> range:
 
 
 def measure(engine: LocalEngine, length: int, num_runs: int) -> dict[int | None, list[float]]:
-    """Returns seconds by spacing, None for what the engine does by itself: one prompt of each in turn; the first turn warms up."""
+    """Returns seconds by spacing, None for what the engine does by itself: one prompt of each in turn; the
+    first turn warms up."""
     chance = random.Random(0)
     seconds: dict[int | None, list[float]] = {spacing: [] for spacing in (None, *SPACINGS)}
     for turn in range(1 + num_runs):

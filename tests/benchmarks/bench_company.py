@@ -3,12 +3,13 @@
 One API process, 128 streams that are read all the time, a load well below what it could bear. Beside them, by
 turns (A B B A), there is no company or there is some: 1,000 idle kept connections, and 200 streams of which
 nobody reads a byte and whose buffers are full. What the others cost and how long they wait is compared within
-pairs of neighbouring phases, since a machine's speed drifts by more than is looked for; the median of the ratios
-is shown with its 95 % interval (of ranks: no shape is assumed).
+pairs of neighbouring phases, since a machine's speed drifts by more than is looked for; the median of the
+ratios is shown with its 95 % interval (of ranks: no shape is assumed).
 
-A stream has its share of the engine's events whether it is read or not, as any further request has. So there are
-two questions. "at rest": the engine has ended the stalled streams, their answers wait to be read; compared with
-nobody there. "running": the engine goes on for them; compared with as many streams that are read.
+A stream has its share of the engine's events whether it is read or not, as any further request has. So there
+are two questions. "at rest": the engine has ended the stalled streams, their answers wait to be read;
+compared with nobody there. "running": the engine goes on for them; compared with as many streams that are
+read.
 
     make bench-frontend
 """
@@ -156,7 +157,8 @@ async def measure(process: Process, which: int, seconds: float) -> Phase:
 
 
 def wait_for_rest(url: str, num_rows: int) -> None:
-    """Until the engine runs so many. Its snapshots come in line with its events: those before are done with."""
+    """Until the engine runs so many. Its snapshots come in line with its events: those before are done
+    with."""
     while True:
         time.sleep(0.2)
         with urllib.request.urlopen(f"{url}/load") as answer:

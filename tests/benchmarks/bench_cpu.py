@@ -1,8 +1,9 @@
 """How much speculation and batching gain on the CPU: ratios within one run, the embedded model, greedy, fp32.
 
 Every contender decodes the same held-out prompts in turn, several times over, forth and back; then those that
-the bars compare do so again, some times more. Ratios are of neighbours in one turn, so that a machine whose speed
-drifts slows both alike; their median counts. Tokens are timed from the first to the last, prefill included.
+the bars compare do so again, some times more. Ratios are of neighbours in one turn, so that a machine whose
+speed drifts slows both alike; their median counts. Tokens are timed from the first to the last, prefill
+included.
 
     make bench-cpu
 """

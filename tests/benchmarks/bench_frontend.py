@@ -1,4 +1,5 @@
-"""What the API process costs by itself: a fake engine in a process of its own, 128 streams, 3 tokens an event.
+"""What the API process costs by itself: a fake engine in a process of its own, 128 streams, 3 tokens an
+event.
 
 Everything that `headway serve` does to tokens is on: frames, detokenisation, stop strings, chunks, HTTP. An
 engine that sends a round each so many milliseconds sets the load; the processor time of the API process over

@@ -1,11 +1,12 @@
 """How far hostile requests disturb 16 running streams; make bench-hostile.
 
-A fake engine makes a round every 20 ms, for 15 quiet seconds, then while a client sends each hostile form in turn, and then beside
-16 connections of one attacker for each kind of attack: grammars that take long to check, bodies that stop, chats that the template
-takes long over. Meanwhile another asks for small grammars and for chats. Fails where a form is answered with anything but 200 and 400 or takes more than
-two seconds, where the streams' 99th percentile of gaps between two chunks grows to more than 1.5 times (forms) or 3 times (attacks)
-that of the quiet seconds, where a small grammar or a chat takes more than a second, or where a minute after the last attack the server's
-memory is more than 10 % above what it was.
+A fake engine makes a round every 20 ms, for 15 quiet seconds, then while a client sends each hostile form in
+turn, and then beside 16 connections of one attacker for each kind of attack: grammars that take long to
+check, bodies that stop, chats that the template takes long over. Meanwhile another asks for small grammars
+and for chats. Fails where a form is answered with anything but 200 and 400 or takes more than two seconds,
+where the streams' 99th percentile of gaps between two chunks grows to more than 1.5 times (forms) or 3 times
+(attacks) that of the quiet seconds, where a small grammar or a chat takes more than a second, or where a
+minute after the last attack the server's memory is more than 10 % above what it was.
 """
 
 from __future__ import annotations
@@ -194,7 +195,8 @@ async def sent_from_elsewhere(*arguments: str) -> Any:
 
 
 def server_bytes(process: Process) -> int:
-    """Of the API process and of those that check grammars and render chats; pages that they share count for each."""
+    """Of the API process and of those that check grammars and render chats; pages that they share count for
+    each."""
     found = [process.pid]
     for pid in found:
         command = ["pgrep", "-P", str(pid)]

@@ -2,7 +2,8 @@
 
 Every operation is checked on fresh random data and a poisoned output against float64 or its twin, then timed
 as a CUDA graph of launches over rotated buffers that together exceed the L2 cache (small operations of a
-layer: over one buffer, as they find it in a model). Times include the gaps between launches. Prints a Markdown table.
+layer: over one buffer, as they find it in a model). Times include the gaps between launches. Prints a
+Markdown table.
 
     make bench-kernels
 """
@@ -207,8 +208,9 @@ def gate_up_line(rows: int) -> Line:
 
 
 def window_lines() -> Iterator[Line]:
-    """Shuffled blocks of as much cache as one layer of the model may have, or more where a case takes more: from 2**31 elements
-    on, which this model's layers never have on one card, addresses are wider, and cost more."""
+    """Shuffled blocks of as much cache as one layer of the model may have, or more where a case takes more:
+    from 2**31 elements on, which this model's layers never have on one card, addresses are wider, and cost
+    more."""
     largest = max(rows * context for rows, context in CONTEXTS) // BLOCK_SIZE + 4 * 64
     caches = randn(2, largest, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     of_a_layer = LAYER_CACHE_BYTES // (4 * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
@@ -299,7 +301,8 @@ def prompt_line(rows: int, window: int, start: int) -> Line:
 
 
 def chunks_line(length: int, starts: Sequence[int]) -> Line:
-    """Chunks of equal length one behind the other: a step's short prefills. The error is that of the last one."""
+    """Chunks of equal length one behind the other: a step's short prefills. The error is that of the last
+    one."""
     rows, width = len(starts), -(-(length + max(starts)) // BLOCK_SIZE)
     keys, values = randn(2, rows * width, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     table = torch.randperm(rows * width, device="cuda").view(rows, width)
@@ -371,7 +374,8 @@ def rope_append_line(tokens: int) -> Line:
 
 
 def bookkeeping_lines(rows: int) -> Iterator[Line]:
-    """Launches, hardly bytes: 4 us each is the bar. The error is the share of values that are not the twin's."""
+    """Launches, hardly bytes: 4 us each is the bar. The error is the share of values that are not the
+    twin's."""
     depth, blocks, case = WINDOW - 1, 4096, f"{rows} rows, depth {WINDOW - 1}"
     tokens = torch.randint(0, 3, (2, rows * WINDOW), device="cuda")
     own = kernels.verify_speculative_tokens(*tokens, rows, 0, depth)
@@ -469,7 +473,8 @@ def round_lines(rows: int) -> Iterator[Line]:
 
 
 def ngram_lines() -> Iterator[Line]:
-    """Drafts by n-gram lookup in random tokens, where hardly anything is found and every tile of a row is read."""
+    """Drafts by n-gram lookup in random tokens, where hardly anything is found and every tile of a row is
+    read."""
     depth, max_ngram = WINDOW - 1, 4
     for rows, length in ((256, 1024), (32, 8192), (1, 1024), (1, 8192), (1, 131_072)):
         blocks = length // BLOCK_SIZE + 1

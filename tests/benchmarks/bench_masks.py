@@ -1,8 +1,9 @@
 """What grammars cost a decode round: no row, one row and all rows masked, in turns on one engine.
 
-python -P tests/benchmarks/bench_masks.py [--shape mimo-7b] [--batches 1 32] [--depth 3]. On a GPU without a shape's weights
-they are random: nothing is accepted, so that every round is one of full length. The masks allow nearly everything, and the
-grammar is a JSON schema of strings, whose masks are as dear as any. Prints the medians of device and host time a round.
+python -P tests/benchmarks/bench_masks.py [--shape mimo-7b] [--batches 1 32] [--depth 3]. On a GPU without a
+shape's weights they are random: nothing is accepted, so that every round is one of full length. The masks
+allow nearly everything, and the grammar is a JSON schema of strings, whose masks are as dear as any. Prints
+the medians of device and host time a round.
 """
 
 from __future__ import annotations

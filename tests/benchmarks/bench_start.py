@@ -1,7 +1,8 @@
-"""Seconds from the start of `headway serve` until it is ready, with an empty cache of compiled kernels and with a full one.
+"""Seconds from the start of `headway serve` until it is ready, with an empty cache of compiled kernels and
+with a full one.
 
-Each pair of starts has a cache folder of its own; weights are random. A commit's start is measured by the `src` folder of
-its checkout on PYTHONPATH, so that two commits can take turns on one card.
+Each pair of starts has a cache folder of its own; weights are random. A commit's start is measured by the
+`src` folder of its checkout on PYTHONPATH, so that two commits can take turns on one card.
 
     PYTHONPATH=$PWD/src python -P tests/benchmarks/bench_start.py mimo-7b --pairs 2
 """

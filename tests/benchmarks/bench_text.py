@@ -1,8 +1,9 @@
 """How far large bodies and long prompts disturb 16 running streams; make bench-text.
 
-A fake engine makes a round every 20 ms. Meanwhile clients send a body of 30 MiB, four of 7.6 MiB at once and 20 long
-prompts at once. Prints the worst gap between two chunks of a stream, the slowest /health and the resident memory before
-and after; fails where a limit is passed. The streams' reader and the sender of the bodies are processes of their own.
+A fake engine makes a round every 20 ms. Meanwhile clients send a body of 30 MiB, four of 7.6 MiB at once and
+20 long prompts at once. Prints the worst gap between two chunks of a stream, the slowest /health and the
+resident memory before and after; fails where a limit is passed. The streams' reader and the sender of the
+bodies are processes of their own.
 """
 
 from __future__ import annotations

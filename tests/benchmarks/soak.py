@@ -1,9 +1,10 @@
 """Twenty thousand short requests of every kind against one server, a fifth left by their clients.
 
-Starts `headway serve` with the embedded model, and leaves with status 1 unless all is as headway_testing.soak wants
-it: no 5xx, blocks and rows free, memory flat over the last half, drafts as right at the end as at the beginning. The
-KV cache is small, so that all of its blocks hold prefixes after the first stretch, and are evicted from then on. Rounds
-that a GPU captures late may take what those captured before the first stretch take. Flags after -- go to the server.
+Starts `headway serve` with the embedded model, and leaves with status 1 unless all is as headway_testing.soak
+wants it: no 5xx, blocks and rows free, memory flat over the last half, drafts as right at the end as at the
+beginning. The KV cache is small, so that all of its blocks hold prefixes after the first stretch, and are
+evicted from then on. Rounds that a GPU captures late may take what those captured before the first stretch
+take. Flags after -- go to the server.
 
     make soak
 """

@@ -1,6 +1,8 @@
-"""Anthropic's client as its users have it; prints what came as JSON. Every event and answer must be of the client's own types.
+"""Anthropic's client as its users have it; prints what came as JSON. Every event and answer must be of the
+client's own types.
 
-Arguments: the URLs of a server of the real model, and of one whose model says what the user's message tells it to.
+Arguments: the URLs of a server of the real model, and of one whose model says what the user's message tells
+it to.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 class Item(BaseModel, extra="forbid"):
-    """Something of which every text has a bound, so that it ends. The client takes lengths and ranges out of schemas."""
+    """Something of which every text has a bound, so that it ends. The client takes lengths and ranges out of
+    schemas."""
 
     color: Literal["red", "green", "blue"]
     shade: Literal["dark", "light"]

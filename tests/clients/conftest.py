@@ -1,4 +1,5 @@
-"""Servers for the clients: the embedded model as it is, and with a chat template in its folder; a scripted model."""
+"""Servers for the clients: the embedded model as it is, and with a chat template in its folder; a scripted
+model."""
 
 from __future__ import annotations
 

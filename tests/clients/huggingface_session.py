@@ -1,6 +1,7 @@
 """huggingface_hub's InferenceClient as its users have it; prints what came as JSON.
 
-Arguments: the URLs of a server of the real model, and of one whose model says what the user's message tells it to.
+Arguments: the URLs of a server of the real model, and of one whose model says what the user's message tells
+it to.
 """
 
 from __future__ import annotations

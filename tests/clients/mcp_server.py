@@ -1,4 +1,5 @@
-"""An MCP server over standard input and output with one tool, `add`; the standard library is all that it needs."""
+"""An MCP server over standard input and output with one tool, `add`; the standard library is all that it
+needs."""
 
 from __future__ import annotations
 

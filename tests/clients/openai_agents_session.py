@@ -1,4 +1,5 @@
-"""openai-agents as its users have it: the default loop, over the Responses API, with one tool; prints what came as JSON.
+"""openai-agents as its users have it: the default loop, over the Responses API, with one tool; prints what
+came as JSON.
 
 Argument: the URL of a server whose model says what the user's message tells it to.
 """

@@ -1,7 +1,8 @@
-"""Sends the same prompts to a running server twice, by the official client: cold, then warm. The texts must be the same.
+"""Sends the same prompts to a running server twice, by the official client: cold, then warm. The texts must
+be the same.
 
-Any server of OpenAI's API will do. Each run of this script begins its prompts with a line of its own, so that no cache holds
-them. Half of the requests are greedy, half are sampled with a seed.
+Any server of OpenAI's API will do. Each run of this script begins its prompts with a line of its own, so that
+no cache holds them. Half of the requests are greedy, half are sampled with a seed.
 
     python tests/clients/same_texts.py http://localhost:8000/v1
 """

@@ -1,4 +1,5 @@
-"""Anthropic's official client: messages, streams, tools, thinking, counts, structured output, errors, the list of models."""
+"""Anthropic's official client: messages, streams, tools, thinking, counts, structured output, errors, the
+list of models."""
 
 from __future__ import annotations
 

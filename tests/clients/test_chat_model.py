@@ -1,4 +1,5 @@
-"""What `make chat` serves, from its real package: answers, drafts that change nothing, a schema, a tool, the page, the terminal."""
+"""What `make chat` serves, from its real package: answers, drafts that change nothing, a schema, a tool, the
+page, the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Codex CLI with the configuration of docs/api.md: plain, its tools of every type, an MCP server, a schema, a session that goes on."""
+"""Codex CLI with the configuration of docs/api.md: plain, its tools of every type, an MCP server, a schema, a
+session that goes on."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_agents_talk_to_each_other(run: Run) -> None:
 
 @pytest.fixture
 def catalogue(node_programs: Path, tmp_path: Path) -> Callable[..., str]:
-    """Returns the option of a catalogue in which the served model has the features of one that Codex knows."""
+    """Returns the option of a catalogue in which the served model has the features of one that Codex
+    knows."""
     told = said_by(
         [node_programs / "codex", "debug", "models", "--bundled"], "", folder=tmp_path, environment={}
     )

@@ -1,4 +1,5 @@
-"""The JDK's HttpClient, under LangChain4j, Spring AI and others: by its defaults every request offers HTTP/2."""
+"""The JDK's HttpClient, under LangChain4j, Spring AI and others: by its defaults every request offers
+HTTP/2."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Answers = dict[str, list[tuple[str, str]]]
 
 @pytest.fixture(scope="module")
 def told(server: Server) -> Answers:
-    """(status, body) of each step; a stream's has one for each line. All went over one client, in this order."""
+    """(status, body) of each step; a stream's has one for each line. All went over one client, in this
+    order."""
     source = Path(__file__).parent / "HttpClientSession.java"
     command = [installed("java"), source, server.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)

@@ -1,4 +1,5 @@
-"""LangChain: invoke, stream, batch, log-probabilities, history of its own message classes, tools and structured output."""
+"""LangChain: invoke, stream, batch, log-probabilities, history of its own message classes, tools and
+structured output."""
 
 from __future__ import annotations
 

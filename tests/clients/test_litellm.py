@@ -31,8 +31,8 @@ IN_VAIN = {
 def proxy(
     chat_server: Server, environment: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    """Names the model, passes on every other name, and has LiteLLM's own rules for cooldowns. Names behind shared/ are of
-    one deployment."""
+    """Names the model, passes on every other name, and has LiteLLM's own rules for cooldowns. Names behind
+    shared/ are of one deployment."""
     folder = tmp_path_factory.mktemp("litellm")
     backend = {"api_base": f"{chat_server.url}/v1", "api_key": "none"}
     names = {"demo-chat": "demo-chat", "*": "*", "shared/*": "*"}

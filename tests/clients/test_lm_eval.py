@@ -1,4 +1,5 @@
-"""lm-evaluation-harness against the server: its loglikelihoods are those of transformers on the same weights."""
+"""lm-evaluation-harness against the server: its loglikelihoods are those of transformers on the same
+weights."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ Items = list[dict[str, str]]
 
 @pytest.fixture(scope="module")
 def items(chat_folder: Path) -> Items:
-    """Beginnings of source files, and the line that follows there. A context does not end in a space: lm-eval would
-    give it to the continuation."""
+    """Beginnings of source files, and the line that follows there. A context does not end in a space: lm-eval
+    would give it to the continuation."""
     texts = [entry["text"] for entry in json.loads((chat_folder / "heldout_prompts.json").read_text())]
     made = []
     for text in texts:
@@ -54,7 +55,8 @@ def oracle(chat_folder: Path) -> Qwen2ForCausalLM:
 
 
 def parts(tokenizer: Tokenizer, item: dict[str, str]) -> tuple[list[int], list[int]]:
-    """Ids of context and continuation as lm-eval makes them: the whole text's behind as many as the context has."""
+    """Ids of context and continuation as lm-eval makes them: the whole text's behind as many as the context
+    has."""
     context = tokenizer.encode(item["context"]).ids
     whole = tokenizer.encode(item["context"] + item["continuation"]).ids
     return context, whole[len(context) :]
@@ -120,7 +122,8 @@ def test_loglikelihoods_are_those_of_transformers(
 def test_a_text_that_ends_after_its_continuation_is_scored_like_any_other(
     tmp_path: Path, environment: Path, chat_folder: Path, chat_server: Server, oracle: Qwen2ForCausalLM
 ) -> None:
-    """lm-eval asks for one token more and drops its entry, so there must be one when that token is the end, too."""
+    """lm-eval asks for one token more and drops its entry, so there must be one when that token is the end,
+    too."""
     items = [
         {"context": f"{before}if __name__ == '__main__':", "continuation": f"\n    {call}()\n"}
         for before in ("\n\n", "import unittest\n\n\n")

@@ -1,4 +1,5 @@
-"""Open WebUI's server, without its pages: the models that it finds, and its chats whole, streamed and for a title."""
+"""Open WebUI's server, without its pages: the models that it finds, and its chats whole, streamed and for a
+title."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The Responses API through the official Python client and openai-agents.
 
-What a request enforces is asked of the real model, whose own words mean nothing here; what a model chooses to say comes from
-the scripted one.
+What a request enforces is asked of the real model, whose own words mean nothing here; what a model chooses to
+say comes from the scripted one.
 """
 
 from __future__ import annotations

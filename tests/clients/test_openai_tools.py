@@ -1,7 +1,7 @@
 """The official Python client: structured output, tools and reasoning, parsed by its own helpers.
 
-What a request enforces is asked of the real model, whose own words mean nothing here; what a model chooses to say comes from
-the scripted one.
+What a request enforces is asked of the real model, whose own words mean nothing here; what a model chooses to
+say comes from the scripted one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The image, built by `build_image.sh` and run by podman: serves, is healthy, drains. `make test-container`."""
+"""The image, built by `build_image.sh` and run by podman: serves, is healthy, drains. `make
+test-container`."""
 
 from __future__ import annotations
 

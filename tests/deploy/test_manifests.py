@@ -96,7 +96,8 @@ def container_of(made: dict[str, Object]) -> Object:
 
 
 def test_what_is_deployed_leaves_the_defaults_as_they_are() -> None:
-    """An address that others reach and logs for machines are meant; the port is told because another could be in the environment."""
+    """An address that others reach and logs for machines are meant; the port is told because another could be
+    in the environment."""
     meant = {
         "HEADWAY_HOST": "0.0.0.0",
         "HEADWAY_PORT": "8000",

@@ -1,7 +1,8 @@
 """What was made to read vLLM's metrics reads Headway's: Grafana boards, autoscalers, `vllm bench serve`.
 
-Queries are those of vLLM's boards (examples/observability in its repository: grafana.json, performance_statistics.json,
-query_statistics.json, vllm_speculative_decoding.json, vllm_kv_cache.json), with Grafana's variables filled in.
+Queries are those of vLLM's boards (examples/observability in its repository: grafana.json,
+performance_statistics.json, query_statistics.json, vllm_speculative_decoding.json, vllm_kv_cache.json), with
+Grafana's variables filled in.
 """
 
 from __future__ import annotations
@@ -137,8 +138,9 @@ def test_a_gateway_finds_the_sizes_of_the_cache(prometheus: Prometheus, server: 
 
 
 def scraped_by_a_benchmark(url: str) -> tuple[dict[str, int], dict[int, int]]:
-    """By the rules of `vllm bench serve`: lines that begin with vllm:spec_decode, names up to the first brace that end
-    with _total, the last word as the value, and positions by the text position=\"...\"; ({name: sum}, {position: sum})."""
+    """By the rules of `vllm bench serve`: lines that begin with vllm:spec_decode, names up to the first brace
+    that end with _total, the last word as the value, and positions by the text position=\"...\"; ({name:
+    sum}, {position: sum})."""
     totals: dict[str, int] = {}
     positions: dict[int, int] = {}
     for line in httpx.get(f"{url}/metrics").text.split("\n"):

@@ -63,7 +63,8 @@ def scripted(shared: SharedServers, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def guarded(shared: SharedServers) -> Server:
-    """A server that wants a key (secret, or admin for what operators do) and chooses the depth of its rounds."""
+    """A server that wants a key (secret, or admin for what operators do) and chooses the depth of its
+    rounds."""
     flags = ("--depth", "auto", "--max-depth", "4", "--api-key", "secret", "--admin-key", "admin")
     return shared.running("guarded", lambda: running_server(*flags))
 

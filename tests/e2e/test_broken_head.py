@@ -1,4 +1,5 @@
-"""A checkpoint whose MTP head is wrong: the daemon serves it without drafts and says so, or refuses to start if that is asked for."""
+"""A checkpoint whose MTP head is wrong: the daemon serves it without drafts and says so, or refuses to start
+if that is asked for."""
 
 from __future__ import annotations
 

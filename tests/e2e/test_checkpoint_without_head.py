@@ -1,4 +1,5 @@
-"""A Qwen3.5 checkpoint whose config.json announces an MTP head that its files lack, as some quantised copies are published."""
+"""A Qwen3.5 checkpoint whose config.json announces an MTP head that its files lack, as some quantised copies
+are published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A client that hangs up, at every state of its request: all it held is free after one turn of the engine's loop."""
+"""A client that hangs up, at every state of its request: all it held is free after one turn of the engine's
+loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers of real servers, log-probabilities included, are those of a server without drafts to each request alone."""
+"""Answers of real servers, log-probabilities included, are those of a server without drafts to each request
+alone."""
 
 from __future__ import annotations
 

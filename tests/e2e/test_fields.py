@@ -1,4 +1,5 @@
-"""Every field of a request against the real engine and the embedded model, at its full depth and without drafts."""
+"""Every field of a request against the real engine and the embedded model, at its full depth and without
+drafts."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ def test_stop_ids_end_the_text_once_there_are_min_tokens(
 def test_an_echo_that_generates_the_end_has_an_entry_for_each_token(
     client: httpx.Client, depth: int, stream: bool
 ) -> None:
-    """What lm-eval asks for: the log-probabilities of a continuation, and of one token more, which it drops."""
+    """What lm-eval asks for: the log-probabilities of a continuation, and of one token more, which it
+    drops."""
     context, continuation = "if __name__ == '__main__':", "\n    main()\n"
     prompt = ids_of(client, context + continuation)
     wish = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1}
@@ -159,7 +161,8 @@ def test_an_echo_that_generates_the_end_has_an_entry_for_each_token(
 def echoed(
     client: httpx.Client, depth: int, *, stream: bool, **body: Any
 ) -> tuple[dict[str, list[Any]], dict[str, int]]:
-    """The log-probabilities and the usage of a choice that ends by the model's own end; a stream's put together."""
+    """The log-probabilities and the usage of a choice that ends by the model's own end; a stream's put
+    together."""
     if not stream:
         answer = complete(client, depth, **body)
         (made,) = answer["choices"]
@@ -216,7 +219,8 @@ def test_another_salt_finds_no_cached_prefix(client: httpx.Client, server: Any) 
 
 
 def test_the_embedded_model_answers_a_first_chat_with_code(client: httpx.Client) -> None:
-    """It was not trained to chat: its template makes comments of the messages, and it continues the code after them."""
+    """It was not trained to chat: its template makes comments of the messages, and it continues the code
+    after them."""
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Write a function\nthat reads a file"},

@@ -1,4 +1,5 @@
-"""What a newcomer sees first: the README's first command and the live page's first prompt do not repeat themselves."""
+"""What a newcomer sees first: the README's first command and the live page's first prompt do not repeat
+themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Signals to a daemon with a request in flight: the first lets it finish, the second ends all at once and leaves nothing."""
+"""Signals to a daemon with a request in flight: the first lets it finish, the second ends all at once and
+leaves nothing."""
 
 from __future__ import annotations
 

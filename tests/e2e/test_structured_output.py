@@ -1,4 +1,5 @@
-"""Structured output, tools and reasoning through HTTP, by the official client: of the real model and of a scripted one.
+"""Structured output, tools and reasoning through HTTP, by the official client: of the real model and of a
+scripted one.
 
 `make test-clients` asks more of them, through more clients.
 """

@@ -1,7 +1,7 @@
 """Answers over HTTP are what an oracle says that feeds tokens one by one and knows no rounds, no detokenizer.
 
-Random requests: stop strings inside and across tokens, stop tokens, min_tokens, a few tokens more or less than
-a round gives, and every limit around the context length; at once and as streams, many at a time, while
+Random requests: stop strings inside and across tokens, stop tokens, min_tokens, a few tokens more or less
+than a round gives, and every limit around the context length; at once and as streams, many at a time, while
 blocks run out. float64, where no two tokens tie by accident.
 """
 
@@ -136,8 +136,8 @@ def random_bodies(oracle: Oracle, num_requests: int, seed: int) -> list[dict[str
 
 
 def random_body(oracle: Oracle, chance: random.Random) -> dict[str, Any]:
-    """max_tokens from 1 to 2 K + 3, or more than a block, so that the request asks for blocks while it runs; every other
-    prompt ends a few tokens before, at or behind the context's end."""
+    """max_tokens from 1 to 2 K + 3, or more than a block, so that the request asks for blocks while it runs;
+    every other prompt ends a few tokens before, at or behind the context's end."""
     is_long = chance.random() < 0.4
     max_tokens = chance.randint(17, 28) if is_long else chance.randint(1, 2 * DEPTH + 3)
     length = chance.choice([chance.randint(1, 20), CONTEXT - max_tokens + chance.choice([-1, 0, 0, 1])])

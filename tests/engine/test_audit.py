@@ -1,4 +1,5 @@
-"""Audits: finished requests are computed again without drafts and cached prefixes; faults are found, and nothing else is told."""
+"""Audits: finished requests are computed again without drafts and cached prefixes; faults are found, and
+nothing else is told."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def run_audits(engine: LocalEngine, max_steps: int = 100_000) -> dict[str, int]:
 
 
 def submit_some(engine: LocalEngine, count: int, *, vocabulary: int, seed: int = 0) -> list[int]:
-    """Requests of all kinds: greedy and drawn, with and without logits processors and log-probabilities, some with common prefixes."""
+    """Requests of all kinds: greedy and drawn, with and without logits processors and log-probabilities, some
+    with common prefixes."""
     chance = random.Random(seed)
     common = [chance.randrange(vocabulary) for _ in range(80)]
     ids = []
@@ -289,7 +291,8 @@ def test_the_rate_is_the_share_that_is_audited(rate: float, share: float) -> Non
     assert sum(run_audits(engine).values()) == share * 16
 
 
-# --- faults that are found -----------------------------------------------------------------------------------
+# --- faults that are found
+# -----------------------------------------------------------------------------------
 
 
 def rewinds_one_token_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +376,8 @@ def rounds_scores_of_drafted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scores_masked_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first token of a request with a grammar has the log-probability of masked logits while another request runs."""
+    """The first token of a request with a grammar has the log-probability of masked logits while another
+    request runs."""
     original = prompt_ends.pick_tokens
 
     def faulty(*args: Any, keeps_logits: bool = False, **kwargs: Any) -> torch.Tensor:
@@ -446,7 +450,8 @@ def test_an_interrupted_audit_goes_on_comparing_log_probabilities() -> None:
     assert set(run_audits(engine)) == {"same"}
 
 
-# --- where audits mean nothing -------------------------------------------------------------------------------
+# --- where audits mean nothing
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -212,8 +212,8 @@ def test_chunks_are_as_long_in_every_step_on_a_cpu_and_where_a_user_says_how_lon
 def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
     available_gib: int, depth: int, vocab_size: int, rows: int
 ) -> None:
-    """Half of the 15 % beside the KV cache, in bfloat16 and float32: of 7 GiB 0.5, for 154 rows of 3.5 MiB, in steps of
-    32."""
+    """Half of the 15 % beside the KV cache, in bfloat16 and float32: of 7 GiB 0.5, for 154 rows of 3.5 MiB,
+    in steps of 32."""
     available = available_gib << 30
     assert max_running(model(vocab_size=vocab_size), depth, available) == rows  # type: ignore[arg-type]
     assert max_running(model(device="cpu"), depth, available) == 64  # type: ignore[arg-type]
@@ -307,7 +307,8 @@ def test_auto_drafts_with_the_head_where_there_is_one(
 @pytest.mark.parametrize("depth", [0, 3])
 @pytest.mark.parametrize("names_a_head", [True, False])
 def test_a_head_that_does_not_exist_cannot_draft(depth: int, names_a_head: bool, tmp_path: Path) -> None:
-    """config.json may name a head whose weights the checkpoint lacks: that shows when these are to be loaded."""
+    """config.json may name a head whose weights the checkpoint lacks: that shows when these are to be
+    loaded."""
     path = random_qwen2(tmp_path)
     if names_a_head:
         config = mimo_config()

@@ -66,7 +66,8 @@ def engine_of(**changes: object) -> LocalEngine:
 
 
 def cases_of(cell: Cell, temperature: float) -> list[Case]:
-    """Each row reads source code that the model has not seen, from another place on; a row is the same in all cells of a context."""
+    """Each row reads source code that the model has not seen, from another place on; a row is the same in all
+    cells of a context."""
     text = list(chain.from_iterable(heldout_prompts()))
     starts = (
         row * (len(text) - cell.context) // max(one.num_rows for one in WHOLE) for row in range(cell.num_rows)
@@ -91,7 +92,8 @@ def jumping_policy() -> ScriptedPolicy:
 
 
 def assert_grid(reference: Reference, cells: Iterable[Cell], chooser: str, temperature: float) -> int:
-    """One engine for all cells, with a prefix cache that rounds of all depths have written. Returns the number of requests."""
+    """One engine for all cells, with a prefix cache that rounds of all depths have written. Returns the
+    number of requests."""
     engine, num_compared = engine_of(depth=MAX_DEPTH, chooses_depth=True), 0
     policy = jumping_policy() if chooser == "random" else measured_policy(engine.engine)
     engine.engine.scheduler.set_depth_policy(policy)  # type: ignore[arg-type]

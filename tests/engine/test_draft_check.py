@@ -1,4 +1,5 @@
-"""The check of the drafter at the start: broken heads are found or do no harm, right ones pass, and nothing of it stays."""
+"""The check of the drafter at the start: broken heads are found or do no harm, right ones pass, and nothing
+of it stays."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ DEMO = Path(str(files("headway.engine.demo")))
 KINDS = [kind for kind in FAULTS if kind != "missing"]
 # Of the embedded model these are the faults that leave a head partly right.
 PARTLY_RIGHT = ["doubled_offset", "wrong_layer", "noisy"]
-# A broken head does no harm if it has at least this share of the right one's acceptance at position 1. Greedy texts tell: in sampled ones
-# of a model that is hardly ever sure, the noise that drafts and tokens share lets even a head of zeros agree.
+# A broken head does no harm if it has at least this share of the right one's acceptance at position 1. Greedy
+# texts tell: in sampled ones of a model that is hardly ever sure, the noise that drafts and tokens share lets
+# even a head of zeros agree.
 HARMLESS_SHARE = 0.9
 SOURCES: dict[str, Callable[[Path, int], Path]] = {
     "embedded": lambda path, seed: DEMO,
@@ -137,8 +139,8 @@ def test_the_right_head_of_the_embedded_model_passes_with_50_seeds() -> None:
 def test_the_right_head_of_constructed_models_never_fails_with_50_seeds(
     noise: float, least: int, tmp_path: Path
 ) -> None:
-    """least: of those that pass. A text that soon loops may leave too little to tell; with a noise of 0.15 the head is right so seldom
-    (0.12 where chance is 0.08) that the check may leave it open."""
+    """least: of those that pass. A text that soon loops may leave too little to tell; with a noise of 0.15
+    the head is right so seldom (0.12 where chance is 0.08) that the check may leave it open."""
     states = []
     for seed in range(50):
         path = constructed_mimo(tmp_path / str(seed), noise=noise, seed=seed)

@@ -1,4 +1,5 @@
-"""For a tiny random model of every family: no drafter, depth, chunk size, batch or prefix hit changes the text."""
+"""For a tiny random model of every family: no drafter, depth, chunk size, batch or prefix hit changes the
+text."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ def test_an_event_of_a_fault_comes_after_the_count_of_it(
 
 
 def test_a_request_can_be_aborted_while_its_fault_is_on_the_way(model_path: str) -> None:
-    """The device reports a fault of a request that is gone by then, and the round that follows treats its row as padding."""
+    """The device reports a fault of a request that is gone by then, and the round that follows treats its row
+    as padding."""
     engine = LocalEngine(EngineConfig(model_path=model_path, dtype="float64", prefix_caching=False))
     scheduler, runner = engine.engine.scheduler, engine.engine.runner
     request = Request(0, [1, 2, 3], SamplingParams(seed=1 << 80), max_tokens=5)

@@ -132,7 +132,8 @@ def config_of(**changes: object) -> EngineConfig:
 
 @dataclass
 class Flips:
-    """Texts that differ; of these, those where the two tokens' exact logits are more than MAX_ULPS of bfloat16 apart."""
+    """Texts that differ; of these, those where the two tokens' exact logits are more than MAX_ULPS of
+    bfloat16 apart."""
 
     count: int = 0
     beyond: int = 0
@@ -141,9 +142,9 @@ class Flips:
 def count_flips(cases: list[Case], wanted: list[list[int]], got: list[list[int]]) -> Flips:
     """Each differs at a place where the exact logits are within MAX_ULPS, or within what rounding does there.
 
-    Where the residual stream is large, bfloat16 rounds it by far more than MAX_ULPS of a logit. The measure is
-    transformers: the root mean square of its bfloat16 logits' errors at that place, of which two of its own logits
-    are up to 7 apart (24 held-out prompts, 2,400 places).
+    Where the residual stream is large, bfloat16 rounds it by far more than MAX_ULPS of a logit. The measure
+    is transformers: the root mean square of its bfloat16 logits' errors at that place, of which two of its
+    own logits are up to 7 apart (24 held-out prompts, 2,400 places).
     """
     flips = Flips()
     for case, first, second in zip(cases, wanted, got, strict=True):
@@ -187,7 +188,8 @@ def test_graphs_replay_what_launches_do(
 ) -> None:
     """The same kernels over the same rows: equal to the last bit, penalties and log-probabilities included.
 
-    Results are read late by both, or the faster would see its rows end sooner, and other rows round otherwise.
+    Results are read late by both, or the faster would see its rows end sooner, and other rows round
+    otherwise.
     """
     changes = [{}, {"temperature": 0.8, "top_p": 0.95}, {"frequency_penalty": 0.5}, {"num_logprobs": 3}]
     cases = [
@@ -219,7 +221,8 @@ def test_graphs_replay_what_launches_do(
 
 @pytest.mark.timeout(300)
 def test_replayed_catching_up_leaves_what_launches_leave(prompts: list[tuple[int, ...]]) -> None:
-    """Spells of rounds without drafts, long enough to fill the pending places: the drafts after them are accepted alike."""
+    """Spells of rounds without drafts, long enough to fill the pending places: the drafts after them are
+    accepted alike."""
     engines = [LocalEngine(config_of(prefix_caching=False), reads_late=True) for _ in range(2)]
     engines[0].engine.runner.capture(range(4), progress=lambda _: None)
     launching = engines[1].engine.runner
@@ -264,7 +267,8 @@ def test_two_graphs_of_a_step_give_what_one_gives(prompts: list[tuple[int, ...]]
 
 
 class NeverWaiting:
-    """A runner for which to wait for the device is an error, but where a round is run for the first time, or captured."""
+    """A runner for which to wait for the device is an error, but where a round is run for the first time, or
+    captured."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -304,8 +308,8 @@ def test_launches_never_wait_for_the_device(prompts: list[tuple[int, ...]], dept
 def test_graphs_captured_later_leave_prompts_their_memory(
     wide_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a card with little more than what the largest step takes: rounds whose logits are kept, of ever other sizes,
-    find a graph or none, and a prompt as long as a step allows is computed behind them."""
+    """As on a card with little more than what the largest step takes: rounds whose logits are kept, of ever
+    other sizes, find a graph or none, and a prompt as long as a step allows is computed behind them."""
     chunks = {"prefill_chunk": 8192}
     sizes = {"max_running": 128, "kv_cache_memory_bytes": 1 << 30}
     engine = LocalEngine(config_of(model_path=wide_model, load_format="dummy", **chunks, **sizes))
@@ -342,8 +346,8 @@ def test_graphs_captured_later_leave_prompts_their_memory(
 def test_products_whose_weights_stream_give_the_same_probabilities(
     wide_model: str, monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
-    """Of a prompt's tokens, scored as it is computed, and of the text, for as long as it is the same: alone, and with two
-    others, whose prompts are 18 and 54 tokens together, then more than stream."""
+    """Of a prompt's tokens, scored as it is computed, and of the text, for as long as it is the same: alone,
+    and with two others, whose prompts are 18 and 54 tokens together, then more than stream."""
     chance = random.Random(tokens)
     prompts = [[chance.randrange(100_000) for _ in range(tokens + i)] for i in range(3)]
     sampling = SamplingParams(temperature=0.0, num_logprobs=1, num_prompt_logprobs=1)
@@ -507,8 +511,8 @@ def test_a_cold_start_compiles_in_worker_processes_and_leaves_nothing_else(
 
 @pytest.mark.timeout(500)
 def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
-    """1 to 130 at once on graphs of few sizes, then waves that shrink to one, aborts and block boundaries; rows and
-    blocks that belong to nobody hold NaN."""
+    """1 to 130 at once on graphs of few sizes, then waves that shrink to one, aborts and block boundaries;
+    rows and blocks that belong to nobody hold NaN."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06, max_position_embeddings=160))
     chance = random.Random(0)
     cases = [
@@ -554,7 +558,8 @@ def test_every_number_of_rows_in_every_wave(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_layers", [2, 3])
 def test_several_mtp_layers_draft_as_on_the_cpu(num_layers: int, tmp_path: Path) -> None:
-    """The same drafts are accepted at every depth, with prompts that are computed in chunks and found in the cache."""
+    """The same drafts are accepted at every depth, with prompts that are computed in chunks and found in the
+    cache."""
     sizes = {"num_nextn_predict_layers": num_layers, "max_position_embeddings": 160}
     path = str(constructed_mimo(tmp_path / "model", noise=0.06, **sizes))
     chance = random.Random(0)
@@ -598,7 +603,8 @@ def test_drafts_by_few_bits_leave_the_text_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_nothing_changes_bfloat16_text(prompts: list[tuple[int, ...]]) -> None:
-    """Neither depth nor batch, nor how a prompt is cut, found in the cache or computed anew; drawn tokens too."""
+    """Neither depth nor batch, nor how a prompt is cut, found in the cache or computed anew; drawn tokens
+    too."""
     drawn = [Case(p, 100, SamplingParams(temperature=0.8, seed=i)) for i, p in enumerate(prompts[:16])]
     cases = [Case(prompt, 100, GREEDY) for prompt in prompts] + drawn
     alone = LocalEngine(config_of(depth=0, prefix_caching=False))

@@ -1,7 +1,7 @@
 """A step touches the memory of its own rows only: thousands of random rounds, every other bit compared.
 
-Real model, kernels, scheduler and runner; acceptance between 0 and 1, prefix hits, aborts, preemption; rubbish in
-all rows and blocks that belong to nobody. On a GPU the rounds are replayed from graphs.
+Real model, kernels, scheduler and runner; acceptance between 0 and 1, prefix hits, aborts, preemption;
+rubbish in all rows and blocks that belong to nobody. On a GPU the rounds are replayed from graphs.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Watch:
         return {name: bits(tensor) for name, tensor in tensors.items()}
 
     def live_rows(self, plan: Plan) -> dict[int, int]:
-        """Rows that the round may move on, those that the device knows to be below their limits, with the position of the oldest
-        pending pair.
+        """Rows that the round may move on, those that the device knows to be below their limits, with the
+        position of the oldest pending pair.
 
         The host may not know yet that a row has come to its limit; the device must leave it alone.
         """
@@ -119,8 +119,8 @@ class Watch:
         return torch.cat([bits(tensor).flatten(1) for tensor in self.runner.pool.by_block()], 1)
 
     def blocks_of(self, plan: Plan, live: dict[int, int]) -> set[int]:
-        """Returns the blocks that the step may write: those of the chunks' tokens and, of each row of the round, those from
-        its oldest pending pair on."""
+        """Returns the blocks that the step may write: those of the chunks' tokens and, of each row of the
+        round, those from its oldest pending pair on."""
         table = self.runner.slots.granted_block_ids
         mine: set[int] = set()
         for chunk in plan.prefill:

@@ -1,7 +1,8 @@
-"""Logits that are no numbers: the requests that get them end with an error, others are what they would be alone.
+"""Logits that are no numbers: the requests that get them end with an error, others are what they would be
+alone.
 
-One token of the model's vocabulary has an infinite embedding. The text walks a cycle: whoever comes by the token
-meets it.
+One token of the model's vocabulary has an infinite embedding. The text walks a cycle: whoever comes by the
+token meets it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Texts of random schemas on the embedded model: valid, and the same at every depth, alone, in a crowd and after preemption.
+"""Texts of random schemas on the embedded model: valid, and the same at every depth, alone, in a crowd and
+after preemption.
 
-The schemas bound every text (headway_testing/schemas.py), the oracle of what is valid is the jsonschema package.
+The schemas bound every text (headway_testing/schemas.py), the oracle of what is valid is the jsonschema
+package.
 """
 
 from __future__ import annotations

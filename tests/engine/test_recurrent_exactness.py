@@ -1,6 +1,8 @@
-"""Speculation, batches, prefix hits and preemption never change the text of a model with gated delta nets, in float32.
+"""Speculation, batches, prefix hits and preemption never change the text of a model with gated delta nets, in
+float32.
 
-A tiny Qwen3.5 with random weights. What its layers compute is the same to the last bit, so that no tie is excused.
+A tiny Qwen3.5 with random weights. What its layers compute is the same to the last bit, so that no tie is
+excused.
 """
 
 from __future__ import annotations
@@ -190,8 +192,8 @@ def acceptance_of(path: str, cases: list[Case]) -> tuple[float, list[list[int]]]
 
 
 def test_a_broken_head_shows_in_its_acceptance_and_not_in_the_text(tmp_path: Path) -> None:
-    """About half of the drafts are right; then the head's tensors are shuffled, lack their scales, as those of an FP8 copy do that is
-    read as if it were none, or its norms are taken for weights less one."""
+    """About half of the drafts are right; then the head's tensors are shuffled, lack their scales, as those
+    of an FP8 copy do that is read as if it were none, or its norms are taken for weights less one."""
     path = str(constructed_hybrid(tmp_path, noise=0.07))
     cases = [Case(tuple(token % 128 for token in text_of(length)), 30) for length in (5, 30, 70, 90)]
     plain = generate(cases, config_of(path, depth=0))

@@ -1,4 +1,5 @@
-"""A model with gated delta nets on a GPU: what its CPU tests promise in float32, in bfloat16, too, and with graphs."""
+"""A model with gated delta nets on a GPU: what its CPU tests promise in float32, in bfloat16, too, and with
+graphs."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ def differing(found: list[list[int]], wanted: list[list[int]]) -> list[tuple[int
 def test_nothing_changes_a_text(
     change: str, base: dict[str, object], cases: list[Case], plain: list[list[int]]
 ) -> None:
-    """Together, then alone, in an engine that keeps prefixes; each twice, so that what was launched is then replayed."""
+    """Together, then alone, in an engine that keeps prefixes; each twice, so that what was launched is then
+    replayed."""
     engine = engine_of(base, **CHANGES[change])
     for _ in range(2):
         assert differing(generate_with(engine, cases), plain) == []

@@ -1,7 +1,9 @@
-"""Thousands of random rounds of one engine of a tiny Qwen3.5 write the texts that each request has alone, without drafts.
+"""Thousands of random rounds of one engine of a tiny Qwen3.5 write the texts that each request has alone,
+without drafts.
 
-Requests come, are aborted and are preempted, alone and in batches of 16, at depths 0 to 4, with cached prefixes and in little
-memory. Before each step all that belongs to nobody is filled with rubbish, and after it all state of others is compared.
+Requests come, are aborted and are preempted, alone and in batches of 16, at depths 0 to 4, with cached
+prefixes and in little memory. Before each step all that belongs to nobody is filled with rubbish, and after
+it all state of others is compared.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool, Device], Model]:
-    """By whether the MTP head drafts: a constructed model of which about half of the drafts are right, or one of random weights."""
+    """By whether the MTP head drafts: a constructed model of which about half of the drafts are right, or one
+    of random weights."""
     folder = tmp_path_factory.mktemp("models")
 
     @cache
@@ -133,8 +136,8 @@ class Watch:
         return Late(handle, is_late=self._chance.random() < 0.5)
 
     def _states(self) -> torch.Tensor:
-        """Returns the bits of all recurrent state but windows, which are of no use once none of their tokens is left to be taken in:
-        [rows and checkpoints, bytes]."""
+        """Returns the bits of all recurrent state but windows, which are of no use once none of their tokens
+        is left to be taken in: [rows and checkpoints, bytes]."""
         memory = self._pool._memory.items()
         layers = [t for spec, t in memory if isinstance(spec, RowSpec) and spec.name in STATE]
         flat = [layer.movedim(1, 0).flatten(1) for layer in layers]
@@ -142,8 +145,9 @@ class Watch:
         return torch.cat([part.contiguous().view(torch.uint8) for part in flat], 1)[:kept].clone()
 
     def _foreign_entries(self, plan: Plan) -> list[int]:
-        """Returns the rows whose prompts wait for a later step, and all checkpoints that this one does not make. Rows of rounds are
-        left out, because one that has come to its limit takes its last window in once more."""
+        """Returns the rows whose prompts wait for a later step, and all checkpoints that this one does not
+        make. Rows of rounds are left out, because one that has come to its limit takes its last window in
+        once more."""
         own = {setup.row for setup in plan.setups} | {chunk.row for chunk in plan.prefill}
         waiting = {r.row for r in self._state.running if r.status is Status.PREFILLING} - own
         state_ids = self._slots.state_ids.tolist()

@@ -237,7 +237,8 @@ def test_a_preempted_request_counts_what_it_had_said(model_path: str) -> None:
 
 
 def test_a_prompt_whose_prefill_is_preempted_is_scored_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An older row grows by four tokens a round; the prompt is computed 16 tokens at a time, in turns with the rounds."""
+    """An older row grows by four tokens a round; the prompt is computed 16 tokens at a time, in turns with
+    the rounds."""
     path = str(constructed_mimo(tmp_path_factory.mktemp("model") / "mimo", max_position_embeddings=CONTEXT))
     config = EngineConfig(
         model_path=path, dtype="float64", depth=3, prefill_chunk=16, kv_cache_memory_bytes=8 * BLOCK_BYTES

@@ -1,4 +1,5 @@
-"""Grammars under speculation: at any depth, in any company, in any shape of a step the text is that of one token at a time."""
+"""Grammars under speculation: at any depth, in any company, in any shape of a step the text is that of one
+token at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from headway.engine.protocol.messages import Abort, Shutdown
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
 
 VOCAB_SIZE, END, THINK, CLOSE = 128, 3, 1, 2
-# The printable characters stand for themselves; the control characters for nothing, but three of them for what they are.
+# The printable characters stand for themselves; the control characters for nothing, but three of them for
+# what they are.
 TABLE = TokenTable([bytes([i]) if i >= 32 else b"" for i in range(VOCAB_SIZE)], [THINK, CLOSE, END], [END])
 NUM_WISHES = 14
 REASONING = Thinking(end_ids=[CLOSE], is_open=True)
@@ -329,7 +331,8 @@ def test_the_second_half_is_launched_whatever_happens_between(
 def test_halves_replayed_as_graphs_give_the_same_text(
     folder: Path, plain: list[tuple[list[int], FinishReason | None]], depth: int
 ) -> None:
-    """plain: of the CPU, in float64. Each size is launched once kernel by kernel, then captured, then replayed."""
+    """plain: of the CPU, in float64. Each size is launched once kernel by kernel, then captured, then
+    replayed."""
     engine = engine_of(folder, dtype="float32", depth=depth, device="cuda")
     engine.engine.runner.capture([depth], progress=lambda _: None)
     for _ in range(3):

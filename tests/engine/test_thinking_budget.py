@@ -1,4 +1,5 @@
-"""A thinking budget closes the reasoning at exactly its token, whatever the drafts, the company and the memory."""
+"""A thinking budget closes the reasoning at exactly its token, whatever the drafts, the company and the
+memory."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ def test_an_end_that_came_before_is_not_repeated(model_path: str, cases: list[Ca
 def test_reasoning_that_the_model_did_not_open_is_not_closed(
     model_path: str, cases: list[Case], depth: int
 ) -> None:
-    """The opening token is each of the last ones before the budget's place, then one that does not come before it."""
+    """The opening token is each of the last ones before the budget's place, then one that does not come
+    before it."""
     num_tokens, case = 9, cases[1]
     end_id = case.new_id(20)
     openers = [*case.plain[3:num_tokens], next(i for i in range(VOCAB) if i not in case.plain[:num_tokens])]
@@ -209,7 +211,8 @@ def test_an_end_in_the_prompt_does_not_count(model_path: str, cases: list[Case])
 
 
 def test_an_end_that_is_masked_comes_all_the_same(model_path: str, cases: list[Case]) -> None:
-    """By bias, as a bad word, as a stop token before min_tokens; its log-probability is that of the raw logits."""
+    """By bias, as a bad word, as a stop token before min_tokens; its log-probability is that of the raw
+    logits."""
     engine, case = engine_of(model_path, depth=3), cases[0]
     end_id = case.new_id(7)
     for changes in (

@@ -1,12 +1,13 @@
-"""Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill, where the threads of a
-warp may disagree about a sum, or where windows wait for the kernel in front before they have to.
+"""Compiles every kernel for one NVIDIA architecture without a GPU; fails where registers spill, where the
+threads of a warp may disagree about a sum, or where windows wait for the kernel in front before they have to.
 
 python -P tests/kernels/compile_ahead.py 90 [--each-once] [operation ...]
 
 --each-once: the first case alone of every kernel.
 
-For Blackwell Triton 3.7 has the assembler allocate registers anew (--regAllocOptLevel=2, around a fault of ptxas 13),
-which spills a few of kernels that fit: these may spill TOLERATED_BYTES, and nothing without that option.
+For Blackwell Triton 3.7 has the assembler allocate registers anew (--regAllocOptLevel=2, around a fault of
+ptxas 13), which spills a few of kernels that fit: these may spill TOLERATED_BYTES, and nothing without that
+option.
 """
 
 import importlib
@@ -102,7 +103,8 @@ def linear(kind: str) -> dict[str, str]:
 def streamed_by_copies(
     kind: str, inputs: int, rows: int, *, split: int = 1, under_way: int = 1, outputs: int = 64
 ) -> dict[str, int]:
-    """As stream_constants_of has them; products of up to 32 rows are under way where programs follow one another."""
+    """As stream_constants_of has them; products of up to 32 rows are under way where programs follow one
+    another."""
     starts = 1 if outputs < 64 else 16 if rows > 64 else 4 if split == 1 else 6
     tiles = {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs}
     copies = {"UNIT": 512 // (inputs * bytes_of(kind)), "STARTS": starts, "AHEAD": 3}
@@ -891,15 +893,15 @@ def may_be_fused(binary: Any) -> bool:
 
 
 def looks_up_late(binary: Any) -> bool:
-    """Whether anything of what is read past the first cache, because it is older than the kernel in front, is asked for only when
-    that has ended: the assembler may move the wait for it."""
+    """Whether anything of what is read past the first cache, because it is older than the kernel in front, is
+    asked for only when that has ended: the assembler may move the wait for it."""
     _early, wait, late = binary.asm["sass"].partition("ACQBULK")
     return not wait or "LDG.E.STRONG.GPU" in late
 
 
 def differs_by_thread(binary: Any) -> bool:
-    """Whether a thread fuses a product of its own, or lets the assembler fuse it, with what it adds from another: that
-    one does it the other way round, and rounds otherwise."""
+    """Whether a thread fuses a product of its own, or lets the assembler fuse it, with what it adds from
+    another: that one does it the other way round, and rounds otherwise."""
     ptx = binary.asm["ptx"]
     shuffled = dict(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+), (%\w+),", ptx))
     fused = re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", ptx)
@@ -943,7 +945,8 @@ def plain_report(binary: Any, capability: int) -> str:
 
 
 def orders_of_sums(binary: Any) -> set[str]:
-    """Which threads hold what a kernel sums up, in all its sums: the layouts of their operands, spelled out."""
+    """Which threads hold what a kernel sums up, in all its sums: the layouts of their operands, spelled
+    out."""
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", binary.asm["ttgir"], re.MULTILINE))
     operands = re.findall(r"\}\) : \((tensor<[^>]*>)", binary.asm["ttgir"])
     assert operands, "the kernel sums something up"

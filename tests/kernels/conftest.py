@@ -13,7 +13,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as long, in the interpreter, what takes long there alone, before any test is chosen by its marks."""
+    """Marks as long, in the interpreter, what takes long there alone, before any test is chosen by its
+    marks."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         for item in items:
             if item.get_closest_marker("interpreted_long") is not None:

@@ -1,5 +1,5 @@
-"""Compiles kernels in worker processes for one NVIDIA architecture without a GPU; fails where a launch afterwards does not
-find its kernel in Triton's cache.
+"""Compiles kernels in worker processes for one NVIDIA architecture without a GPU; fails where a launch
+afterwards does not find its kernel in Triton's cache.
 
 python -P tests/kernels/launch_from_cache.py 90 [operation ...]
 
@@ -60,7 +60,8 @@ def argument(name: str, case: Case) -> Any:
 
 
 def launch(case: Case, capability: int) -> Any:
-    """Triton's own launch up to the kernel that would run: from the cache, else compiled, else (recorded) None."""
+    """Triton's own launch up to the kernel that would run: from the cache, else compiled, else (recorded)
+    None."""
     module = importlib.import_module(MODULES[case.op])
     kernel = getattr(module, case.kernel)
     arguments = {name: case.constants.get(name) for name in kernel.arg_names if name in case.constants}

@@ -1,4 +1,5 @@
-"""A fault planted in a device function fails the tests of the public kernel and of the fused kernel that share it.
+"""A fault planted in a device function fails the tests of the public kernel and of the fused kernel that
+share it.
 
 test_triton.py runs this file in the interpreter, where a device function can be exchanged for another.
 """

@@ -1,4 +1,5 @@
-"""What an operation returns is memory of its own: who writes to it changes no input but those that the operation writes in place."""
+"""What an operation returns is memory of its own: who writes to it changes no input but those that the
+operation writes in place."""
 
 from __future__ import annotations
 

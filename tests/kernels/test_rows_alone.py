@@ -1,7 +1,8 @@
-"""On a CPU a row has the bits that it has alone, among any others, at any place and with any number of threads.
+"""On a CPU a row has the bits that it has alone, among any others, at any place and with any number of
+threads.
 
-PyTorch cuts a large tensor into a part for each thread. Some of its functions compute what is left of a part after the last whole
-vector by other instructions, so that an element's last bit depends on where it stands.
+PyTorch cuts a large tensor into a part for each thread. Some of its functions compute what is left of a part
+after the last whole vector by other instructions, so that an element's last bit depends on where it stands.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ WIDTHS = (334, 1000)
 NUM_ELEMENTS = 5 * 2**15  # ATen gives a thread 2**15 or more
 EPSILON = 1e-6
 
-# These depend on the place, so that nothing that a row goes through may call them; silu where the parts are chosen for it.
+# These depend on the place, so that nothing that a row goes through may call them; silu where the parts are
+# chosen for it.
 BY_PLACE = {"sigmoid", "silu", "softplus", "gelu", "mish", "elu", "selu", "celu", "logsigmoid", "hardswish", "pow", "float_power"}  # fmt: skip
 EXCEPTIONS = {("kernels/reference/_activations.py", "silu")}
 PLACES = (
@@ -55,7 +57,8 @@ def gated_sigmoid(x: torch.Tensor) -> torch.Tensor:
     return values
 
 
-# The functions of PyTorch that the twins and the sampler call on rows, then the twins that do more than one of them.
+# The functions of PyTorch that the twins and the sampler call on rows, then the twins that do more than one
+# of them.
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "exp": torch.exp,
     "log": lambda x: torch.log(x.abs() + 1),

@@ -1,4 +1,5 @@
-"""A fall of the acceptance of first drafts is told once, and noise, idle times and low acceptance from the start never are."""
+"""A fall of the acceptance of first drafts is told once, and noise, idle times and low acceptance from the
+start never are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ids of calls for templates that take none but those of a length: of answers, and of the conversations that follow them."""
+"""Ids of calls for templates that take none but those of a length: of answers, and of the conversations that
+follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reasoning that clients of /v1/responses carry from step to step, in the shapes that they send it back in."""
+"""Reasoning that clients of /v1/responses carry from step to step, in the shapes that they send it back
+in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reasoning and calls of tools in answers, however the engine cuts the text: over a FakeEngine that writes given texts."""
+"""Reasoning and calls of tools in answers, however the engine cuts the text: over a FakeEngine that writes
+given texts."""
 
 from __future__ import annotations
 
@@ -218,7 +219,8 @@ async def test_without_parallel_calls_the_answer_ends_with_its_first(
     write: Callable[[str], list[int]],
     rounds: int,
 ) -> None:
-    """At the token that completes the call: the rest of the window counts as little as text after a stop string."""
+    """At the token that completes the call: the rest of the window counts as little as text after a stop
+    string."""
     write(THOUGHT + FIRST + SECOND + " and more")
     engine.tokens_per_round = rounds
     num_tokens = len(tokenizer.encode_plain(THOUGHT + FIRST))
@@ -290,8 +292,8 @@ async def test_a_chunk_of_content_has_the_tokens_of_its_text(
     write: Callable[[str], list[int]],
     rounds: int,
 ) -> None:
-    """White space at the end of a round comes with the text after it, and so do its tokens; the token that ends the text is in a
-    chunk without content. guidance reads a chunk by its tokens."""
+    """White space at the end of a round comes with the text after it, and so do its tokens; the token that
+    ends the text is in a chunk without content. guidance reads a chunk by its tokens."""
     ids = write("the quick brown fox jumps over the lazy dog, the end")
     engine.tokens_per_round = rounds
     chunks = [chunk["choices"][0] for chunk in (await streamed(client, return_token_ids=True))[:-1]]

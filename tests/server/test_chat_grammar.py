@@ -1,4 +1,5 @@
-"""Calls that a request enforces: over a FakeEngine that draws its tokens from the masks of each request's grammar."""
+"""Calls that a request enforces: over a FakeEngine that draws its tokens from the masks of each request's
+grammar."""
 
 from __future__ import annotations
 

@@ -332,7 +332,8 @@ def test_a_prompt_that_is_not_utf8_is_one_line_and_status_1(
 
 @pytest.fixture
 def heeded_interrupts() -> Iterator[None]:
-    """In what is started from here, too: a shell's jobs in the background ignore them, and so does all that they start."""
+    """In what is started from here, too: a shell's jobs in the background ignore them, and so does all that
+    they start."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -341,7 +342,8 @@ def heeded_interrupts() -> Iterator[None]:
 @pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize("is_terminal", [True, False], ids=["both", "parent"])
 def test_an_interrupt_ends_a_benchmark_quietly(is_terminal: bool) -> None:
-    """Of the whole process group, as a terminal does it, or of the command alone. The server never answers."""
+    """Of the whole process group, as a terminal does it, or of the command alone. The server never
+    answers."""
     command = headway_command("bench", "serve", "--base-url")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -1,4 +1,5 @@
-"""`headway chat` before a fake engine: what it sends, what it shows, and how it ends; without a terminal and on one."""
+"""`headway chat` before a fake engine: what it sends, what it shows, and how it ends; without a terminal and
+on one."""
 
 from __future__ import annotations
 
@@ -247,7 +248,8 @@ async def terminal(address: str) -> AsyncIterator[Terminal]:
         os.close(master)
 
 
-# The terminal becomes the one whose keys are signals; a shell's jobs in the background ignore them, and so would this.
+# The terminal becomes the one whose keys are signals; a shell's jobs in the background ignore them, and so
+# would this.
 ON_A_TERMINAL = """
 import fcntl, signal, sys, termios
 from headway.server.cli import main

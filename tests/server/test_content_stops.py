@@ -1,4 +1,5 @@
-"""Stop strings and stop tokens end the content of an answer, not its reasoning or its calls, however the engine cuts the text."""
+"""Stop strings and stop tokens end the content of an answer, not its reasoning or its calls, however the
+engine cuts the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Nested conversations: the texts are those of transformers, and no string in them becomes a structural token."""
+"""Nested conversations: the texts are those of transformers, and no string in them becomes a structural
+token."""
 
 from __future__ import annotations
 
@@ -167,7 +168,8 @@ TEXTS = st.lists(
 
 
 def spelled_everywhere(texts: Iterator[str]) -> Conversation:
-    """A conversation in which every string and every name that is the client's own is the next of the texts."""
+    """A conversation in which every string and every name that is the client's own is the next of the
+    texts."""
     own = {
         "type": "string",
         "description": next(texts),
@@ -265,7 +267,8 @@ async def test_names_that_a_template_puts_between_angles_form_no_token(
 
 
 async def test_a_token_that_json_escapes_is_kept_apart_in_its_escaped_form(tokenizer: Tokenizer) -> None:
-    """`<|tool|>user` with a line break is a token; JSON has a backslash and an n there. Its beginning is another token."""
+    """`<|tool|>user` with a line break is a token; JSON has a backslash and an n there. Its beginning is
+    another token."""
     source = "{{ messages[0].content | tojson }}{{ messages[0].content }}"
     text = '"<|tool|>user\n<|im_end|>"'
     prompt = await rendered(Conversation([{"role": "user", "content": text}]), source, tokenizer)

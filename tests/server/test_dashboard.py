@@ -1,4 +1,5 @@
-"""The live page is served without a key and without the network; its points need the key that the API needs."""
+"""The live page is served without a key and without the network; its points need the key that the API
+needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What ends a text, as clients read it over HTTP: its entry in the log-probabilities, its place in the text, its name."""
+"""What ends a text, as clients read it over HTTP: its entry in the log-probabilities, its place in the text,
+its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tokens and text at the end of an answer: every counted token is told, and stop strings see special tokens."""
+"""Tokens and text at the end of an answer: every counted token is told, and stop strings see special
+tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ FOX = TOKENIZER.encode("the quick brown fox").ids
 
 
 def run(ids: Sequence[int], widths: Sequence[int], **fields: object) -> list[Delta]:
-    """The deltas of a choice whose tokens come in rounds of the given widths; id 0 stops if stop_token_ids says so."""
+    """The deltas of a choice whose tokens come in rounds of the given widths; id 0 stops if stop_token_ids
+    says so."""
     min_tokens = fields.pop("min_tokens", 0)
     request = ChoiceRequest(
         [],

@@ -448,7 +448,8 @@ async def test_an_engine_that_goes_on_in_time_is_kept(client: EngineClient) -> N
 
 @pytest.mark.parametrize("max_tokens", [fake_process.BUSY_MAX_TOKENS, fake_process.COMPILING_MAX_TOKENS])
 async def test_a_long_step_is_not_taken_for_a_stuck_engine(max_tokens: int) -> None:
-    """It says nothing for 2 s: it computes without ever giving the interpreter away, or waits for a compiler."""
+    """It says nothing for 2 s: it computes without ever giving the interpreter away, or waits for a
+    compiler."""
     async with started(patience=Patience(10, 0.7, 0.3)) as client:
         await client.wait_until_ready()
         stream = submit(client, [request(client, max_tokens)])

@@ -1,4 +1,5 @@
-"""The variables of the environment: those of Kubernetes are not the operator's, and misspelt ones are named."""
+"""The variables of the environment: those of Kubernetes are not the operator's, and misspelt ones are
+named."""
 
 from __future__ import annotations
 

@@ -216,7 +216,8 @@ def test_a_family_is_known_by_all_three_of_its_tokens(tmp_path: Path, family: st
 async def test_code_llama_has_a_space_before_the_prompt_and_none_before_the_suffix(
     tmp_path: Path, services: Services, engine: FakeEngine, has_metaspace: bool
 ) -> None:
-    """As its authors encode it: <s> <PRE> and the prompt as any text, <SUF> and what goes on without a space, <MID>."""
+    """As its authors encode it: <s> <PRE> and the prompt as any text, <SUF> and what goes on without a space,
+    <MID>."""
     folder = tiny_tokenizers.save(tmp_path, code_llama(has_metaspace=has_metaspace))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "add_bos_token": True}))
     loaded = load_tokenizer(folder)

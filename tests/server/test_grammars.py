@@ -1,4 +1,5 @@
-"""Grammars are checked in a process that a hostile one may take with it, each form once, and nobody waits long."""
+"""Grammars are checked in a process that a hostile one may take with it, each form once, and nobody waits
+long."""
 
 from __future__ import annotations
 
@@ -121,8 +122,8 @@ async def test_after_a_form_that_ended_the_process_others_are_served(grammars: G
 
 
 async def test_a_client_whose_forms_are_hostile_keeps_nobody_from_new_grammars(grammars: Grammars) -> None:
-    """Neither another client nor another connection of the same one: 16 ask for what takes more than a second each, again and
-    again."""
+    """Neither another client nor another connection of the same one: 16 ask for what takes more than a second
+    each, again and again."""
     await grammars.warm_up()
     stop, chance = asyncio.Event(), random.Random(0)
 

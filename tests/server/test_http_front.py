@@ -1,4 +1,5 @@
-"""What HTTP leaves to the server: upgrades that are not taken, framing by version, pipelines, the end of a connection."""
+"""What HTTP leaves to the server: upgrades that are not taken, framing by version, pipelines, the end of a
+connection."""
 
 from __future__ import annotations
 
@@ -237,7 +238,8 @@ async def test_the_end_of_the_server_makes_no_traceback(
     services: Services, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     is_tls: bool, leaves: bool,
 ) -> None:  # fmt: skip
-    """Neither of a request whose body never comes, nor of a connection that is lost while it is being closed."""
+    """Neither of a request whose body never comes, nor of a connection that is lost while it is being
+    closed."""
     monkeypatch.setattr(http_protocol, "CLOSE_SECONDS", 0.2)
     config, context = certified(tmp_path) if is_tls else (ServerConfig(port=0), None)
     listener = listen(config)

@@ -1,4 +1,5 @@
-"""Fields without effect: they pass and are told in a header and once in the log; misspelt names of served fields are refused."""
+"""Fields without effect: they pass and are told in a header and once in the log; misspelt names of served
+fields are refused."""
 
 from __future__ import annotations
 
@@ -228,7 +229,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 async def test_a_misspelt_name_of_a_served_field_is_refused_with_the_right_name(
     client: httpx.AsyncClient, path: str
 ) -> None:
-    """At every level of objects in objects: each field with a letter less, more, different, or two swapped."""
+    """At every level of objects in objects: each field with a letter less, more, different, or two
+    swapped."""
     num_tried = 0
     for where, kind in levels(KINDS[path]).items():
         names = [field.encode_name for field in msgspec.structs.fields(kind)]

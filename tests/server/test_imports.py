@@ -23,7 +23,8 @@ def test_the_api_process_loads_no_tensors(module: str) -> None:
 
 
 def test_no_command_waits_for_the_libraries_of_another() -> None:
-    """`headway inspect` starts a process that takes seconds to import torch: before all that serving needs is imported."""
+    """`headway inspect` starts a process that takes seconds to import torch: before all that serving needs is
+    imported."""
     code = "import headway.server.cli, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     command = [sys.executable, "-P", "-c", code]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

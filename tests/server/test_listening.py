@@ -224,7 +224,8 @@ def test_little_is_buffered_for_a_client_that_does_not_read() -> None:
 
 @pytest.fixture
 def few_objects() -> Iterator[None]:
-    """The collector looks only at what is made from here on: all that tests have imported takes it a second."""
+    """The collector looks only at what is made from here on: all that tests have imported takes it a
+    second."""
     gc.collect()
     gc.freeze()
     yield

@@ -1,4 +1,5 @@
-"""Answers of Anthropic's Messages API over a FakeEngine that writes given texts: blocks, events, endings, wishes about thinking."""
+"""Answers of Anthropic's Messages API over a FakeEngine that writes given texts: blocks, events, endings,
+wishes about thinking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What surrounds an answer of Anthropic's Messages API: errors in its envelope, deadlines, pings, keys, paths."""
+"""What surrounds an answer of Anthropic's Messages API: errors in its envelope, deadlines, pings, keys,
+paths."""
 
 from __future__ import annotations
 

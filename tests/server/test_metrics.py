@@ -101,7 +101,8 @@ def test_the_estimated_speedup_is_that_of_the_last_minute_and_nan_before_the_fir
 def test_a_fall_of_first_drafts_shows_once_it_is_in_the_mean_of_twelve_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the first position alone, counted from the first reading that has positions: 29 windows of 80 %, then 10 %."""
+    """Of the first position alone, counted from the first reading that has positions: 29 windows of 80 %,
+    then 10 %."""
     seconds, stats = 0.0, EngineStats()
     metrics = Metrics(lambda: stats, lambda: 0)
     monkeypatch.setattr(metrics.history, "_clock", lambda: seconds)
@@ -273,7 +274,8 @@ async def test_a_gap_is_observed_between_two_pieces_of_each_choice(
 
 
 def best_seconds(*works: Callable[[], object]) -> list[float]:
-    """The least CPU time of each over many turns, which alternate: so a slower or busier machine slows all of them."""
+    """The least CPU time of each over many turns, which alternate: so a slower or busier machine slows all of
+    them."""
     seconds: list[list[float]] = [[] for _ in works]
     for _ in range(100):
         for work, found in zip(works, seconds, strict=True):

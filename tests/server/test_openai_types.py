@@ -283,7 +283,8 @@ async def test_an_answer_dumped_into_the_history_is_read_again(
 
 
 async def test_all_that_the_client_dumps_of_a_message_is_known(address: str) -> None:
-    """Also what `parse` adds, and what the dump of a choice or an answer has, if somebody appends those' fields."""
+    """Also what `parse` adds, and what the dump of a choice or an answer has, if somebody appends those'
+    fields."""
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as official:
         answer = await official.chat.completions.create(model="tiny", messages=[HELLO], max_tokens=4)  # type: ignore[list-item]
     for dump in (answer.choices[0].message.model_dump(), answer.choices[0].message.to_dict()):

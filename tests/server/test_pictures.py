@@ -1,4 +1,5 @@
-"""Pictures and other parts that are no text: a line takes their place in a history, and only the question itself may have none."""
+"""Pictures and other parts that are no text: a line takes their place in a history, and only the question
+itself may have none."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def text(api: str, value: str) -> dict[str, Any]:
 
 
 def body(api: str, **parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A question, an answer, a question, a call, its result and, if there is one, a last question. parts: of their contents, by
-    name."""
+    """A question, an answer, a question, a call, its result and, if there is one, a last question. parts: of
+    their contents, by name."""
     first, result, last = (
         parts.get("first", [text(api, "q1")]),
         parts.get("result", [text(api, "r")]),

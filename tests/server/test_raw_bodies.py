@@ -1,4 +1,5 @@
-"""Bodies as editors, routers, agents and front ends send them: served, or refused by the name of a known field that is not."""
+"""Bodies as editors, routers, agents and front ends send them: served, or refused by the name of a known
+field that is not."""
 
 from __future__ import annotations
 

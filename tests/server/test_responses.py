@@ -1,4 +1,5 @@
-"""Answers of /v1/responses, whole and streamed: over a FakeEngine that writes given texts, however it cuts them."""
+"""Answers of /v1/responses, whole and streamed: over a FakeEngine that writes given texts, however it cuts
+them."""
 
 from __future__ import annotations
 

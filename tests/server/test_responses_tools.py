@@ -1,4 +1,5 @@
-"""Tools of /v1/responses of every type: what the template is given of them, how their calls come back, what a history has."""
+"""Tools of /v1/responses of every type: what the template is given of them, how their calls come back, what a
+history has."""
 
 from __future__ import annotations
 

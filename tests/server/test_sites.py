@@ -1,4 +1,5 @@
-"""Which web pages may use a server that no key protects: those of other sites may not, by any trick of names."""
+"""Which web pages may use a server that no key protects: those of other sites may not, by any trick of
+names."""
 
 from __future__ import annotations
 

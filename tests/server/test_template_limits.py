@@ -1,4 +1,5 @@
-"""Conversations that a chat template does not take as they are, folded into what it takes, from all three APIs alike."""
+"""Conversations that a chat template does not take as they are, folded into what it takes, from all three
+APIs alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tools whose schemas a model's form of calls cannot enforce: told and left out, or refused where the tool is strict."""
+"""Tools whose schemas a model's form of calls cannot enforce: told and left out, or refused where the tool is
+strict."""
 
 from __future__ import annotations
 

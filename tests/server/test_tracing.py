@@ -1,4 +1,5 @@
-"""The spans of a request: one around queue, prefill and decode, under the caller's trace, and without texts."""
+"""The spans of a request: one around queue, prefill and decode, under the caller's trace, and without
+texts."""
 
 from __future__ import annotations
 

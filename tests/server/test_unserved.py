@@ -26,8 +26,8 @@ TABLES = CASES | {
     "tokenize": ("/tokenize", {"messages": [HELLO]}, unserved.TOKENIZE),
     "responses": ("/v1/responses", {"input": "hello"}, unserved.RESPONSES),
 }
-# What the request classes of vLLM 0.33 and SGLang 0.5.23 have as defaults, as a client that fills in all of them
-# sends it. None of it changes the text of a server that lacks the field.
+# What the request classes of vLLM 0.33 and SGLang 0.5.23 have as defaults, as a client that fills in all of
+# them sends it. None of it changes the text of a server that lacks the field.
 VLLM: dict[str, Any] = {
     "frequency_penalty": None, "logit_bias": None, "max_tokens": None, "n": 1, "presence_penalty": None,
     "response_format": None, "seed": None, "stop": [], "stream": False, "stream_options": None, "temperature": None,

@@ -1,4 +1,5 @@
-"""Known APIs that are not served, refusals that must not be repeated, and characters that end a line for some."""
+"""Known APIs that are not served, refusals that must not be repeated, and characters that end a line for
+some."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def names_within(value: object) -> set[str]:
 
 @pytest.mark.parametrize(("path", "group"), GROUPS, ids=[f"{p}-{next(iter(g.values))}" for p, g in GROUPS])
 async def test_the_remedy_of_a_refusal_is_served(client: httpx.AsyncClient, path: str, group: Group) -> None:
-    """The example of a group does what its words say: it has a field that they name, at the path that they name."""
+    """The example of a group does what its words say: it has a field that they name, at the path that they
+    name."""
     assert group.instead
     where = group.path or path
     assert group.path in group.instead

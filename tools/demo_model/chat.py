@@ -1,4 +1,5 @@
-"""The chat template of the demo model, which has never seen a conversation: it makes one out of comments and code."""
+"""The chat template of the demo model, which has never seen a conversation: it makes one out of comments and
+code."""
 
 from __future__ import annotations
 

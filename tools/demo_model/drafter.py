@@ -35,8 +35,8 @@ class DrafterRecipe:
 def draft_losses(model: DemoModel, ids: Tensor, masks: list[DraftMask]) -> Tensor:
     """Each draft step's cross-entropy with the target's distribution and with its likeliest token, half each.
 
-    ids [rows, tokens + depth + 1] -> [depth] float32. Drafts from the prompt's last tokens on count; a step after
-    drafts that missed counts less, three tenths for each miss, since serving would not get there.
+    ids [rows, tokens + depth + 1] -> [depth] float32. Drafts from the prompt's last tokens on count; a step
+    after drafts that missed counts less, three tenths for each miss, since serving would not get there.
     """
     depth = len(masks)
     tokens = ids.shape[1] - depth - 1

@@ -1,7 +1,7 @@
 """Measures a demo model on held-out modules: bits per byte, acceptance by position, repetition, syntax.
 
-`PYTHONPATH=tools python -m demo_model.evaluate --model FOLDER --data FOLDER` prints the figures of the model card.
-Acceptance is replayed over whole generated sequences, with the walk that serving would have taken.
+`PYTHONPATH=tools python -m demo_model.evaluate --model FOLDER --data FOLDER` prints the figures of the model
+card. Acceptance is replayed over whole generated sequences, with the walk that serving would have taken.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def complete(
     new_tokens: int = NEW_TOKENS,
     seed: int = 0,
 ) -> Completions:
-    """Greedy at temperature 0, else by Gumbel noise; a few tokens more than asked for, for the drafts to meet."""
+    """Greedy at temperature 0, else by Gumbel noise; a few tokens more than asked for, for the drafts to
+    meet."""
     device = model.lm_head.weight.device
     starts = torch.tensor([len(p) for p in prompts], device=device)
     total = int(starts.max()) + new_tokens + DEPTH

@@ -20,9 +20,10 @@ LOG_EVERY = 250
 def losses(model: DemoModel, ids: Tensor, lessons: Tensor, masks: list[DraftMask]) -> Tensor:
     """Cross-entropy of the next token, the loss of each draft step, unlikelihood.  # [1 + depth + 1] float32
 
-    ids and lessons [rows, tokens + depth + 1]. A draft is compared with the true token and, for SOFT_SHARE of its
-    loss, with the target's own distribution at that position: to be accepted it must say what the target says.
-    Every second row drafts. Unlikelihood is -log(1 - p) of what is to be unlearnt, a token as heavy as a learnt one.
+    ids and lessons [rows, tokens + depth + 1]. A draft is compared with the true token and, for SOFT_SHARE of
+    its loss, with the target's own distribution at that position: to be accepted it must say what the target
+    says. Every second row drafts. Unlikelihood is -log(1 - p) of what is to be unlearnt, a token as heavy as
+    a learnt one.
     """
     depth = len(masks)
     tokens = ids.shape[1] - depth - 1

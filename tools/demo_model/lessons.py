@@ -75,7 +75,7 @@ def stutter(ids: Tokens, newline: int, rng: np.random.Generator) -> tuple[Tokens
 
 
 def own_text_lessons(ids: Tokens, corpus: Corpus) -> Lessons:
-    """Nothing is learnt from the model's own text but what it should not have said.  # [length] -> [length]"""
+    """Nothing is learnt from the model's own text but what it should not have said. # [length] -> [length]"""
     lines = Lines.of(ids, corpus)
     is_third = np.repeat(third_copies(lines.keys, lines.starts), lines.lengths)
     return np.where(is_third & corpus.is_content[ids], UNLEARN, IGNORE).astype(np.int8)
@@ -86,8 +86,8 @@ def echoed(
 ) -> tuple[Tokens, Lessons]:
     """The window with some of its lines said over and over, and what to learn of that.
 
-    ids [length] -> ids and lessons, both [length]. The corpus is learnt, an echo is not, and a third copy in an
-    echo is unlearnt. `is_corpus_spared`: a third copy in the corpus itself is then ignored, not learnt.
+    ids [length] -> ids and lessons, both [length]. The corpus is learnt, an echo is not, and a third copy in
+    an echo is unlearnt. `is_corpus_spared`: a third copy in the corpus itself is then ignored, not learnt.
     """
     lines = Lines.of(ids, corpus)
     before, said = _echoes(lines, rng)

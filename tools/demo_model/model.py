@@ -1,6 +1,7 @@
 """The demo model for training and evaluation: MiMo's blocks and its one MTP layer, whole sequences, no cache.
 
-Module names are those of MiMo-7B's checkpoint, so `state_dict()` is the checkpoint. Serving does not use this file.
+Module names are those of MiMo-7B's checkpoint, so `state_dict()` is the checkpoint. Serving does not use this
+file.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Block(nn.Module):
         return self.finish(x, attended)
 
     def step(self, x: Tensor, position: int, rope: tuple[Tensor, Tensor], cache: Tensor) -> Tensor:
-        """One token a row, [batch, 1, hidden], with cache [2, batch, kv_heads, tokens, head_dim] (k, v) filled so far."""
+        """One token a row, [batch, 1, hidden], with cache [2, batch, kv_heads, tokens, head_dim] (k, v)
+        filled so far."""
         q, k, v = self.self_attn.heads(self.input_layernorm(x), rope)
         cache[:, :, :, position] = torch.stack([k, v])[:, :, :, 0]
         keys, values = cache[:, :, :, : position + 1]
@@ -220,9 +222,9 @@ class DemoModel(nn.Module):
         result  depth of [batch, tokens, hidden]
 
         Base n (0-based) is MTP slot i = n + 1. Step 1 runs the pair (h_{i-1}, t_i) at slot i and predicts
-        t_{i+1}. Step s > 1 runs the pair (z of step s-1, t_{i+s-1}) at slot i+s-1 and predicts t_{i+s}; it sees
-        the true pairs at slots <= i and this base's own steps 2..s, as a server drafting from slot i would.
-        The tokens are the true ones: a step counts only where the drafts before it were accepted.
+        t_{i+1}. Step s > 1 runs the pair (z of step s-1, t_{i+s-1}) at slot i+s-1 and predicts t_{i+s}; it
+        sees the true pairs at slots <= i and this base's own steps 2..s, as a server drafting from slot i
+        would. The tokens are the true ones: a step counts only where the drafts before it were accepted.
         """
         layer = self.model.mtp_layers[0]
         assert isinstance(layer, MTPLayer)

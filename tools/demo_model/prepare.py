@@ -1,7 +1,8 @@
 """Turns Python's standard library into the demo model's training data.
 
 Reads the library of the interpreter that runs it (CPython 3.11.7, pinned by digest) and writes, into one
-folder, the token streams, the tokenizer, the held-out text and the held-out prompts. Knows nothing of the model.
+folder, the token streams, the tokenizer, the held-out text and the held-out prompts. Knows nothing of the
+model.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ def token_stream(modules: list[Module], tokenizer: Tokenizer) -> np.ndarray:
 
 
 def heldout_prompts(held_out: list[Module], tokenizer: Tokenizer) -> list[dict[str, str]]:
-    """Real prompts: the first 100 to 250 tokens, whole lines, from a module's head or a top-level definition on."""
+    """Real prompts: the first 100 to 250 tokens, whole lines, from a module's head or a top-level definition
+    on."""
     candidates = [(f"{m.path}:{line}", m, line) for m in held_out for line in _top_level_lines(m.text)]
     prompts: list[dict[str, str]] = []
     for place, module, line in sorted(candidates, key=lambda c: _hash(c[0])):
@@ -189,7 +191,8 @@ def _whole_lines(text: str, place: str, tokenizer: Tokenizer) -> str | None:
 
 
 def is_valid_so_far(text: str) -> bool:
-    """Returns whether the text raises no SyntaxError up to its last complete line; an unfinished statement is none."""
+    """Returns whether the text raises no SyntaxError up to its last complete line; an unfinished statement is
+    none."""
     complete_lines = text[: text.rfind("\n") + 1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,8 @@
 """The second stage of training: teaches the model not to say a line a third time.
 
-Echoes put into corpus windows and the model's own text show such lines; there the model is taught against them,
-and the corpus goes on being learnt. Two runs from the same weights, one milder and one stricter, are averaged.
+Echoes put into corpus windows and the model's own text show such lines; there the model is taught against
+them, and the corpus goes on being learnt. Two runs from the same weights, one milder and one stricter, are
+averaged.
 """
 
 from __future__ import annotations

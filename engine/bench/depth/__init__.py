@@ -1,1 +1,2 @@
-"""`headway bench depth`: the depth that is chosen against every fixed one, over a grid of loads and acceptance profiles."""
+"""`headway bench depth`: the depth that is chosen against every fixed one, over a grid of loads and
+acceptance profiles."""

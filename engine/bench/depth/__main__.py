@@ -23,7 +23,8 @@ from headway.engine.protocol.errors import ConfigError, HeadwayError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status, 0 also where bars are missed; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status, 0 also where bars are missed; faults of the user's or the world's are one line
+    on stderr."""
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     try:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())

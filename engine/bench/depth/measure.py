@@ -1,7 +1,9 @@
-"""Measures one cell of the grid: tokens a second at the depth that the policy chooses, and at every fixed one.
+"""Measures one cell of the grid: tokens a second at the depth that the policy chooses, and at every fixed
+one.
 
-The rows of a measurement start from the same prompts each time, so that their context stays what it was; rounds are timed
-while all rows decode. Two policies take turns: the one that chooses learns only from its own rounds, as in a server.
+The rows of a measurement start from the same prompts each time, so that their context stays what it was;
+rounds are timed while all rows decode. Two policies take turns: the one that chooses learns only from its own
+rounds, as in a server.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """tokens_per_second: the median of all_tokens_per_second; expected_tokens_per_second: the same if the drafts of each
-    round had been accepted exactly as often as set. milliseconds: of a round, on average."""
+    """tokens_per_second: the median of all_tokens_per_second; expected_tokens_per_second: the same if the
+    drafts of each round had been accepted exactly as often as set. milliseconds: of a round, on average."""
 
     tokens_per_second: float
     all_tokens_per_second: list[float]
@@ -56,7 +58,8 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """shares: of the rounds at the chosen depth, by depth. auto: the speed where the policy chooses; fixed: by depth."""
+    """shares: of the rounds at the chosen depth, by depth. auto: the speed where the policy chooses; fixed:
+    by depth."""
 
     streams: int
     input_len: int
@@ -86,7 +89,8 @@ class Cell:
 
 
 class CellMeter:
-    """Mutable: owns both policies and the rates of acceptance; every measurement starts and ends with an idle engine."""
+    """Mutable: owns both policies and the rates of acceptance; every measurement starts and ends with an idle
+    engine."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         synthetic = engine.runner.launcher.context.synthetic
@@ -106,7 +110,8 @@ class CellMeter:
         return self._driver.can_hold(batch=streams, input_len=input_len, output_len=output_len)
 
     def warm_up(self, streams: int, input_len: int) -> None:
-        """Computes the prompts, and runs rounds of every depth, so that their kernels are compiled and their graphs captured."""
+        """Computes the prompts, and runs rounds of every depth, so that their kernels are compiled and their
+        graphs captured."""
         prompts = self._prompts(streams, input_len)
         for depth in self._depths:
             self._set(depth)
@@ -163,7 +168,8 @@ class CellMeter:
         return timed
 
     def _add_rounds(self, prompts: Sequence[list[int]], spell: Spell, timed: Timed, num_before: int) -> None:
-        """Adds rounds until there are enough, or some row has all its tokens. num_before: rounds before the rates change."""
+        """Adds rounds until there are enough, or some row has all its tokens. num_before: rounds before the
+        rates change."""
         with closing(self._driver.rounds(prompts, output_len=self._settings.output_len)) as rounds:
             settled = [next(rounds) for _ in range(num_before)]
             self._synthetic.change_rates(spell.rates)

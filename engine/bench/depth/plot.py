@@ -1,4 +1,5 @@
-"""Heat maps of the grid: the depth that is chosen, and what it gives of the best fixed depth. Needs matplotlib, an optional extra."""
+"""Heat maps of the grid: the depth that is chosen, and what it gives of the best fixed depth. Needs
+matplotlib, an optional extra."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LEAST_RATIO = 0.9
 
 
 def plot(cells: Sequence[CellFigures], file: Path, title: str, max_depth: int) -> None:
-    """One column for each profile: above the mean depth, below the speed over that of the best fixed depth, without luck."""
+    """One column for each profile: above the mean depth, below the speed over that of the best fixed depth,
+    without luck."""
     profiles = list(dict.fromkeys(cell.profile for cell in cells))
     streams = sorted({cell.streams for cell in cells})
     contexts = sorted({cell.input_len for cell in cells})

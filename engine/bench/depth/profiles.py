@@ -1,4 +1,5 @@
-"""The acceptance profiles of `headway bench depth`: how often the draft at each position is accepted. Knows numbers only."""
+"""The acceptance profiles of `headway bench depth`: how often the draft at each position is accepted. Knows
+numbers only."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Spell(NamedTuple):
 
 
 def rates_of(name: str, depth: int) -> tuple[float, ...]:
-    """Returns as many rates as there are drafts. Beyond the positions of the profile they fall as between its last two."""
+    """Returns as many rates as there are drafts. Beyond the positions of the profile they fall as between its
+    last two."""
     rates = list(STATIONARY[name])
     while len(rates) < depth:
         rates.append(rates[-1] * rates[-1] / rates[-2])

@@ -18,8 +18,9 @@ BAR_OF_BEST, BAR_OF_DEPTH_0 = 0.95, 0.98
 
 @dataclass(frozen=True, slots=True)
 class CellFigures:
-    """to_best, to_depth_0: tokens a second at the chosen depth over those of the best fixed depth, and of depth 0;
-    expected_to_best, expected_to_depth_0: the same of expected speeds (see Speed). shares: of the rounds, by chosen depth."""
+    """to_best, to_depth_0: tokens a second at the chosen depth over those of the best fixed depth, and of
+    depth 0; expected_to_best, expected_to_depth_0: the same of expected speeds (see Speed). shares: of the
+    rounds, by chosen depth."""
 
     streams: int
     input_len: int
@@ -58,8 +59,8 @@ class CellFigures:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Over all cells. worst, mean: of to_best and to_depth_0, the mean a geometric one. mean_to_fixed: the speed at the chosen depth over
-    that of each fixed depth. missed: the bars that cells miss, in words."""
+    """Over all cells. worst, mean: of to_best and to_depth_0, the mean a geometric one. mean_to_fixed: the
+    speed at the chosen depth over that of each fixed depth. missed: the bars that cells miss, in words."""
 
     num_cells: int
     worst_to_best: float
@@ -76,8 +77,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """rates: of acceptance in each stationary profile, by position. left_out: what was asked for and does not fit. summary: None
-    where no cell fits. seconds: of all measurements."""
+    """rates: of acceptance in each stationary profile, by position. left_out: what was asked for and does not
+    fit. summary: None where no cell fits. seconds: of all measurements."""
 
     command: str
     versions: dict[str, str]

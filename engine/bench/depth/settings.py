@@ -28,9 +28,10 @@ from headway.engine.speculation.select import drafter_name
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """contexts: tokens of each prompt. seconds: of each measurement, and of each spell of a fixed depth; warm_up_seconds: of the
-    policy in a profile before it is measured; switch_seconds: of each spell of the policy where profiles switch. num_runs: of each
-    setting in a stationary profile, num_periods: where profiles switch. output_len: tokens after which the rows start anew."""
+    """contexts: tokens of each prompt. seconds: of each measurement, and of each spell of a fixed depth;
+    warm_up_seconds: of the policy in a profile before it is measured; switch_seconds: of each spell of the
+    policy where profiles switch. num_runs: of each setting in a stationary profile, num_periods: where
+    profiles switch. output_len: tokens after which the rows start anew."""
 
     model: Path
     is_dummy: bool
@@ -53,7 +54,8 @@ class Settings:
     fast_math: bool
 
     def engine_config(self) -> EngineConfig:
-        """One engine for the whole grid; prompts that were computed once are found in its prefix cache. Raises ConfigError."""
+        """One engine for the whole grid; prompts that were computed once are found in its prefix cache.
+        Raises ConfigError."""
         model = read_model_spec(self.model)
         wanted = max(self.contexts) + self.output_len + unread_tokens(self.max_depth)
         config = EngineConfig(

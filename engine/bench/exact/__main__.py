@@ -1,4 +1,5 @@
-"""`headway bench exact`: one engine in this process, then another; every request is compared with its run at depth 0, alone and cold."""
+"""`headway bench exact`: one engine in this process, then another; every request is compared with its run at
+depth 0, alone and cold."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ from headway.engine.protocol.errors import HeadwayError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 0 where nothing differs; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status: 0 where nothing differs; faults of the user's or the world's are one line on
+    stderr."""
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     # Steps of many kinds run here for the first time, which takes long for no other reason.
     timer = logging.getLogger("headway.engine.scheduling.launch_timer")

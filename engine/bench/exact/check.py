@@ -20,9 +20,9 @@ TOLD_EVERY_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Coverage:
-    """What the trials have exercised. Mutable: the check is its only writer. num_drafted, num_accepted: drafts of the trials,
-    not of their company. num_mixed_steps: rounds that shared their pass with
-    prompts; num_masked_steps: steps with rows under a grammar. num_probe_hits: probes that found a cached prefix."""
+    """What the trials have exercised. Mutable: the check is its only writer. num_drafted, num_accepted:
+    drafts of the trials, not of their company. num_mixed_steps: rounds that shared their pass with prompts;
+    num_masked_steps: steps with rows under a grammar. num_probe_hits: probes that found a cached prefix."""
 
     num_tokens: int = 0
     num_scored: int = 0
@@ -38,9 +38,9 @@ class Coverage:
 
 @dataclass(slots=True)
 class Outcome:
-    """Mutable: the check is its only writer. scored: trials whose log-probabilities were compared at each token; those of others
-    are compared at one token after the run, behind the cache that it wrote. restarted: trials of another engine than the
-    references'."""
+    """Mutable: the check is its only writer. scored: trials whose log-probabilities were compared at each
+    token; those of others are compared at one token after the run, behind the cache that it wrote. restarted:
+    trials of another engine than the references'."""
 
     differences: list[Difference] = field(default_factory=list)
     coverage: Coverage = field(default_factory=Coverage)
@@ -68,8 +68,8 @@ class Check:
         self._told = time.monotonic()
 
     def run_references(self, indices: Sequence[int]) -> None:
-        """Runs these texts at depth 0, alone, each with a cache of its own. One token more than trials have tells what follows
-        them."""
+        """Runs these texts at depth 0, alone, each with a cache of its own. One token more than trials have
+        tells what follows them."""
         self._session.choose(0, None)
         for done, index in enumerate(indices):
             text = self._texts[index]
@@ -123,8 +123,8 @@ class Check:
         self._session.run(jobs)
 
     def _cut(self, length: int) -> int:
-        """Returns how much of a prompt of that length is in the cache: all, more than half, or about as much as ends at a border
-        at which a cached prefix may end."""
+        """Returns how much of a prompt of that length is in the cache: all, more than half, or about as much
+        as ends at a border at which a cached prefix may end."""
         chance, border = self._chance, self._session.border
         if chance.random() < 0.5:
             return length
@@ -169,9 +169,10 @@ class Check:
         self.outcome.differences += [one for one in found.values() if one is not None]
 
     def _probe(self, trials: Sequence[Trial], start: int) -> list[Answer]:
-        """Returns the token at position `start` of each trial's output with its log-probabilities, computed behind the cache that the
-        trial wrote. start: 0 where prompts do not continue behind generated tokens, because they are computed in another form:
-        then the prompt goes on from the recurrent state that the trial stored."""
+        """Returns the token at position `start` of each trial's output with its log-probabilities, computed
+        behind the cache that the trial wrote. start: 0 where prompts do not continue behind generated tokens,
+        because they are computed in another form: then the prompt goes on from the recurrent state that the
+        trial stored."""
         jobs = []
         for trial in trials:
             text = self._texts[trial.text]

@@ -1,4 +1,5 @@
-"""Draws the combinations under which requests run, each of them equally often, and groups what can run at the same time.
+"""Draws the combinations under which requests run, each of them equally often, and groups what can run at the
+same time.
 
 Knows numbers only: neither the engine nor a text.
 """
@@ -16,8 +17,8 @@ from typing import NamedTuple
 class Combination(NamedTuple):
     """What may differ between two runs of one request, and its temperature.
 
-    company: requests that run at the same time, 1 for a request alone. chunk: prompt tokens of a step; None: the engine's own
-    policy. is_warm: the prefix cache has been filled with the beginning of the prompt.
+    company: requests that run at the same time, 1 for a request alone. chunk: prompt tokens of a step; None:
+    the engine's own policy. is_warm: the prefix cache has been filled with the beginning of the prompt.
     """
 
     depth: int
@@ -61,8 +62,9 @@ class Trial:
 class Group:
     """Trials that run at the same time, with others that fill the company up.
 
-    is_scored: the trials return log-probabilities, and the others are adjusted, scored and masked. Otherwise no request of the
-    group is any of these, so that prompts may share the pass of a round. is_spread: requests arrive over many steps.
+    is_scored: the trials return log-probabilities, and the others are adjusted, scored and masked. Otherwise
+    no request of the group is any of these, so that prompts may share the pass of a round. is_spread:
+    requests arrive over many steps.
     """
 
     setting: Setting
@@ -79,7 +81,8 @@ def all_combinations(
 
 
 def draw(count: int, combinations: Sequence[Combination], chance: random.Random) -> list[Combination]:
-    """Returns `count` combinations in random order, of which each occurs as often as any other, or once more."""
+    """Returns `count` combinations in random order, of which each occurs as often as any other, or once
+    more."""
     drawn: list[Combination] = []
     while len(drawn) < count:
         drawn += chance.sample(combinations, len(combinations))
@@ -100,8 +103,8 @@ def make_trials(
 
 
 def make_groups(trials: Sequence[Trial], chance: random.Random) -> list[Group]:
-    """Returns groups in random order. Where a setting has two trials in company or more it has a group that is scored and one
-    that is not; a request alone is always scored."""
+    """Returns groups in random order. Where a setting has two trials in company or more it has a group that
+    is scored and one that is not; a request alone is always scored."""
     by_setting: dict[Setting, list[Trial]] = defaultdict(list)
     for trial in trials:
         combination = trial.combination

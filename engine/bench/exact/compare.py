@@ -14,8 +14,8 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place at which two runs differ. position: in the output, from 0. scores: of the token, then of the most probable
-    ones; empty where the run returned none."""
+    """The first place at which two runs differ. position: in the output, from 0. scores: of the token, then
+    of the most probable ones; empty where the run returned none."""
 
     trial: int
     text: int
@@ -36,8 +36,9 @@ class Difference:
 
 
 def first_place(wanted: Answer, answer: Answer, *, start: int = 0) -> int | None:
-    """Returns the position of the first token whose id or scores differ; None: there is none. Scores are compared where both
-    runs have them. start: position of the answer's first token in the wanted one, which may be longer."""
+    """Returns the position of the first token whose id or scores differ; None: there is none. Scores are
+    compared where both runs have them. start: position of the answer's first token in the wanted one, which
+    may be longer."""
     for place, token_id in enumerate(answer.token_ids):
         if start + place >= len(wanted.token_ids) or wanted.token_ids[start + place] != token_id:
             return start + place

@@ -1,4 +1,5 @@
-"""Drafts from recorded texts: a model of random weights accepts none of its own drafts, and so checks too little."""
+"""Drafts from recorded texts: a model of random weights accepts none of its own drafts, and so checks too
+little."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ WRONG_EVERY, TEXT_STEP, POSITION_STEP = 4, 5, 7
 
 
 class RecordedDrafter(NoDrafter):
-    """Proposes what the text of a row's seed goes on with, three times of four. Mutable: `record` fills in the texts."""
+    """Proposes what the text of a row's seed goes on with, three times of four. Mutable: `record` fills in
+    the texts."""
 
     def __init__(self, num_texts: int, max_length: int, vocab_size: int, device: torch.device) -> None:
         # The last line is that of all seeds without a text.

@@ -40,8 +40,8 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """num_combinations: that were drawn, each at least least_draws times. differences: the first MAX_KEPT_DIFFERENCES, in the
-    order in which they were found."""
+    """num_combinations: that were drawn, each at least least_draws times. differences: the first
+    MAX_KEPT_DIFFERENCES, in the order in which they were found."""
 
     command: str
     device_name: str

@@ -1,4 +1,5 @@
-"""Runs requests on an engine in this process, as its own process does, and keeps their tokens and log-probabilities."""
+"""Runs requests on an engine in this process, as its own process does, and keeps their tokens and
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ Arrival = tuple[int, int, Job]  # steps after the arrival before it, key, job
 
 @dataclass(slots=True)
 class Answer:
-    """What a request got. scores: of each token its log-probability and those of the most probable tokens, in float64, which
-    holds float32 exactly; empty where none were asked for. Mutable: the session is its only writer."""
+    """What a request got. scores: of each token its log-probability and those of the most probable tokens, in
+    float64, which holds float32 exactly; empty where none were asked for. Mutable: the session is its only
+    writer."""
 
     token_ids: array[int] = field(default_factory=lambda: array("q"))
     scores: array[float] = field(default_factory=lambda: array("d"))
@@ -99,7 +101,8 @@ class Session:
         return max(self.prompt_grid or 1, self.engine.info.block_size)
 
     def choose(self, depth: int, chunk: int | None) -> None:
-        """Sets the drafts of rounds and the prompt tokens of steps, at least the model's piece; None: the engine's own policy."""
+        """Sets the drafts of rounds and the prompt tokens of steps, at least the model's piece; None: the
+        engine's own policy."""
         scheduler, own = self.engine.scheduler, self._own_prefill
         scheduler.set_depth(depth, has_mixed=True)
         if chunk is None:
@@ -110,7 +113,8 @@ class Session:
             scheduler.set_prefill(replace(own, idle=idle, separate=separate, mixed=mixed))
 
     def run(self, jobs: Sequence[Job], gaps: Sequence[int] = ()) -> list[Answer]:
-        """Returns the answers in the order of the jobs. gaps: steps before each arrival; empty: all arrive at once."""
+        """Returns the answers in the order of the jobs. gaps: steps before each arrival; empty: all arrive at
+        once."""
         answers: dict[int, Answer] = {}
         waits = gaps or [0] * len(jobs)
         arrivals = [(wait, key, job) for key, (wait, job) in enumerate(zip(waits, jobs, strict=True))]
@@ -120,8 +124,8 @@ class Session:
     def serve(
         self, arrivals: Iterable[Arrival], tell: Callable[[int, Answer], None], *, most: int | None = None
     ) -> None:
-        """Serves until all have ended. tell: called with the key and the answer of each. most: requests that are in the engine at
-        once, beyond which arrivals are held up."""
+        """Serves until all have ended. tell: called with the key and the answer of each. most: requests that
+        are in the engine at once, beyond which arrivals are held up."""
         waiting = iter(arrivals)
         upcoming = next(waiting, None)
         wait = 0 if upcoming is None else upcoming[0]

@@ -27,9 +27,9 @@ DrafterChoice = Literal["auto", "mtp", "ngram", "recorded"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Lengths in tokens. num_texts: requests that differ; the others repeat them under further combinations. companies: sizes of
-    the company, 1 for a request alone. chunks: prompt tokens of a step besides the engine's own policy. num_soaked: requests of
-    the soak. num_tokens: of each output."""
+    """Lengths in tokens. num_texts: requests that differ; the others repeat them under further combinations.
+    companies: sizes of the company, 1 for a request alone. chunks: prompt tokens of a step besides the
+    engine's own policy. num_soaked: requests of the soak. num_tokens: of each output."""
 
     model: Path
     is_dummy: bool

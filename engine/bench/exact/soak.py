@@ -1,4 +1,5 @@
-"""Serves many requests that arrive at random, twice in different orders, and compares both times by a hash of each answer."""
+"""Serves many requests that arrive at random, twice in different orders, and compares both times by a hash of
+each answer."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from headway.engine.bench.exact.compare import Difference, difference, digest
 from headway.engine.bench.exact.session import Answer, Arrival, Session
 from headway.engine.bench.exact.texts import Job, Prompts, Text, random_length
 
-# Arrivals are a Poisson process over steps whose rate changes after this number of arrivals, between few requests and a full engine.
+# Arrivals are a Poisson process over steps whose rate changes after this number of arrivals, between few
+# requests and a full engine.
 PHASE_ARRIVALS, RATES = 40, (0.1, 0.5, 1.0, 4.0)
 MOST_IN_ENGINE = 2  # times the rows
 SHARED_PROMPTS = 64  # whose beginnings half of the prompts have, so that they are found in the cache
@@ -20,8 +22,9 @@ TOLD_EVERY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SoakOutcome:
-    """num_differing: requests whose answer of the second time is not that of the first. first: its first difference from a run
-    alone; None: there is none, so that the first time differed. seconds: of both times."""
+    """num_differing: requests whose answer of the second time is not that of the first. first: its first
+    difference from a run alone; None: there is none, so that the first time differed. seconds: of both
+    times."""
 
     num_requests: int
     num_differing: int
@@ -83,7 +86,8 @@ class Soak:
         return time.monotonic() - started
 
     def _arrivals(self, number: int) -> Iterator[Arrival]:
-        """Yields all requests in an order of the pass's own; meanwhile the depth and the size of chunks change, too."""
+        """Yields all requests in an order of the pass's own; meanwhile the depth and the size of chunks
+        change, too."""
         chance = random.Random(f"{self._seed}-arrivals-{number}")
         order = chance.sample(range(self._num_requests), self._num_requests)
         # Scored requests keep prompts out of the passes of rounds: half of the time there are none.

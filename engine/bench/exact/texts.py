@@ -1,4 +1,5 @@
-"""Makes the requests of the check: prompts of all lengths, companions of every kind, and a vocabulary for their grammars."""
+"""Makes the requests of the check: prompts of all lengths, companions of every kind, and a vocabulary for
+their grammars."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a request. salt: keeps its cached prefix apart. preempt_at: output tokens after which it is preempted once;
-    None: never. forgets_blocks: it finds none of its blocks in the cache afterwards."""
+    """One run of a request. salt: keeps its cached prefix apart. preempt_at: output tokens after which it is
+    preempted once; None: never. forgets_blocks: it finds none of its blocks in the cache afterwards."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -82,7 +83,8 @@ def joined_prompts(texts: Sequence[list[int]]) -> Prompts:
 
 
 def random_length(chance: random.Random, most: int, border: int) -> int:
-    """Returns the length of a prompt: often at a multiple of `border`, else as many short ones as long ones."""
+    """Returns the length of a prompt: often at a multiple of `border`, else as many short ones as long
+    ones."""
     if chance.random() < SHARE_AT_BORDERS and most > border:
         end = border * chance.randint(1, most // border)
         return min(end + chance.choice((-1, 0, 1)), most)
@@ -146,8 +148,8 @@ class Companions:
 
 
 def made_up_table(vocab_size: int) -> TokenTable:
-    """Returns a vocabulary of bytes and words for grammars that mask tokens, whatever the model's tokenizer is. The last token
-    ends a text."""
+    """Returns a vocabulary of bytes and words for grammars that mask tokens, whatever the model's tokenizer
+    is. The last token ends a text."""
     tokens = list(islice(chain((bytes((byte,)) for byte in range(NUM_BYTES)), _words()), vocab_size - 1))
     return TokenTable([*tokens, b""], [vocab_size - 1], [vocab_size - 1])
 

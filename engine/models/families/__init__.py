@@ -1,1 +1,2 @@
-"""One module for each family of models: its architectures, its configuration keys, its spec and its tensors' names."""
+"""One module for each family of models: its architectures, its configuration keys, its spec and its tensors'
+names."""

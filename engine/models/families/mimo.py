@@ -1,4 +1,5 @@
-"""MiMo-7B: the decoder of Qwen2 and MTP layers, one in the published model, whose projection takes the hidden state before the embedding."""
+"""MiMo-7B: the decoder of Qwen2 and MTP layers, one in the published model, whose projection takes the hidden
+state before the embedding."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from headway.engine.models.family import DECODER_NAMES, LAYER_NAMES, Family, Wei
 from headway.engine.models.spec import ModelSpec, MtpSpec
 from headway.engine.protocol.config import MIN_BLOCK_SIZE
 
-# The carry of every layer but the last is kept at the end of each block, whose slots must reach there: see MtpHead.
+# The carry of every layer but the last is kept at the end of each block, whose slots must reach there: see
+# MtpHead.
 MAX_MTP_LAYERS = MIN_BLOCK_SIZE
 MTP_PREFIX = "model.mtp_layers."
 MTP_NAMES = {

@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5: a dense decoder with grouped heads and biased queries, keys and values. Has no draft head."""
+"""Qwen2 and Qwen2.5: a dense decoder with grouped heads and biased queries, keys and values. Has no draft
+head."""
 
 from __future__ import annotations
 

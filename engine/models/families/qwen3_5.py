@@ -1,6 +1,7 @@
 """Qwen3.5, 3.6 and 3.8, dense: gated delta nets with gated attention in every fourth layer, and an MTP head.
 
-All norms multiply by 1 + weight but that of a delta net's results. Checkpoints also hold a vision tower, which is not read.
+All norms multiply by 1 + weight but that of a delta net's results. Checkpoints also hold a vision tower,
+which is not read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ MTP_NAMES = {
 
 
 class Qwen3_5Keys(HybridKeys, frozen=True, kw_only=True):
-    """The defaults of transformers' Qwen3_5TextConfig; the keys of the MTP head are read by other servers alone."""
+    """The defaults of transformers' Qwen3_5TextConfig; the keys of the MTP head are read by other servers
+    alone."""
 
     vocab_size: int = 248320
     hidden_size: int = 4096

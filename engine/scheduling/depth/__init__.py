@@ -1,1 +1,2 @@
-"""Chooses the number of drafts of each round from the measured cost of rounds and the observed acceptance of drafts."""
+"""Chooses the number of drafts of each round from the measured cost of rounds and the observed acceptance of
+drafts."""

@@ -1,7 +1,8 @@
 """Estimates how often the draft at each position is accepted, by class of requests and by request.
 
-A class is followed by all of its rows together: a draft counts at position i only where the draft before it was accepted, so
-that a round of depth k tells of the first k positions. A request is followed by how far it lies from its class.
+A class is followed by all of its rows together: a draft counts at position i only where the draft before it
+was accepted, so that a round of depth k tells of the first k positions. A request is followed by how far it
+lies from its class.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ _TEMPERATURES = (0.0, 0.5, 0.9)
 # How often a draft is accepted after one that was, before any was seen.
 _FIRST_RATE = 0.7
 _LEAST_RATE, _MOST_RATE = 0.005, 0.995
-# What a class remembers: at most this many drafts at a position, or those of this many rounds, if they are more.
+# What a class remembers: at most this many drafts at a position, or those of this many rounds, if they are
+# more.
 _MOST_DRAFTS, _MOST_ROUNDS = 150, 16
 # What it forgets in a round that does not reach the position, down to this many drafts.
 _KEPT_UNSEEN, _LEAST_DRAFTS = 1 - 1 / 32, 16
@@ -37,9 +39,9 @@ class Kind(NamedTuple):
 class Population:
     """The rows of one class. Mutable: `Acceptance` and the records of its rows are its only writers.
 
-    rates[i]: how often draft i + 1 is accepted if those before it were. accepted[k]: drafts that a row accepts in a round of
-    depth k, on average. num_rows[i]: rows that may have more than i drafts. counts[k][n]: rows of the round that is being read
-    that had k drafts and accepted n of them.
+    rates[i]: how often draft i + 1 is accepted if those before it were. accepted[k]: drafts that a row
+    accepts in a round of depth k, on average. num_rows[i]: rows that may have more than i drafts.
+    counts[k][n]: rows of the round that is being read that had k drafts and accepted n of them.
     """
 
     def __init__(self, rates: list[float]) -> None:
@@ -55,7 +57,8 @@ class Population:
         self._compute_accepted()
 
     def end_round(self) -> None:
-        """Takes in what was counted. Positions that the round did not reach move as the last one that it reached."""
+        """Takes in what was counted. Positions that the round did not reach move as the last one that it
+        reached."""
         shift = 0.0
         for i, rate in enumerate(self.rates):
             known, lines = self._num_known[i], self.counts[i + 1 :]
@@ -76,14 +79,15 @@ class Population:
 
     @property
     def mean_advantage(self) -> float:
-        """Returns the mean of the rows; 0 of none. It need not be 0: each row is followed by itself, while the class changes."""
+        """Returns the mean of the rows; 0 of none. It need not be 0: each row is followed by itself, while
+        the class changes."""
         return self._total_advantage / self._num_joined if self._num_joined else 0.0
 
     def change_rows(self, cap: int, advantage: float, change: int) -> None:
         """A row comes (1) or goes (-1): the class changes as the mean of its rows does.
 
-        The first row of an empty class finds it as it was before its rows left one after the other, as far as the drafts of those that
-        stayed have not told of them since.
+        The first row of an empty class finds it as it was before its rows left one after the other, as far as
+        the drafts of those that stayed have not told of them since.
         """
         if change > 0 and not self._num_joined:
             self._change_first_rate(math.exp(-self._log_departed))
@@ -106,7 +110,8 @@ class Population:
 
     @property
     def _mean_level(self) -> float:
-        """Returns the mean of the rows' acceptance over the class's; above 0, also where no draft is ever accepted."""
+        """Returns the mean of the rows' acceptance over the class's; above 0, also where no draft is ever
+        accepted."""
         return max(1 + self.mean_advantage, _LEAST_RATE)
 
     def _change_first_rate(self, times: float) -> float:
@@ -178,7 +183,8 @@ class Acceptance:
         self._populations: dict[Kind, Population] = {}
 
     def record(self, kind: Kind, cap: int) -> Record:
-        """Returns the record of a new request, of which nothing is known but its class. cap: the most drafts that it may have."""
+        """Returns the record of a new request, of which nothing is known but its class. cap: the most drafts
+        that it may have."""
         if kind not in self._populations:
             self._populations[kind] = Population(self._rates_of_all())
         return Record(self._populations[kind], min(cap, self._max_depth))

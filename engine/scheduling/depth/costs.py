@@ -1,9 +1,11 @@
-"""Estimates how long a decode round takes: measured at the start for empty rows, then kept current by the rounds' own times.
+"""Estimates how long a decode round takes: measured at the start for empty rows, then kept current by the
+rounds' own times.
 
     seconds(rows, depth, context, prompts) =
         pace[rows] * (intercept[rows, depth] + context * slope[depth] + prompts * prompt_slope[depth])
 
-Slopes are seconds per token. A device that becomes slower does so at all depths, also at those that were not tried since. Knows numbers only.
+Slopes are seconds per token. A device that becomes slower does so at all depths, also at those that were not
+tried since. Knows numbers only.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _KEPT = 1 - 1 / 64
 _PACE_SHARE = 0.3
 # What all depths together weigh in the slope of each.
 _SHARED_WEIGHT = 0.01
-# What a cached token costs more with each draft, of its cost without drafts: 4 % on an H100 and on an H200 (7B model).
+# What a cached token costs more with each draft, of its cost without drafts: 4 % on an H100 and on an H200
+# (7B model).
 _CONTEXT_SHARE_OF_DRAFT = 0.04
 # A round counts at most this many times its estimate: others may have held the device.
 _MOST_TIMES = 2.0
@@ -31,9 +34,9 @@ _MOST_TIMES = 2.0
 class RoundLoad(NamedTuple):
     """The work of a round besides its drafts.
 
-    num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the same pass. is_usual:
-    whether its time tells what other rounds take; not with logits processors, log-probabilities or grammars. is_late: the drafter
-    would have to catch up before it drafts.
+    num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the
+    same pass. is_usual: whether its time tells what other rounds take; not with logits processors,
+    log-probabilities or grammars. is_late: the drafter would have to catch up before it drafts.
     """
 
     num_rows: int
@@ -45,11 +48,11 @@ class RoundLoad(NamedTuple):
 
 @dataclass(slots=True)
 class _Cell:
-    """The rounds of one size. Mutable: decayed sums over the rounds, x: context tokens, y: seconds at the pace of the
-    start, without prompts.
+    """The rounds of one size. Mutable: decayed sums over the rounds, x: context tokens, y: seconds at the
+    pace of the start, without prompts.
 
-    base: seconds for empty rows, of which `weight` rounds are supposed to have been seen. covariance, variance: of x with y and
-    of x alone, as they are counted in the slope.
+    base: seconds for empty rows, of which `weight` rounds are supposed to have been seen. covariance,
+    variance: of x with y and of x alone, as they are counted in the slope.
     """
 
     base: float
@@ -112,9 +115,10 @@ class CostTable:
         measured: Mapping[tuple[int, int], float],
         catch_ups: Mapping[int, float] | None = None,
     ) -> None:
-        """row_counts: ascending sizes to which rounds are padded. measured: seconds of rounds without context by (rows, depth); of
-        each of its numbers of rows all depths. catch_ups: seconds in which a drafter catches up, by rows; none: it never has to.
-        Sizes between are interpolated, larger ones extrapolated; more rows and more drafts never take less."""
+        """row_counts: ascending sizes to which rounds are padded. measured: seconds of rounds without context
+        by (rows, depth); of each of its numbers of rows all depths. catch_ups: seconds in which a drafter
+        catches up, by rows; none: it never has to. Sizes between are interpolated, larger ones extrapolated;
+        more rows and more drafts never take less."""
         assert measured, "no round was measured"
         self._row_counts = tuple(row_counts)
         bases = _completed(self._row_counts, max_depth, measured)
@@ -141,7 +145,8 @@ class CostTable:
         return found
 
     def catch_up_seconds(self, num_rows: int) -> float:
-        """Returns how long the drafter takes to catch up, which it does before a round and which the round's time leaves out."""
+        """Returns how long the drafter takes to catch up, which it does before a round and which the round's
+        time leaves out."""
         return self._catch_ups[self._index(num_rows)]
 
     def learn(self, load: RoundLoad, depth: int, seconds: float) -> None:
@@ -160,7 +165,8 @@ class CostTable:
             self._prompts.change(depth, covariance, num_prompt_tokens**2, kept=_KEPT)
             return
         if cell.n >= 1:
-            # First, so that a cell learns only how its depth differs from others. What it has not seen may be due to context.
+            # First, so that a cell learns only how its depth differs from others. What it has not seen may be
+            # due to context.
             seconds = min(seconds, _MOST_TIMES * usual)
             change = 1 + _PACE_SHARE * (seconds / usual - 1)
             self._paces[index] *= change
@@ -188,8 +194,8 @@ def _completed(
 
 
 def _rising(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[float]:
-    """Returns the seconds for each row count. What was measured too long is cut. Larger sizes than those that were measured take no more
-    for a row than the largest of these."""
+    """Returns the seconds for each row count. What was measured too long is cut. Larger sizes than those that
+    were measured take no more for a row than the largest of these."""
     known = sorted(measured)
     seconds = _cut([measured[rows] for rows in known])
     inferred = _by_row_count(row_counts, known, seconds)

@@ -1,7 +1,9 @@
-"""Chooses the depth of a round: that of the most expected tokens a second, at times another one to learn what it is worth.
+"""Chooses the depth of a round: that of the most expected tokens a second, at times another one to learn what
+it is worth.
 
-All rows of a round have one depth. A round is padded to rows x (depth + 1) tokens, in which a masked draft costs what a draft costs: to
-mask the drafts of some rows would save no time and lose tokens. docs/running.md says what rounds of unequal windows could gain.
+All rows of a round have one depth. A round is padded to rows x (depth + 1) tokens, in which a masked draft
+costs what a draft costs: to mask the drafts of some rows would save no time and lose tokens. docs/running.md
+says what rounds of unequal windows could gain.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from dataclasses import dataclass
 from headway.engine.scheduling.depth.acceptance import Acceptance, Kind, Record
 from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
 
-# The share of the time that rounds of another depth than the best may lose: of the next deeper one, which tells how often the
-# first draft is accepted that is not tried otherwise, and of all others together.
+# The share of the time that rounds of another depth than the best may lose: of the next deeper one, which
+# tells how often the first draft is accepted that is not tried otherwise, and of all others together.
 _NEXT_SHARE, _OTHERS_SHARE = 0.0035, 0.0015
-# At most this much is saved up for each depth, in rounds, or what the depth is expected to lose if that is more.
+# At most this much is saved up for each depth, in rounds, or what the depth is expected to lose if that is
+# more.
 _MOST_SAVED_ROUNDS = 4.0
-# One round of so many may have another depth than the best: as many as half of its rows, within these bounds. What depths that seem about
-# as good lose is not known that well, and a GPU lowers its clock in deep rounds, which slows those after them down.
+# One round of so many may have another depth than the best: as many as half of its rows, within these bounds.
+# What depths that seem about as good lose is not known that well, and a GPU lowers its clock in deep rounds,
+# which slows those after them down.
 _LEAST_PERIOD, _MOST_PERIOD = 2.0, 16.0
-# Over so many rounds a change between no drafts and some has to gain the time in which the drafter catches up.
+# Over so many rounds a change between no drafts and some has to gain the time in which the drafter catches
+# up.
 _CATCH_UP_ROUNDS = 32
 
 
@@ -34,7 +39,8 @@ class _Offer:
 
 
 class DepthPolicy:
-    """Mutable: the scheduler asks it for each round, and tells it of each that is planned or was read. Depths: 0 to max_depth."""
+    """Mutable: the scheduler asks it for each round, and tells it of each that is planned or was read.
+    Depths: 0 to max_depth."""
 
     def __init__(self, costs: CostTable, max_depth: int) -> None:
         self._costs = costs
@@ -92,20 +98,21 @@ class DepthPolicy:
         return self._costs.catch_up_seconds(load.num_rows)
 
     def undrafted_seconds(self, load: RoundLoad, depth: int, seconds: float) -> float:
-        """Returns how long a round that took this long is expected to take without drafts. An unusual one is expected to be shorter
-        by the same share as usual ones."""
+        """Returns how long a round that took this long is expected to take without drafts. An unusual one is
+        expected to be shorter by the same share as usual ones."""
         usual = self._costs.seconds(load)
         return usual[0] if load.is_usual else seconds * usual[0] / usual[depth]
 
     def end_round(self, load: RoundLoad, depth: int, seconds: float) -> None:
-        """Takes in a round whose rows' records have noted their drafts. seconds: how long the device worked on it."""
+        """Takes in a round whose rows' records have noted their drafts. seconds: how long the device worked
+        on it."""
         self._acceptance.end_round()
         if load.is_usual:
             self._costs.learn(load, depth, seconds)
 
     def _explored(self, offer: _Offer, num_rows: int) -> int:
-        """Returns another depth once the time is saved that it is expected to lose, of several the one that was tried longest ago, else
-        the best."""
+        """Returns another depth once the time is saved that it is expected to lose, of several the one that
+        was tried longest ago, else the best."""
         if self._num_rounds - self._explored_at < min(max(num_rows / 2, _LEAST_PERIOD), _MOST_PERIOD):
             return offer.best
         saved = self._saved_seconds

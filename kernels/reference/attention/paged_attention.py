@@ -12,8 +12,8 @@ import torch
 
 # Matrix products of fewer rows take another code path, whose sums round differently.
 _QUERY_MULTIPLE = 4
-# PyTorch's fused attention starts a new sum every _CHUNK keys. Of these MKL sums up to _WHOLE without a split; where it splits
-# more, depends on their number and on the processor.
+# PyTorch's fused attention starts a new sum every _CHUNK keys. Of these MKL sums up to _WHOLE without a
+# split; where it splits more, depends on their number and on the processor.
 _WHOLE, _CHUNK = 192, 512
 # Keys and values gathered at a time, for each thread: they are read again while its cache still holds them,
 # and so much memory is reused by the allocator, where more would be returned and mapped anew at every call.
@@ -70,7 +70,8 @@ def paged_attention(
             run = slice(first_of_run, first_of_run + blocks)
             keys, values = (c[run].flatten(0, 1)[None].transpose(1, 2) for c in (key_cache, value_cache))
         if query.dtype == torch.float16:
-            # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is NaN.
+            # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is
+            # NaN.
             last = ends[some, -1:] if end_positions is None else end_positions[some, None] - 1
             is_foreign = ((places > last) | (places < first_position))[:, None, :, None]
             keys, values = keys.masked_fill(is_foreign, 0), values.masked_fill(is_foreign, 0)
@@ -104,7 +105,8 @@ def _gathered(
 def _first_of_run(block_table: torch.Tensor, blocks: int, num_blocks: int) -> int | None:
     """Where the cache holds a single row's blocks one behind the other, so that they need not be gathered.
 
-    What stands behind the row's own blocks belongs to others: no query sees it, nor what is gathered there else.
+    What stands behind the row's own blocks belongs to others: no query sees it, nor what is gathered there
+    else.
     """
     ids: list[int] = block_table[0, :blocks].tolist()
     own = ids.index(-1) if -1 in ids else len(ids)

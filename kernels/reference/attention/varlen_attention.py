@@ -20,7 +20,8 @@ def varlen_attention(
     first_position: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position .. start + w.
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position ..
+    start + w.
 
     Tokens of no chunk get nothing written.
     """

@@ -13,8 +13,8 @@ def gated_rms_norm(
     weight: torch.Tensor,  # [dim]
     epsilon: float,
 ) -> torch.Tensor:
-    """Returns [tokens, heads, dim]. Statistics and gate are in float32 (float64 for float64); the norm is rounded before the
-    weight multiplies it, the product before the gate does."""
+    """Returns [tokens, heads, dim]. Statistics and gate are in float32 (float64 for float64); the norm is
+    rounded before the weight multiplies it, the product before the gate does."""
     values = wide(x)
     normed = values * torch.rsqrt((values * values).mean(-1, keepdim=True) + epsilon)
     weighted = weight * normed.to(x.dtype)

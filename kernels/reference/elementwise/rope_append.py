@@ -1,4 +1,5 @@
-"""Norm and rotary position embedding of queries and keys, and the keys and values to the paged cache (PyTorch twin)."""
+"""Norm and rotary position embedding of queries and keys, and the keys and values to the paged cache (PyTorch
+twin)."""
 
 from __future__ import annotations
 

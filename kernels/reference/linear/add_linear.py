@@ -1,4 +1,5 @@
-"""A linear layer whose result goes to the residual stream, and what the next norm needs of the stream (PyTorch twin)."""
+"""A linear layer whose result goes to the residual stream, and what the next norm needs of the stream
+(PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def add_linear(
     bias: torch.Tensor | None = None,  # [hidden] float, added, too
     unit_offset: bool = False,  # the norm multiplies by 1 + norm_weight
 ) -> tuple[torch.Tensor, DeferredNorm]:
-    """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the norm."""
+    """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the
+    norm."""
     residual += torch.nn.functional.linear(x, weight, bias)
     squares = torch.zeros(len(x), 64 * square_tiles(weight.shape[0]), dtype=torch.float32, device=x.device)
     squares[:, : weight.shape[0]] = residual.float().square()

@@ -1,4 +1,5 @@
-"""Batch-invariant linear layers (PyTorch twin): the library's own product, which promises no order of sums."""
+"""Batch-invariant linear layers (PyTorch twin): the library's own product, which promises no order of
+sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The product that gives queries, keys and values, their rotary position embedding, and the cache (PyTorch twin)."""
+"""The product that gives queries, keys and values, their rotary position embedding, and the cache (PyTorch
+twin)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def qkv_rope_append(
     *,
     is_ordered: bool = False,
 ) -> torch.Tensor:
-    """Returns the rotated queries, [tokens, q_heads, head_dim]. is_ordered: the library, which multiplies here, knows no order."""
+    """Returns the rotated queries, [tokens, q_heads, head_dim]. is_ordered: the library, which multiplies
+    here, knows no order."""
     kv_heads, head_dim = key_cache.shape[2:]
     product = torch.nn.functional.linear(x, weight)
     if norm is not None:

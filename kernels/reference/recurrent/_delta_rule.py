@@ -1,4 +1,5 @@
-"""The gated delta rule: what is common to windows and chunks, and one step of the recurrence (PyTorch twin)."""
+"""The gated delta rule: what is common to windows and chunks, and one step of the recurrence (PyTorch
+twin)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def keys_values_of(
     mixed: torch.Tensor,  # [..., keys and values]
     rule: DeltaRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the keys, of unit length, one for each head of values, [..., V, K], and the values, [..., V, D]."""
+    """Returns the keys, of unit length, one for each head of values, [..., V, K], and the values, [..., V,
+    D]."""
     values = _heads(mixed[..., rule.query_size :], rule.num_value_heads)
     return _units(mixed[..., : rule.query_size], rule), values
 

@@ -1,4 +1,5 @@
-"""A causal convolution of each channel by itself, with silu after it: of windows of a round, and of chunks of prompts (PyTorch twin).
+"""A causal convolution of each channel by itself, with silu after it: of windows of a round, and of chunks of
+prompts (PyTorch twin).
 
 Sums are in float32 (float64 for float64), from the oldest tap to the newest.
 """

@@ -1,6 +1,7 @@
 """The gated delta rule over the windows of a round, token by token (PyTorch twin).
 
-A row's bits do not depend on the other rows, nor on how its tokens are spread over windows: every token is one step.
+A row's bits do not depend on the other rows, nor on how its tokens are spread over windows: every token is
+one step.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def delta_windows(
     state_ids: torch.Tensor,  # [rows] int64
     out: torch.Tensor,  # [rows * width, V, D], written
 ) -> None:
-    """Brings each row's state forward by the tokens of its last window that have stayed, and keeps this window, whose results it
-    writes. The state before the window is what `state.states` holds then."""
+    """Brings each row's state forward by the tokens of its last window that have stayed, and keeps this
+    window, whose results it writes. The state before the window is what `state.states` holds then."""
     num_rows, max_width = len(state_ids), state.mixed.shape[1]
     if num_rows == 0:
         return

@@ -19,11 +19,12 @@ def process_logits(
     """Returns [rows, window, vocab] float32 or float64, memory of its own: `logits` stay as they are, also
     when the result is written to.
 
-    In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words
-    to -inf; at a row's forced position, 0 for the forced token and -inf for all others, unless its output has that token
-    by then, or lacks the one that it must follow. Before the last place all of window_tokens count as output, before the one ahead of it all but
-    the last, and so on: the target's K + 1 places have K drafts, a drafter's single place those that it made so far. A place
-    with NaN or +inf has NaN or +inf in the result: `sample` looks for them there.
+    In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words to
+    -inf; at a row's forced position, 0 for the forced token and -inf for all others, unless its output has
+    that token by then, or lacks the one that it must follow. Before the last place all of window_tokens count
+    as output, before the one ahead of it all but the last, and so on: the target's K + 1 places have K
+    drafts, a drafter's single place those that it made so far. A place with NaN or +inf has NaN or +inf in
+    the result: `sample` looks for them there.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.is_cuda:
@@ -137,7 +138,8 @@ def _is_in_output(
     window: int,
     processors: LogitsProcessorState,
 ) -> torch.Tensor:
-    """[rows, window] bool: whether the output has the row's token before each place; anything for negative ids."""
+    """[rows, window] bool: whether the output has the row's token before each place; anything for negative
+    ids."""
     is_in_window = torch.nn.functional.pad((window_tokens == token_ids).cumsum(1) > 0, (1, 0))[:, -window:]
     return is_in_window | (processors.token_counts.gather(1, token_ids.clamp(min=0)) > 0)
 

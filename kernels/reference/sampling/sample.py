@@ -1,4 +1,5 @@
-"""Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone (PyTorch twin).
+"""Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone (PyTorch
+twin).
 
 Knows neither drafts nor targets: both call it with the same positions and seeds and so agree where they can.
 """
@@ -42,7 +43,8 @@ def gumbel_noise(
 
 
 def _noise_at(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """[n] float32: for each (seed, position, vocabulary id), [n] int64 each, what `gumbel_noise` holds there."""
+    """[n] float32: for each (seed, position, vocabulary id), [n] int64 each, what `gumbel_noise` holds
+    there."""
     words02, words13 = _random_words(seeds[None], positions[None], ids >> 2)
     words = torch.stack((words02, words13), 1).view(4, -1)
     return _gumbel(words.gather(0, (ids & 3)[None])[0].float())
@@ -81,9 +83,9 @@ def sample(
 ) -> torch.Tensor:
     """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
-    Filters in the order temperature, top-k, top-p, min-p. Ties go to the lowest id. broken: [rows, window] bool, written:
-    whether any logit is NaN or +inf, so that no probabilities exist; -inf is a masked token. The token of such a line is of
-    no meaning, but exists.
+    Filters in the order temperature, top-k, top-p, min-p. Ties go to the lowest id. broken: [rows, window]
+    bool, written: whether any logit is NaN or +inf, so that no probabilities exist; -inf is a masked token.
+    The token of such a line is of no meaning, but exists.
     """
     values = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     tokens = values.argmax(-1)

@@ -1,4 +1,5 @@
-"""Forces acceptance: overwrites sampled tokens so that drafts are accepted at a given rate (PyTorch twin). For measurements."""
+"""Forces acceptance: overwrites sampled tokens so that drafts are accepted at a given rate (PyTorch twin).
+For measurements."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ def force_acceptance(
     thresholds: torch.Tensor,  # [depth or more] int64, 0 .. 2^32
     vocab_size: int,
 ) -> None:
-    """Draft i is accepted if those before it were and the word of (seed, its position) is below thresholds[i].
+    """Draft i is accepted if those before it were and the word of (seed, its position) is below
+    thresholds[i].
 
-    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id. Where no
-    valid draft follows, sampled tokens stay.
+    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id.
+    Where no valid draft follows, sampled tokens stay.
     """
     drafts, own = tokens[:, 1:], sampled[:, :-1]
     depth = drafts.shape[1]

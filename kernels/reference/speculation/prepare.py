@@ -1,4 +1,5 @@
-"""Gathers what the next forward pass starts from: bonus tokens, their places, the accepted drafts (PyTorch twin)."""
+"""Gathers what the next forward pass starts from: bonus tokens, their places, the accepted drafts (PyTorch
+twin)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Drafts by prompt lookup: the tokens that followed an earlier occurrence of a row's last tokens (PyTorch twin)."""
+"""Drafts by prompt lookup: the tokens that followed an earlier occurrence of a row's last tokens (PyTorch
+twin)."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ def propose_ngram(
 ) -> torch.Tensor:
     """[N, S] int64: the drafts of each row, 0 for padding.
 
-    Prompt lookup decoding (Saxena, 2023; vLLM's `ngram` method, transformers' `prompt_lookup_num_tokens`). Of the longest
-    suffix of the row's tokens t_0 .. t_L, at most max_ngram long, that occurs before, the latest earlier occurrence is taken;
-    the drafts are the tokens that follow it. Where these reach t_L, they start again after the occurrence, so that text with
-    a period is continued with it. A row whose last token is new gets that token S times. S = 3, max_ngram 2:
+    Prompt lookup decoding (Saxena, 2023; vLLM's `ngram` method, transformers' `prompt_lookup_num_tokens`). Of
+    the longest suffix of the row's tokens t_0 .. t_L, at most max_ngram long, that occurs before, the latest
+    earlier occurrence is taken; the drafts are the tokens that follow it. Where these reach t_L, they start
+    again after the occurrence, so that text with a period is continued with it. A row whose last token is new
+    gets that token S times. S = 3, max_ngram 2:
 
         t    5 6 7 8 9 5 6      t_L = 6; 5 6 ends at place 1, so that 7 8 9 are the drafts
         t    1 2 1 2            1 2 ends at place 1, L - 1 = 2 tokens follow it: 1 2 1

@@ -16,7 +16,8 @@ def store_pending_states(
 ) -> None:
     """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden.
 
-    They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is pending.
+    They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is
+    pending.
     """
     num_rows, width, hidden = states.shape
     places = torch.arange(width, device=states.device).expand(num_rows, width)

@@ -1,4 +1,5 @@
-"""Finds the drafts of a packed batch that the target agrees with (PyTorch twin). Knows ids, not probabilities."""
+"""Finds the drafts of a packed batch that the target agrees with (PyTorch twin). Knows ids, not
+probabilities."""
 
 from __future__ import annotations
 

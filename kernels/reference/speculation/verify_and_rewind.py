@@ -19,12 +19,13 @@ def verify_and_rewind(
     broken: torch.Tensor | None = None,  # [N, S + 1] bool: as `sample` writes it
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they are broken.
+    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they
+    are broken.
 
     With a drafts accepted the a + 1 sampled tokens up to the bonus token stay: the row's last token becomes
-    sampled[a], the S - a rejected ones leave the cache, and the sampled tokens are pending, a + 1 of them: from the first
-    place on or, without drafts (S = 0), after those that were pending before, at most in the last place. The row goes on with
-    a broken token as with any other.
+    sampled[a], the S - a rejected ones leave the cache, and the sampled tokens are pending, a + 1 of them:
+    from the first place on or, without drafts (S = 0), after those that were pending before, at most in the
+    last place. The row goes on with a broken token as with any other.
     """
     num_rows, width = sampled.shape
     depth = width - 1

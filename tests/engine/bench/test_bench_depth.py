@@ -93,7 +93,8 @@ def test_every_cell_compares_the_chosen_depth_with_all_fixed_ones(
 def test_fixed_rounds_have_that_depth_and_their_profiles_acceptance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
 ) -> None:
-    """Where luck is ruled out, since all drafts are accepted or none, the tokens are those that the depth and the rates give."""
+    """Where luck is ruled out, since all drafts are accepted or none, the tokens are those that the depth and
+    the rates give."""
     monkeypatch.setitem(STATIONARY, "high", (1.0, 1.0))
     monkeypatch.setitem(STATIONARY, "low", (0.0, 0.0))
     arguments = ["--streams", "2", "--contexts", "20", "--profiles", profile, "--max-depth", "2"]

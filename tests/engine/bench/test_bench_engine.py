@@ -125,9 +125,10 @@ def test_a_prompt_costs_two_operations_a_weight_and_attention() -> None:
 
 @pytest.mark.parametrize("length", [1, 40, 64, 1000])
 def test_a_prompt_of_a_hybrid_costs_its_delta_rule_too(length: int) -> None:
-    """Qwen3.5-0.8B: 18 delta nets with 16 heads of 128 x 128 and 6 layers of attention with 8 heads of 256, hidden size 1,024.
-    A head's state is multiplied three times a token. Within a piece of 64 tokens, a token meets as many before and after it, so that
-    each of three products of 128 key dimensions and two of 128 value dimensions takes one operation a dimension and token."""
+    """Qwen3.5-0.8B: 18 delta nets with 16 heads of 128 x 128 and 6 layers of attention with 8 heads of 256,
+    hidden size 1,024. A head's state is multiplied three times a token. Within a piece of 64 tokens, a token
+    meets as many before and after it, so that each of three products of 128 key dimensions and two of 128
+    value dimensions takes one operation a dimension and token."""
     costs = costs_of(read_model_spec(SHAPES / "qwen3.5-0.8b"), torch.bfloat16, has_draft_head=True)
     feed_forward = 3 * 1024 * 3584
     delta_net = 1024 * (3 * 2048 + 2048 + 16 + 16) + 2048 * 1024
@@ -142,8 +143,8 @@ def test_a_prompt_of_a_hybrid_costs_its_delta_rule_too(length: int) -> None:
 def test_the_share_of_a_floor_that_state_takes_is_the_one_that_was_derived(
     batch: int, depth: int, share: float
 ) -> None:
-    """Qwen3.5-27B, without a context: 154 MB of state a row are read and written, with 51.3 GB of weights; each of 3 drafts reads
-    0.84 GB of the head and 2.54 GB of lm_head."""
+    """Qwen3.5-27B, without a context: 154 MB of state a row are read and written, with 51.3 GB of weights;
+    each of 3 drafts reads 0.84 GB of the head and 2.54 GB of lm_head."""
     costs = costs_of(read_model_spec(SHAPES / "qwen3.5-27b"), torch.bfloat16, has_draft_head=True)
     moved = costs.moved_state_bytes(batch)
     assert moved == pytest.approx(2 * batch * 154e6, rel=2e-3)
@@ -242,7 +243,8 @@ def test_rounds_begin_when_all_prompts_are_computed(tmp_path: Path, input_len: i
     for _ in range(2):
         rounds = driver.decode(batch=3, depth=0, input_len=input_len, output_len=20)
         assert rounds.tokens == 3 * rounds.num_rounds
-        # The first of a row's tokens follows its prompt; two rounds settle, one starts the clock, the last one is left out.
+        # The first of a row's tokens follows its prompt; two rounds settle, one starts the clock, the last
+        # one is left out.
         assert rounds.num_rounds == 20 - 1 - 2 - 1 - 1
         assert rounds.context == input_len + (4 + 19) / 2
 
@@ -295,7 +297,8 @@ def test_rounds_that_are_read_in_one_step_count_as_many(
 
 
 def test_rounds_of_all_rows_end_before_a_row_does_and_leave_the_engine_idle(tmp_path: Path) -> None:
-    """One row has got its tokens long before the other. The second time the prompts are found in the prefix cache."""
+    """One row has got its tokens long before the other. The second time the prompts are found in the prefix
+    cache."""
     config = EngineConfig(
         model_path=str(random_mimo(tmp_path)), depth=3, synthetic_acceptance=(0.5, 0.5, 0.5), max_running=2
     )

@@ -1,4 +1,5 @@
-"""`headway bench exact` finds nothing in an engine that is exact, and finds faults of rounding that are planted in it."""
+"""`headway bench exact` finds nothing in an engine that is exact, and finds faults of rounding that are
+planted in it."""
 
 from __future__ import annotations
 
@@ -174,8 +175,9 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_nothing_changes_a_text_of_recurrent_layers(
     hybrid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prompts go on from checkpoints at multiples of 64 tokens, and no chunk is smaller than such a piece. What a run without
-    log-probabilities leaves in the cache is seen at the first token of its prompt, computed once more."""
+    """Prompts go on from checkpoints at multiples of 64 tokens, and no chunk is smaller than such a piece.
+    What a run without log-probabilities leaves in the cache is seen at the first token of its prompt,
+    computed once more."""
     file = tmp_path / "exact.json"
     assert main([hybrid, *RECURRENT, "--requests", "32", "--soak", "12", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
@@ -341,7 +343,8 @@ def test_recorded_drafts_are_accepted_where_the_weights_are_random(folder: str) 
 
 
 GPU = ("--device", "cuda", "--dtype", "bfloat16", "--tokens", "48", "--input-len", "160")
-# A norm's last bit seldom survives the rounding to 16 bits: about one token of 300 differs if one norm of 256 values is another.
+# A norm's last bit seldom survives the rounding to 16 bits: about one token of 300 differs if one norm of 256
+# values is another.
 FEW_ON_A_GPU = (*GPU, "--requests", "256", "--texts", "64", "--tokens", "64", "--depth", "1", "--batch", "32")
 
 

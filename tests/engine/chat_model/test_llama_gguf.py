@@ -1,4 +1,5 @@
-"""A GGUF that is converted computes what it computed, and says the same tokens, as transformers reads them."""
+"""A GGUF that is converted computes what it computed, and says the same tokens, as transformers reads
+them."""
 
 from __future__ import annotations
 

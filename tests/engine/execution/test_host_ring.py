@@ -1,4 +1,5 @@
-"""Rounds and the runner go through the host's places in step; who reads them gets what the rounds left, or a fault."""
+"""Rounds and the runner go through the host's places in step; who reads them gets what the rounds left, or a
+fault."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""How chunks of prompts become batches of queries of one forward pass, and for how many tokens there are graphs."""
+"""How chunks of prompts become batches of queries of one forward pass, and for how many tokens there are
+graphs."""
 
 from __future__ import annotations
 
@@ -152,8 +153,8 @@ def test_neighbours_with_few_and_with_many_cached_keys_share_none() -> None:
 def test_many_rows_of_split_kv_are_cut_into_batches_whose_partial_results_are_small(
     length: int, block_size: int, most: int
 ) -> None:
-    """Split-KV leaves partial results for each query and 2,048 places of the table: 64 questions of 20 tokens about one long
-    text once took 340 MB."""
+    """Split-KV leaves partial results for each query and 2,048 places of the table: 64 questions of 20 tokens
+    about one long text once took 340 MB."""
     batches = batches_of([(10_000, length)] * 64, gqa_group_size=4, block_size=block_size)
     assert all(batch.num_tokens <= most for batch in batches)
     assert {kernel_of(batch, 4) for batch in batches} == {AttentionKernel.SPLIT_KV}

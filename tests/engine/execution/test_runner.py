@@ -52,7 +52,8 @@ def test_warming_up_a_prefill_leaves_nothing_behind(
     assert warmed.generate(prompt, max_tokens=20) == fresh.generate(prompt, max_tokens=20)
 
 
-# By PyTorch's allocator, by CUDA where a graph is instantiated, by Triton where a kernel is loaded, by cuBLAS.
+# By PyTorch's allocator, by CUDA where a graph is instantiated, by Triton where a kernel is loaded, by
+# cuBLAS.
 FULL = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB."),
     torch.AcceleratorError("CUDA error: out of memory"),
@@ -155,7 +156,8 @@ def test_another_fault_while_a_graph_is_captured_is_no_matter_of_memory() -> Non
 
 
 class NumbersAssignedByIndex(TorchDispatchMode):
-    """Counts assignments of one number, which make the host wait for a GPU: it is copied there and the copy awaited."""
+    """Counts assignments of one number, which make the host wait for a GPU: it is copied there and the copy
+    awaited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,8 +264,9 @@ def check_equal(*engines: LocalEngine, sampling: SamplingParams = GREEDY) -> Non
 def test_prefills_among_padding_give_the_same_text(
     tmp_path: Path, depth: int, *, prefix_caching: bool
 ) -> None:
-    """Several chunks at once, prompts over several steps, prefixes found in the cache, a single short chunk, and prompts that are
-    scored: keys, values and the states that are kept equal those of prefills without padding."""
+    """Several chunks at once, prompts over several steps, prefixes found in the cache, a single short chunk,
+    and prompts that are scored: keys, values and the states that are kept equal those of prefills without
+    padding."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     config = EngineConfig(
         model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
@@ -310,9 +313,9 @@ def check_scores(found: TokenLogprobs | None, wanted: TokenLogprobs | None) -> N
 def test_prompts_beside_rounds_give_the_same_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, *, prefix_caching: bool
 ) -> None:
-    """In the round's own forward pass, or behind the round where no graph is for them: requests that come while others
-    run, whole and in chunks. Beside penalties and log-probabilities they are computed before it. The round picks their
-    first tokens if it is large enough for their rows."""
+    """In the round's own forward pass, or behind the round where no graph is for them: requests that come
+    while others run, whole and in chunks. Beside penalties and log-probabilities they are computed before it.
+    The round picks their first tokens if it is large enough for their rows."""
     path = str(constructed_mimo(tmp_path / "model", noise=0.06))
     config = EngineConfig(
         model_path=path, prefill_chunk=48, depth=depth, prefix_caching=prefix_caching, dtype="float64"
@@ -403,7 +406,8 @@ def test_steps_in_two_halves_leave_catching_up_whole(tmp_path: Path) -> None:
 def test_prompts_that_end_in_one_step_are_picked_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five, two at a time: some adjusted, some scored, of which the second pair has none, where one is drawn."""
+    """Five, two at a time: some adjusted, some scored, of which the second pair has none, where one is
+    drawn."""
     path = str(random_qwen2(tmp_path / "model"))
     picked: list[int] = []
 

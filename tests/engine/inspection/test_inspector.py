@@ -111,8 +111,8 @@ def test_layers_are_grouped_by_kind_with_the_sizes_of_config_json(tmp_path: Path
 
 
 def test_recurrent_layers_are_a_group_and_a_request_takes_their_state(tmp_path: Path) -> None:
-    """Of each delta net a state [6, 12, 16], the convolution's last 3 inputs of 2 * 2 * 16 + 6 * 12 channels, and what a round's
-    window keeps."""
+    """Of each delta net a state [6, 12, 16], the convolution's last 3 inputs of 2 * 2 * 16 + 6 * 12 channels,
+    and what a round's window keeps."""
     folder = HybridOracle().save(tmp_path, sees_images=True)
     assert_agreement(folder)
     assert_agreement(folder, kv_cache_memory_bytes=100_000)  # where the context is cut
@@ -217,7 +217,8 @@ def test_a_gpu_that_is_not_here_is_known_by_its_memory() -> None:
     assert (engine.device, engine.dtype, engine.max_running) == ("cuda", "bfloat16", 256)
     assert (engine.draft_lm_head, engine.draft_layers) == ("int4", "fp8")
     assert engine.is_deterministic
-    # 36 layers and the head's, each with keys and values of 8 heads of 128 in 2 bytes; a hidden state for every block.
+    # 36 layers and the head's, each with keys and values of 8 heads of 128 in 2 bytes; a hidden state for
+    # every block.
     assert memory.block_bytes == 16 * 37 * 2 * 8 * 128 * 2 + 4096 * 2
     assert device.available_bytes == 80 * GIB - CUDA_CONTEXT_BYTES
     taken = memory.weights_bytes + memory.draft_weights_bytes + memory.rotary_bytes + memory.rows_bytes
@@ -261,7 +262,8 @@ def test_the_context_that_fits_on_a_gpu_is_told_with_a_warning() -> None:
 
 
 def test_the_floor_is_the_weights_that_a_round_reads(tmp_path: Path) -> None:
-    """Matrices alone: the embedding is looked up, norms and biases are small. A draft reads its layer and lm_head once more."""
+    """Matrices alone: the embedding is looked up, norms and biases are small. A draft reads its layer and
+    lm_head once more."""
     floor = inspect(random_mimo(tmp_path), depth=2).floor
     shapes = tensor_shapes(mimo_config(), with_draft_head=True)
     sizes = {name: 4 * rows[0] * rows[1] for name, rows in shapes.items() if len(rows) == 2}

@@ -129,7 +129,8 @@ def test_every_family_keeps_the_fusions_that_its_form_allows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """appends: layers whose q, k and v are multiplied, rotated and cached at once. defers: norms that wait for a product."""
+    """appends: layers whose q, k and v are multiplied, rotated and cached at once. defers: norms that wait
+    for a product."""
     sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64, "num_attention_heads": 2}
     tiny_model(architecture, **sizes, **changes).save_pretrained(tmp_path)
     model = load(tmp_path, dtype="float64")

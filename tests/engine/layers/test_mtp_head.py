@@ -54,7 +54,8 @@ def test_drafts_of_every_depth_are_those_of_the_oracle(
 
 
 def test_the_next_true_pairs_overwrite_what_drafts_left(pair: Pair, tokens: torch.Tensor) -> None:
-    """A round of three drafts at slots 70 .. 72, of which none is right; the next round starts from the truth."""
+    """A round of three drafts at slots 70 .. 72, of which none is right; the next round starts from the
+    truth."""
     case = pair("grouped", with_head=True)
     sequences = prefill(case.model, tokens[:70], [70])
     states = case.model.draft_head.draft_hidden(sequences.forward([(0, 70, 5)], tokens[70:]))

@@ -1,4 +1,5 @@
-"""The residual stream: additions and norms give what they would one by one, in the form that the reader wants."""
+"""The residual stream: additions and norms give what they would one by one, in the form that the reader
+wants."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def test_rows_without_processors_get_the_same_tokens_beside_one_with_some(
 def test_logits_that_are_kept_stay_raw_whichever_rows_have_processors_and_masks(
     adjusted: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """Row 0 is masked. Processors are there without a row of these that uses any: another row of the engine does."""
+    """Row 0 is masked. Processors are there without a row of these that uses any: another row of the engine
+    does."""
     num_rows, vocab_size, device = 3, 64, torch.device("cpu")
     logits = torch.randn(num_rows, 1, vocab_size).to(dtype)
     table = AdjustmentTable(num_rows, vocab_size, device)

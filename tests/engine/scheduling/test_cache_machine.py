@@ -18,7 +18,8 @@ Content = tuple[str, tuple[int, ...]]  # salt, and all tokens up to the block's 
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Requests come with few prompts in many lengths, publish some of their blocks, and leave in any order."""
+    """Requests come with few prompts in many lengths, publish some of their blocks, and leave in any
+    order."""
 
     @initialize(num_blocks=st.integers(1, 12))
     def start(self, num_blocks: int) -> None:

@@ -77,8 +77,8 @@ def check_places(device: ScheduledDevice, num_checkpoints: int) -> None:
 
 
 def run_schedule(chance: random.Random) -> tuple[list[Plan], list[Request]]:
-    """Requests that share beginnings, some of them the next turns of others, in few blocks; the device checks the row state
-    with which each goes on. Some are aborted while a step is unread."""
+    """Requests that share beginnings, some of them the next turns of others, in few blocks; the device checks
+    the row state with which each goes on. Some are aborted while a step is unread."""
     num_checkpoints = chance.choice([1, 2, 4, 12])
     device = ScheduledDevice(
         num_checkpoints=num_checkpoints,

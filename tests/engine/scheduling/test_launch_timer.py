@@ -1,4 +1,5 @@
-"""When steps are launched: late enough for who comes meanwhile, early enough that the device is never idle."""
+"""When steps are launched: late enough for who comes meanwhile, early enough that the device is never
+idle."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ AHEAD_SECONDS = 0.002  # that a launch may come before the step in front is done
 
 @dataclass
 class Device:
-    """Carries plans out one after the other, each in step_seconds by a clock of its own, with prompts in prefill_seconds more.
-    Mutable.
+    """Carries plans out one after the other, each in step_seconds by a clock of its own, with prompts in
+    prefill_seconds more. Mutable.
 
     launch_seconds, unpack_seconds: of the host, for a launch and for a result that is there.
     """

@@ -24,8 +24,9 @@ def held_bytes() -> int:
 
 
 def test_a_crowd_leaves_no_object_behind() -> None:
-    """The first time makes all that is made once, and fills the prefix index: the requests have more than 63 blocks. What
-    else happens once, such as a table that outgrows its memory, is no more of one of the last times than of the other."""
+    """The first time makes all that is made once, and fills the prefix index: the requests have more than 63
+    blocks. What else happens once, such as a table that outgrows its memory, is no more of one of the last
+    times than of the other."""
     config = EngineConfig(
         model_path=str(files("headway.engine.demo")), device="cpu", dtype="float32", threads=1,
         max_model_len=256, kv_cache_memory_bytes=8 << 20,

@@ -1,4 +1,5 @@
-"""Where prompts and generated tokens are computed in different ways, each chunk has tokens of one kind, on a fixed grid."""
+"""Where prompts and generated tokens are computed in different ways, each chunk has tokens of one kind, on a
+fixed grid."""
 
 from __future__ import annotations
 

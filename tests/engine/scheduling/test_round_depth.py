@@ -130,7 +130,8 @@ def test_prompts_share_passes_with_rounds_of_the_depths_that_have_graphs_for_tha
 
 
 def test_a_round_that_its_requests_keep_shallow_counts_its_own_tokens() -> None:
-    """Two rows without drafts are two tokens, for which no mixed pass was captured, though rounds may have eight."""
+    """Two rows without drafts are two tokens, for which no mixed pass was captured, though rounds may have
+    eight."""
     policy = ScriptedPolicy()
     device = device_of(policy, prefill=PrefillPolicy(128, 128, 128, mixed_above_tokens=4))
     for _ in range(2):

@@ -240,8 +240,8 @@ def test_a_chunk_carries_its_own_tokens() -> None:
 
 @pytest.mark.parametrize("num_unread", [0, 1])
 def test_rounds_and_the_chunks_of_a_long_prompt_take_turns(num_unread: int) -> None:
-    """It takes 7 chunks of 16 tokens; the last has room for the prompt of the third request. num_unread: steps that
-    are launched and not yet read while the next one is planned."""
+    """It takes 7 chunks of 16 tokens; the last has room for the prompt of the third request. num_unread:
+    steps that are launched and not yet read while the next one is planned."""
     device = ScheduledDevice(prefill_chunk=16, depth=1)
     requests = [device.add(4, max_tokens=60)]
     device.step()
@@ -258,7 +258,8 @@ def test_rounds_and_the_chunks_of_a_long_prompt_take_turns(num_unread: int) -> N
 
 
 def test_neither_rounds_nor_prompts_starve_while_prompts_keep_coming() -> None:
-    """A prompt comes before each step and fills it, so that there are always chunks to compute and rows to decode."""
+    """A prompt comes before each step and fills it, so that there are always chunks to compute and rows to
+    decode."""
     device = ScheduledDevice(prefill_chunk=16, depth=1, num_blocks=256, max_running=64)
     requests = [device.add(16, max_tokens=60)]
     device.step()
@@ -288,7 +289,8 @@ def test_a_prefilling_row_among_live_ones_is_padding() -> None:
 
 @pytest.mark.parametrize("mixes", [False, True])
 def test_the_first_round_of_a_row_is_the_step_after_its_prompt(mixes: bool) -> None:
-    """The prompt's own pass or its mixed pass gives the first token, and the round that follows gives the next ones."""
+    """The prompt's own pass or its mixed pass gives the first token, and the round that follows gives the
+    next ones."""
     options = {"mixed_above_tokens": 0} if mixes else {}
     device = ScheduledDevice(depth=2, **options)
     let_rows_decode(device, 1)
@@ -315,7 +317,8 @@ def test_a_request_for_one_token_never_joins_a_round() -> None:
 
 
 def test_a_row_that_is_certain_to_reach_its_limit_is_left_out() -> None:
-    """The prompt of the first request gives one of its two tokens; the round that follows is certain to give the other."""
+    """The prompt of the first request gives one of its two tokens; the round that follows is certain to give
+    the other."""
     device = ScheduledDevice(depth=0)
     device.add(20, max_tokens=2)
     device.add(20, max_tokens=9)
@@ -399,8 +402,9 @@ def test_a_round_is_as_deep_as_its_deepest_row() -> None:
 def test_blocks_cover_the_next_round_if_all_unread_drafts_stay(
     prompt: int, depth: int, max_tokens: int, grants: list[int | None]
 ) -> None:
-    """grants: new blocks in each of the first steps, where none are to spare; None where there is no step. The first step
-    computes the prompt, the others run rounds. Each is planned before the one before it is read."""
+    """grants: new blocks in each of the first steps, where none are to spare; None where there is no step.
+    The first step computes the prompt, the others run rounds. Each is planned before the one before it is
+    read."""
     device = ScheduledDevice(depth=depth, accept=lambda num_valid: 0)
     device.blocks.allocate(32)
     device.add(prompt, max_tokens=max_tokens)
@@ -804,7 +808,8 @@ def mixed_plan(
     above: int | None = 12,
     **sampling: object,
 ) -> Plan:
-    """Returns the plan of the step that computes a prompt while rows decode; the last of these has the options `sampling`."""
+    """Returns the plan of the step that computes a prompt while rows decode; the last of these has the
+    options `sampling`."""
     options: dict[str, int] = {} if above is None else {"mixed_above_tokens": above}
     device = ScheduledDevice(max_model_len=1024, num_blocks=256, depth=depth, prefill_chunk=1024, **options)
     for place in range(num_rows):
@@ -830,7 +835,8 @@ def test_few_prompt_tokens_share_the_pass_of_a_large_round() -> None:
     ("num_rows", "expected"), [(4, 128), (11, 256), (22, 384), (32, 384)], ids=["12", "33", "66", "96"]
 )
 def test_prompt_tokens_of_a_mixed_pass_grow_with_the_round(num_rows: int, expected: int) -> None:
-    """Three for each token of the round, in steps of 128, at most 384: the pass takes less than twice as long as the round."""
+    """Three for each token of the round, in steps of 128, at most 384: the pass takes less than twice as long
+    as the round."""
     plan = mixed_plan(num_rows=num_rows, prompt=600)
     assert plan.is_mixed
     assert sum(len(chunk.token_ids) for chunk in plan.prefill) == expected
@@ -850,7 +856,8 @@ def test_other_prompts_get_a_pass_of_their_own(changes: dict[str, object]) -> No
 
 
 def test_prompts_share_no_pass_with_a_round_for_whose_depth_none_was_captured() -> None:
-    """A server captures mixed passes of its own depth alone: an operator may lower the depth of rounds below it."""
+    """A server captures mixed passes of its own depth alone: an operator may lower the depth of rounds below
+    it."""
     device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, mixed_above_tokens=2))
     let_rows_decode(device, 3)
     kinds = []

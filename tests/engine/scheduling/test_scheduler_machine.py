@@ -1,4 +1,5 @@
-"""The scheduler against a simulated device: whatever happens, the text is the oracle's and no block is lost."""
+"""The scheduler against a simulated device: whatever happens, the text is the oracle's and no block is
+lost."""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.published_blocks_are_complete_and_stay_as_they_are()
 
     def _run(self, plan: Plan) -> FakeHandle:
-        """What the loop does: with guided rows it reads the step before between the halves, which may end any request."""
+        """What the loop does: with guided rows it reads the step before between the halves, which may end any
+        request."""
         if not plan.guided_rows:
             return self.runner.launch(plan)
         begun = self.runner.begin(plan)
@@ -260,7 +262,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_equal_that_came_later_runs_in_its_place(self) -> None:
-        """Of those that one priority has and that are alone in their group, all that run came before all that wait."""
+        """Of those that one priority has and that are alone in their group, all that run came before all that
+        wait."""
         queues = self.scheduler.state.running, self.scheduler.state.waiting
         order = [r for queue in queues for r in queue if r.group_id is None]
         for priority in {r.priority for r in order}:

@@ -22,8 +22,8 @@ def read_made_up(
     stop: tuple[int, ...] = (),
     depth: int = 3,
 ) -> tuple[ScheduledDevice, list[TokenEvent]]:
-    """Returns the events of the prompt and, unless the first token ends the request, of one round, whose tokens the test
-    chooses."""
+    """Returns the events of the prompt and, unless the first token ends the request, of one round, whose
+    tokens the test chooses."""
     device = ScheduledDevice(depth=depth)
     scheduler = device.scheduler
     device.add(20, max_tokens=max_tokens, stop=stop)
@@ -99,7 +99,8 @@ def test_an_impossible_result_ends_the_request_that_it_is_for(emitted: tuple[int
 
 @pytest.mark.parametrize("place", [0, 2], ids=["prompt", "round"])
 def test_a_step_in_flight_adds_nothing_to_a_request_that_has_ended(place: int) -> None:
-    """place: of the stop token in the text; the first token comes of the prompt, the next three of a round."""
+    """place: of the stop token in the text; the first token comes of the prompt, the next three of a
+    round."""
     device = ScheduledDevice(depth=2)
     probe = device.add(20, max_tokens=30)
     text = oracle(probe)
@@ -171,7 +172,8 @@ def test_steps_count_by_the_tokens_that_they_computed_and_generated() -> None:
     first, *rounds = [device.step()[0] for _ in range(3)]
     assert (len(first.prefill[0].token_ids), [plan.prefill for plan in rounds]) == (20, [(), ()])
     stats = device.scheduler.snapshot()
-    # The first step has the prompt's 20 tokens and 1 generated token, each of the other two has 3 generated tokens.
+    # The first step has the prompt's 20 tokens and 1 generated token, each of the other two has 3 generated
+    # tokens.
     assert stats.num_step_tokens == 20 + stats.num_generation_tokens == 27
     by_bound = dict(zip([*STEP_TOKEN_BOUNDS, None], stats.num_steps_by_tokens, strict=True))
     assert {bound: count for bound, count in by_bound.items() if count} == {8: 2, 32: 1}

@@ -1,4 +1,5 @@
-"""Rounds without drafts leave no hole: after a spell of them the drafter stands where it would without the spell, to the last bit."""
+"""Rounds without drafts leave no hole: after a spell of them the drafter stands where it would without the
+spell, to the last bit."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def generate(
     late: bool = False,
     num_seeds: int = 4,
 ) -> tuple[LocalEngine, list[Output]]:
-    """spells: (depth, steps) in turn; the rest at full depth. late: half of the prompts come after the first two spells."""
+    """spells: (depth, steps) in turn; the rest at full depth. late: half of the prompts come after the first
+    two spells."""
     engine = engine_of(model)
     scheduler = engine.engine.scheduler
     num_first = len(prompts) // 2 if late else len(prompts)

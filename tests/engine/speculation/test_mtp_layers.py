@@ -55,7 +55,8 @@ def config_of(path: Path, **changes: object) -> EngineConfig:
 
 
 def text_of(engine: LocalEngine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Submits the prompts, runs while the depth goes up and down, and returns prompts with outputs. Seeds are numbers of requests."""
+    """Submits the prompts, runs while the depth goes up and down, and returns prompts with outputs. Seeds are
+    numbers of requests."""
     ids = [
         engine.submit(
             prompt,

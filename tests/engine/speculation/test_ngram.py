@@ -44,7 +44,8 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
 
 @pytest.fixture
 def texts_of(proposals: list[Proposal]) -> Iterator[Callable[..., dict[int, list[int]]]]:
-    """Generates from prompts with seeds 0, 1, ...; afterwards every proposal must be what the whole text so far gives."""
+    """Generates from prompts with seeds 0, 1, ...; afterwards every proposal must be what the whole text so
+    far gives."""
 
     def run(
         engine: LocalEngine, prompts: list[list[int]], max_tokens: int, caps: tuple[int | None, ...] = (None,)
@@ -78,7 +79,8 @@ def prompts_of(num_prompts: int, longest: int) -> list[list[int]]:
     return [tokens[i][: 1 + (7 * i) % longest] for i in range(num_prompts)]
 
 
-# Of the dense families one is enough for the plain run: their engines differ in nothing that the drafter sees.
+# Of the dense families one is enough for the plain run: their engines differ in nothing that the drafter
+# sees.
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -110,7 +112,8 @@ def test_every_family_drafts_without_a_head(
 def test_chunks_hits_and_shallow_rounds(
     depth: int, tmp_path: Path, texts_of: Callable[..., dict[int, list[int]]]
 ) -> None:
-    """More requests than rows, prompts in chunks, rows that draft less or nothing, results that are read late."""
+    """More requests than rows, prompts in chunks, rows that draft less or nothing, results that are read
+    late."""
     random_mimo(tmp_path)
     changes = {"depth": depth, "prefill_chunk": 16, "max_running": 4}
     engine = LocalEngine(config_of(tmp_path, **changes), reads_late=True)

@@ -44,7 +44,8 @@ def test_a_model_that_is_never_sure_is_judged_by_chance_alone() -> None:
 
 
 def test_a_poor_head_whose_drafts_may_be_chance_is_not_called_broken() -> None:
-    """The most frequent of 8 tokens comes in a fifth of the pairs; a head that is right in 0.2 of them may know the text."""
+    """The most frequent of 8 tokens comes in a fifth of the pairs; a head that is right in 0.2 of them may
+    know the text."""
     states = [
         judged(share=0.2, num_rounds=200, probability=0.3, vocabulary=8, seed=seed).state
         for seed in range(100)

@@ -99,7 +99,8 @@ def test_a_row_is_the_same_alone_and_in_a_crowd() -> None:
 
 
 def test_what_no_valid_draft_follows_is_left_alone() -> None:
-    """Rows that are padding or at their cap: a prompt's first token may be sampled in the one, text goes on in the other."""
+    """Rows that are padding or at their cap: a prompt's first token may be sampled in the one, text goes on
+    in the other."""
     synthetic = SyntheticAcceptance.of_rates((1.0, 1.0, 1.0), VOCABULARY, torch.device("cpu"))
     numbers = torch.arange(100)
     sampled, window = opened(numbers, 3)

@@ -32,7 +32,8 @@ MIB = 1 << 20
 
 
 def blocks(*, available: int, context: int = 2048, **flags: object) -> int:
-    """For blocks of 16 tokens and 1 MiB: 2,048 tokens are 128 blocks. The context is that of --max-model-len."""
+    """For blocks of 16 tokens and 1 MiB: 2,048 tokens are 128 blocks. The context is that of
+    --max-model-len."""
     fixed = {"model_path": "m", "device": "cpu", "max_running": 64, "max_model_len": context}
     config = EngineConfig(**(fixed | flags))  # type: ignore[arg-type]
     return num_kv_blocks(config, max_model_len=context, block_bytes=MIB, available=available)

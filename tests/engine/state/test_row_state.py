@@ -1,7 +1,9 @@
-"""State by row, as recurrent layers keep it: through chunks, rejected drafts, compaction, preemption and prefix hits.
+"""State by row, as recurrent layers keep it: through chunks, rejected drafts, compaction, preemption and
+prefix hits.
 
-The layer is made up, a decaying sum in the place of attention, or a gated delta net. Every request's text is compared with one
-pass over its prompt and one over what it generated, from a state of zeros, which know nothing of rows, rounds or checkpoints.
+The layer is made up, a decaying sum in the place of attention, or a gated delta net. Every request's text is
+compared with one pass over its prompt and one over what it generated, from a state of zeros, which know
+nothing of rows, rounds or checkpoints.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ VOCABULARY, BLOCK_SIZE = 128, 16
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of recurrent layer, and prompts that show what becomes of its state. chunks: prefill_chunk. shared: how much of
-    its beginning a prompt shares. num_blocks: a KV cache in which requests are preempted. common, own: lengths of the parts of
-    prompts of which the last two borders are those named so."""
+    """A kind of recurrent layer, and prompts that show what becomes of its state. chunks: prefill_chunk.
+    shared: how much of its beginning a prompt shares. num_blocks: a KV cache in which requests are preempted.
+    common, own: lengths of the parts of prompts of which the last two borders are those named so."""
 
     folder: Callable[[Path], Path]
     max_length: int
@@ -99,7 +101,8 @@ def engine_of(path: Path, **changes: object) -> LocalEngine:
 
 
 def recomputed(model: CausalLM, prompt: list[int], generated: list[int]) -> list[int]:
-    """Returns the greedy token after each prefix that begins with the prompt, by two passes on memory of their own."""
+    """Returns the greedy token after each prefix that begins with the prompt, by two passes on memory of
+    their own."""
     count = len(prompt) + len(generated)
     pool = StatePool(
         model.state(), num_blocks=-(-count // 16), num_rows=1, block_size=16, device=model.device
@@ -273,7 +276,8 @@ def prompts_with_common_beginning(kind: Kind) -> list[list[int]]:
 
 
 def test_a_hit_ends_at_a_checkpoint(kind: Kind, path: Path) -> None:
-    """A first prompt leaves one at its last border, a second one where it begins to differ, which a third one finds."""
+    """A first prompt leaves one at its last border, a second one where it begins to differ, which a third one
+    finds."""
     prompts = prompts_with_common_beginning(kind)
     engine = engine_of(path, prefill_chunk=64)
     found = []
@@ -290,7 +294,8 @@ def test_a_hit_ends_at_a_checkpoint(kind: Kind, path: Path) -> None:
 
 
 def test_a_broken_request_leaves_no_checkpoint_at_blocks_of_others(kind: Kind, path: Path) -> None:
-    """The second prompt makes one where the first prompt's blocks, which stay published, end; then its logits are NaN."""
+    """The second prompt makes one where the first prompt's blocks, which stay published, end; then its logits
+    are NaN."""
     prompts = prompts_with_common_beginning(kind)
     engine = engine_of(path, prefill_chunk=64)
     state = engine.engine.scheduler.state

@@ -158,7 +158,8 @@ def test_a_query_gets_the_same_alone_and_in_any_window_or_batch(
 @pytest.mark.parametrize("length", [5, 47, 150, 300, 383])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_does_not_matter_where_the_blocks_are(length: int, dtype: torch.dtype) -> None:
-    """One behind the other, at the cache's end too, where what is read behind them would leave it, or anywhere."""
+    """One behind the other, at the cache's end too, where what is read behind them would leave it, or
+    anywhere."""
     generator = torch.Generator().manual_seed(length)
     num_blocks, size = 64, 16
     own = -(-(length + 4) // size)

@@ -1,4 +1,5 @@
-"""The kernel of paged_attention where contexts reach over tiles and groups, made small for the interpreter."""
+"""The kernel of paged_attention where contexts reach over tiles and groups, made small for the
+interpreter."""
 
 from typing import Any
 
@@ -20,8 +21,8 @@ FRONTS = {"streamed": (32, 8, 128, 4096), "skinny": (4, 2, 64, 256), "apart": (4
 
 
 def hand_out(monkeypatch: pytest.MonkeyPatch, unit: str, num_pairs: int = 8) -> None:
-    """All work by the unit: what the others' sums take is beyond all bounds. By two quads if these make at most num_pairs,
-    and there are more quads."""
+    """All work by the unit: what the others' sums take is beyond all bounds. By two quads if these make at
+    most num_pairs, and there are more quads."""
     is_quad = unit in ("quad", "two-quads")
     times = {"tile_time": 1e-9, "sum_time": 0.0 if unit == "tile" else 1e9}
     times |= {"quad_sum_time": -1e9 if is_quad else 1e9}
@@ -36,8 +37,8 @@ def num_pairs_of(ends: list[int], quad: int) -> int:
 
 @pytest.fixture(params=UNITS)
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16 keys, quads of 32, groups of 64; work handed out by the one or the other: by two quads from 9 of them
-    on, up to 8 pairs."""
+    """Tiles of 16 keys, quads of 32, groups of 64; work handed out by the one or the other: by two quads from
+    9 of them on, up to 8 pairs."""
     monkeypatch.setattr(dispatch, "_WIDE_TYPE_TILE", 16)
     monkeypatch.setattr(dispatch, "QUAD_TILES", 2)
     monkeypatch.setattr(dispatch, "GROUP_TILES", 4)
@@ -293,8 +294,8 @@ def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device)
 def test_what_stands_behind_the_end_does_not_matter(
     heads: tuple[int, int], first_position: int, device: torch.device, is_interpreted: bool
 ) -> None:
-    """A window of which three places, one place and none are there; what stands behind them, or before the first
-    position, is not a number."""
+    """A window of which three places, one place and none are there; what stands behind them, or before the
+    first position, is not a number."""
     starts = [61, 230, 1]
     query, keys, values, table, positions = arguments(starts, 4, heads, device)
     ends = torch.tensor([64, 231, 0], device=device)
@@ -374,8 +375,8 @@ def test_a_captured_graph_follows_the_lengths() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("front", FRONTS)
 def test_where_keys_are_is_read_when_it_is_there(front: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a model's first layer: what writes block tables and positions, a norm that lets others start before it waits, what
-    stores the keys, this."""
+    """As in a model's first layer: what writes block tables and positions, a norm that lets others start
+    before it waits, what stores the keys, this."""
     copy_late = LateCopy(monkeypatch)
     heads, kv_heads, head_dim, hidden = FRONTS[front]
     rows, window, blocks = 2, 4, 8

@@ -14,7 +14,8 @@ GUARD = 1e4
 
 
 class Prompts:
-    """Chunks (length, start) in shuffled blocks, unused entries -1; NaN in blocks that no chunk has, `behind` behind a chunk's end."""
+    """Chunks (length, start) in shuffled blocks, unused entries -1; NaN in blocks that no chunk has, `behind`
+    behind a chunk's end."""
 
     def __init__(
         self,

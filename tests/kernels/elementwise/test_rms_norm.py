@@ -1,4 +1,5 @@
-"""rms_norm, add_rms_norm and embed_rms_norm against float64 arithmetic and the rounding order of the models."""
+"""rms_norm, add_rms_norm and embed_rms_norm against float64 arithmetic and the rounding order of the
+models."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""One call for every weight format and epilogue, against float64; and what callers ask about the choice of kernels."""
+"""One call for every weight format and epilogue, against float64; and what callers ask about the choice of
+kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""batch_invariant_linear against products in float64, and that a row's result is its own whatever stands beside it."""
+"""batch_invariant_linear against products in float64, and that a row's result is its own whatever stands
+beside it."""
 
 import pytest
 import torch

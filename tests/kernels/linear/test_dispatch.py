@@ -1,4 +1,5 @@
-"""The table of linear kernels: which kernel computes which sizes on which device, and that each row names its order of sums."""
+"""The table of linear kernels: which kernel computes which sizes on which device, and that each row names its
+order of sums."""
 
 import pytest
 import torch

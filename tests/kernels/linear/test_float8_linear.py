@@ -31,9 +31,9 @@ def assert_is_product(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> None:
-    """A sum in float32 keeps almost all; Hopper's tensor cores keep some 13 bits of it, so that each 32 inputs lose up to
-    2**-13 of what has been added up by then: estimated as four times the root of all squares at most, and half of that
-    root on the average."""
+    """A sum in float32 keeps almost all; Hopper's tensor cores keep some 13 bits of it, so that each 32
+    inputs lose up to 2**-13 of what has been added up by then: estimated as four times the root of all
+    squares at most, and half of that root on the average."""
     product = x.double() @ weight.double().T
     factor = step.double() * scale.double()
     expected = product * factor + (0 if bias is None else bias.double())

@@ -1,4 +1,5 @@
-"""Products whose weights flow by bulk copies: which take it, and on Hopper that their results are right and a row's own."""
+"""Products whose weights flow by bulk copies: which take it, and on Hopper that their results are right and a
+row's own."""
 
 import itertools
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.linear.skinny_linear import skinny_linear
 
 CPU = torch.device("cpu")
-# Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than run at once, in two waves and in many.
+# Outputs x inputs: sums whole, in two and four parts, odd ends, more programs than run at once, in two waves
+# and in many.
 SHAPES = {
     "whole": (6144, 4096),
     "split": (4096, 4096),

@@ -89,7 +89,8 @@ def is_persistent(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | Non
 def test_the_gated_product(
     rows: int, outputs: int, inputs: int, dtype: torch.dtype, hopper: torch.device
 ) -> None:
-    """Of rows of a wider tensor, beside which rubbish stands, into a part of another; odd ends; two to 42 tiles a program."""
+    """Of rows of a wider tensor, beside which rubbish stands, into a part of another; odd ends; two to 42
+    tiles a program."""
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
     place = Place(rows, outputs, x)
     out = place.out

@@ -1,4 +1,5 @@
-"""Ordered products: every kernel that may compute a row of a weight gives it the same bits, and the kernels are chosen by size."""
+"""Ordered products: every kernel that may compute a row of a weight gives it the same bits, and the kernels
+are chosen by size."""
 
 from __future__ import annotations
 

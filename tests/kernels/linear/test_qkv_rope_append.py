@@ -154,7 +154,8 @@ def test_a_row_gets_the_same_beside_any_others(shape: tuple[int, int, int, int])
 def test_layers_wait_for_one_another_in_a_graph(
     shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four layers without attention; positions and slots move on in the graph, as they do from round to round."""
+    """Four layers without attention; positions and slots move on in the graph, as they do from round to
+    round."""
     monkeypatch.undo()  # poison would be written between launches, and keep them apart
     case = Case([3, 7, 11, 15], shape, torch.device("cuda"))
     q_heads, _, head_dim, hidden = shape

@@ -39,7 +39,8 @@ def rows_of(rows: int, inputs: int, device: torch.device) -> torch.Tensor:
 def about_of(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([rows, 1], [rows, outputs]) float64: of what the inputs become multiples, and what 4 bits of the weight give."""
+    """([rows, 1], [rows, outputs]) float64: of what the inputs become multiples, and what 4 bits of the
+    weight give."""
     step = x.float().abs().amax(1, keepdim=True) / 127
     rounded = (x.float() / step + 0.5).floor().double() * step.double()
     return step.double(), rounded @ (unpack_nibbles(packed).double() * scales.double()[:, None]).T

@@ -1,4 +1,5 @@
-"""The convolution gives what transformers gives, from any state on, in windows and in chunks, bit by bit the same in both."""
+"""The convolution gives what transformers gives, from any state on, in windows and in chunks, bit by bit the
+same in both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""delta_windows steps through windows as transformers steps through one sequence, whatever was drafted and rejected."""
+"""delta_windows steps through windows as transformers steps through one sequence, whatever was drafted and
+rejected."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def write_text(
     widths: list[int],
     chance: random.Random,
 ) -> list[torch.Tensor]:
-    """Runs rounds of these widths over rows, each with a text of its own; tokens after a random place are wrong and do not
-    stay. Returns the results of each row's tokens."""
+    """Runs rounds of these widths over rows, each with a text of its own; tokens after a random place are
+    wrong and do not stay. Returns the results of each row's tokens."""
     places, found = [0] * len(texts), [[] for _ in texts]
     for width in widths:
         kept = [

@@ -1,5 +1,5 @@
-"""On a GPU, with heads of real sizes: no bit of a token depends on windows, cuts, company or checkpoints, and no number of them
-compiles another kernel."""
+"""On a GPU, with heads of real sizes: no bit of a token depends on windows, cuts, company or checkpoints, and
+no number of them compiles another kernel."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def started(sizes: Sizes, entries: int, width: int, dtype: torch.dtype, device: 
 def written_in_windows(
     width: int, max_width: int, rows: int, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the results of NUM_TOKENS tokens of each row, all of which stay, and the states after all but the last window."""
+    """Returns the results of NUM_TOKENS tokens of each row, all of which stay, and the states after all but
+    the last window."""
     rule = rule_of(sizes, device)
     texts = [tokens_of(sizes, NUM_TOKENS, device, dtype, seed=row) for row in range(rows)]
     state, found = started(sizes, rows + 1, max_width, dtype, device), []

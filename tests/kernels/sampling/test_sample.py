@@ -1,4 +1,5 @@
-"""sample: noise from published vectors, filters against a token-by-token statement, shares against chi-square."""
+"""sample: noise from published vectors, filters against a token-by-token statement, shares against
+chi-square."""
 
 import math
 import sys
@@ -306,7 +307,8 @@ def test_bfloat16_logits_are_filtered_as_their_float32_values(
 
 
 def peak_over_thousands(device: torch.device, is_interpreted: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, 1, vocab] with token 7 far above others, which tie, are too many to gather and hold half of the mass; seeds.
+    """[rows, 1, vocab] with token 7 far above others, which tie, are too many to gather and hold half of the
+    mass; seeds.
 
     The two rows of the interpreter get token 7 and one beyond those that are gathered.
     """
@@ -443,7 +445,8 @@ def test_lines_with_nan_or_inf_are_marked_and_others_get_the_same_token(
 @pytest.mark.parametrize("top_p", [0.1, 0.9, 0.99])
 @pytest.mark.parametrize("shape", ["peaked", "flat"])
 def test_a_token_is_the_same_whatever_the_number_of_lines(shape: str, top_p: float) -> None:
-    """Many lines have one program each, few lines many; and a graph, replayed, finds its workspace as it was."""
+    """Many lines have one program each, few lines many; and a graph, replayed, finds its workspace as it
+    was."""
     lines = logits_of(shape, 151_680)[torch.randint(0, 151_680, (80, 151_680))]
     logits = lines.to("cuda", torch.bfloat16).view(80, 1, -1).expand(80, 4, -1).contiguous()
     positions, seeds = torch.arange(80, device="cuda") * 9, torch.arange(80, device="cuda")
@@ -489,8 +492,9 @@ def test_tokens_are_those_of_the_twin_over_a_whole_vocabulary(
 @pytest.mark.timeout(100, method="thread")
 @pytest.mark.parametrize("vocab_size", [4096, 32_000, 65_536])
 def test_the_threads_of_a_line_agree_about_its_bound(vocab_size: int) -> None:
-    """Of such a vocabulary one warp has all sums. Lines are shifted to where the first bound is about 0, which there are
-    most float32 numbers around: threads that round a sum otherwise would search from far apart."""
+    """Of such a vocabulary one warp has all sums. Lines are shifted to where the first bound is about 0,
+    which there are most float32 numbers around: threads that round a sum otherwise would search from far
+    apart."""
     rows, window, num_lines, num_other = 256, 4, 0, 0
     generator = torch.Generator("cuda").manual_seed(vocab_size)
     for _ in range(12):

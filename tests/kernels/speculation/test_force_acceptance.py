@@ -32,8 +32,8 @@ def forced(
 def check(
     num_rows: int, thresholds: list[int], depth: int, device: torch.device, *, is_cut: bool = False
 ) -> torch.Tensor:
-    """Ids so few that picks often agree with drafts of themselves, the last of the vocabulary among them. is_cut: any
-    number of the tokens is valid, from none on."""
+    """Ids so few that picks often agree with drafts of themselves, the last of the vocabulary among them.
+    is_cut: any number of the tokens is valid, from none on."""
     generator = torch.Generator().manual_seed(num_rows)
     shape = (num_rows, depth + 1)
     sampled, tokens = (

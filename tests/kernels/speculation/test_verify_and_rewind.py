@@ -1,4 +1,5 @@
-"""verify_and_rewind against the separate functions, and against a row-by-row statement of what it promises."""
+"""verify_and_rewind against the separate functions, and against a row-by-row statement of what it
+promises."""
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ def committed(
     sampled: list[int],
     block_size: int,
 ) -> int:
-    """Moves the dictionary of one row on; returns how many tokens stay. `before`: the row ahead of prepare_verify_inputs."""
+    """Moves the dictionary of one row on; returns how many tokens stay. `before`: the row ahead of
+    prepare_verify_inputs."""
     if state["prefill_status"] == 1:
         return 0
     depth, accepted = len(sampled) - 1, 0
@@ -41,7 +43,8 @@ def committed(
 
 
 def agreeing(rows: RowState, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts and sampled tokens that agree more often than not, the same ones each time: planted faults must not depend on luck."""
+    """Drafts and sampled tokens that agree more often than not, the same ones each time: planted faults must
+    not depend on luck."""
     shape, device = (len(rows.limits), depth + 1), rows.limits.device
     generator = torch.Generator().manual_seed(depth)
     sampled = torch.randint(0, 3, shape, generator=generator)

@@ -1,4 +1,5 @@
-"""copy_results_to_host: rounds leave their results in turns, whole, with their number and the time; no place but theirs is touched."""
+"""copy_results_to_host: rounds leave their results in turns, whole, with their number and the time; no place
+but theirs is touched."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""The chat in one Chromium, which takes seconds to start, over a FakeEngine and a server of each test's own."""
+"""The chat in one Chromium, which takes seconds to start, over a FakeEngine and a server of each test's
+own."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def chat(page: Page, address: str) -> AsyncIterator[ChatPage]:
-    """The page, opened by the server's bare address. At the end nothing else may have been said on the console."""
+    """The page, opened by the server's bare address. At the end nothing else may have been said on the
+    console."""
     await page.set_viewport_size({"width": 1280, "height": 900})
     said: list[str] = []
     listeners = {

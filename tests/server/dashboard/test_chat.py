@@ -1,4 +1,5 @@
-"""The chat of the live page in a browser: messages, drafts in colour, stop, regenerate, edit, copy, errors."""
+"""The chat of the live page in a browser: messages, drafts in colour, stop, regenerate, edit, copy,
+errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The chat for a keyboard, a screen reader and screens of all widths; names are those that Chromium computes."""
+"""The chat for a keyboard, a screen reader and screens of all widths; names are those that Chromium
+computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The settings of the chat in a browser: sampling, JSON schema, tools, thinking, and what a model does not take."""
+"""The settings of the chat in a browser: sampling, JSON schema, tools, thinking, and what a model does not
+take."""
 
 from __future__ import annotations
 

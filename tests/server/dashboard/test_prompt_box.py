@@ -1,4 +1,5 @@
-"""The prompt box of the live page in a browser over a FakeEngine: chats, operators, engines that come and go."""
+"""The prompt box of the live page in a browser over a FakeEngine: chats, operators, engines that come and
+go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Arguments of calls whose values are texts: how they are read by the schemas of a tool, whatever a client wrote into those."""
+"""Arguments of calls whose values are texts: how they are read by the schemas of a tool, whatever a client
+wrote into those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The formats against outputs that others collected: canitoolcall's fixtures from templates, engines' tests and bug reports."""
+"""The formats against outputs that others collected: canitoolcall's fixtures from templates, engines' tests
+and bug reports."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ FAMILIES = load_families()
 CLAIMED = ("deepseek", "glm", "gpt-oss", "llama", "mistral", "qwen3-hermes", "qwen3-xml")
 FIXTURES = load_fixtures(families=CLAIMED)
 
-# The suite wants this text left out. Here no text is lost: of a call that is cut off, what came is content, also after another call;
-# so is a message to a tool that the request did not offer.
+# The suite wants this text left out. Here no text is lost: of a call that is cut off, what came is content,
+# also after another call; so is a message to a tool that the request did not offer.
 LOSES_TEXT = {
     "deepseek/v32-truncated-second-parallel-call", "deepseek/v4-truncated-second-parallel-call",
     "deepseek/v41-truncated-second-parallel-call", "gpt-oss/llamacpp-builtin-python-recipient",
@@ -62,7 +63,8 @@ def result(pieces: list[Piece]) -> ParseResult:
 
 
 def observe(fixture: Fixture) -> Observation:
-    """The parse of the whole output, and of one character at a time and in the suite's cuts, made of characters instead of tokens."""
+    """The parse of the whole output, and of one character at a time and in the suite's cuts, made of
+    characters instead of tokens."""
     whole = result(parse(fixture, [fixture.raw_output]))
     strategies = [s for s in DEFAULT_STRATEGIES if s.kind == "rand"]
     streams = {s.id: ["".join(group) for group in split(fixture.raw_output, s)] for s in strategies}
@@ -134,7 +136,8 @@ def mutate(text: str, rng: random.Random) -> str:
 
 
 def is_covered(raw: str, pieces: list[Piece], frames: re.Pattern[str], *, after_call: bool = False) -> bool:
-    """Whether the pieces lie in the text in their order, and what is between them is a call that was told, or only frames."""
+    """Whether the pieces lie in the text in their order, and what is between them is a call that was told, or
+    only frames."""
     if not pieces:
         return after_call or frames.fullmatch(raw) is not None
     if isinstance(pieces[0], ToolCall):

@@ -1,4 +1,5 @@
-"""Which format a chat template shows. The templates here are short ones of the same constructs as the models' own."""
+"""Which format a chat template shows. The templates here are short ones of the same constructs as the models'
+own."""
 
 from __future__ import annotations
 

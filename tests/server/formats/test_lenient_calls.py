@@ -1,4 +1,5 @@
-"""Calls that are nearly right: where the tag and the name of a tool are certain, the rest may be wrong. Certain text is no call."""
+"""Calls that are nearly right: where the tag and the name of a tool are certain, the rest may be wrong.
+Certain text is no call."""
 
 from __future__ import annotations
 

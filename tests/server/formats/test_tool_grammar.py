@@ -1,4 +1,5 @@
-"""Grammars of calls: random walks over their masks give texts that the format's parser takes for exactly the calls they were made for."""
+"""Grammars of calls: random walks over their masks give texts that the format's parser takes for exactly the
+calls they were made for."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def tools(*names: str) -> list[dict[str, Any]]:
 
 
 class Vocabulary:
-    """Every byte, the special tokens, the tags of the format as tokens of several characters, and an end token."""
+    """Every byte, the special tokens, the tags of the format as tokens of several characters, and an end
+    token."""
 
     def __init__(self, special: Sequence[str], tags: Sequence[str]) -> None:
         texts = [*special, *tags]
@@ -85,7 +87,8 @@ class Vocabulary:
         self.tokenizer = make_tokenizer(table, len(self.tokens))
 
     def walks(self, grammar: str, seed: int, count: int, prefer: float) -> Iterator[str]:
-        """Texts of the grammar, each drawn from the masks. prefer: how much likelier what closes something is than other bytes."""
+        """Texts of the grammar, each drawn from the masks. prefer: how much likelier what closes something is
+        than other bytes."""
         start = compile_matcher(self.tokenizer, lark_source(grammar))
         bits = llguidance.numpy.allocate_token_bitmask(1, len(self.tokens))
         rng = random.Random(seed)
@@ -158,7 +161,8 @@ def check_calls(pieces: list[Piece], offered: list[dict[str, Any]]) -> list[Tool
 def names_called(
     one: OutputFormat, texts: Iterable[str], offered: list[dict[str, Any]], *, least: int
 ) -> set[str]:
-    """Each text must be one valid call, and nothing else. Ends after `least` texts once all tools were called."""
+    """Each text must be one valid call, and nothing else. Ends after `least` texts once all tools were
+    called."""
     called: set[str] = set()
     for number, text in enumerate(texts):
         if number >= least and len(called) == len(offered):

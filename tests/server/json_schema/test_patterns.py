@@ -1,4 +1,5 @@
-"""ECMAScript's patterns in Rust's syntax: the same texts match, by the judgement of another implementation."""
+"""ECMAScript's patterns in Rust's syntax: the same texts match, by the judgement of another
+implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What may be said of names by `propertyNames`, and zod's formats, which are names for the patterns beside them."""
+"""What may be said of names by `propertyNames`, and zod's formats, which are names for the patterns beside
+them."""
 
 from __future__ import annotations
 

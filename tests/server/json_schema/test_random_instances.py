@@ -1,4 +1,5 @@
-"""What a grammar allows of random texts is what the schema allows, by an exact judge: never more, and less only as docs/api.md lists."""
+"""What a grammar allows of random texts is what the schema allows, by an exact judge: never more, and less
+only as docs/api.md lists."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def is_listed(text: str) -> bool:
 
 
 def is_listed_number(text: str) -> bool:
-    """Exponents, an integer with a fraction, zeros at the end, a zero with a sign, and what is next to nothing."""
+    """Exponents, an integer with a fraction, zeros at the end, a zero with a sign, and what is next to
+    nothing."""
     value = Decimal(text)
     return (
         "e" in text.lower()
@@ -46,7 +48,8 @@ def is_listed_number(text: str) -> bool:
 
 
 def faults(schema: Schema, chance: random.Random) -> list[str]:
-    """Returns what the grammar of a schema allows or forbids wrongly; raises RequestError for a schema that is refused."""
+    """Returns what the grammar of a schema allows or forbids wrongly; raises RequestError for a schema that
+    is refused."""
     judge = Judge(schema)
     writer = SchemaWriter(chance)
     texts = [text for _ in range(NUM_VALUES) for text in spellings(writer.value(schema), chance)]

@@ -1,4 +1,5 @@
-"""The public JSON Schema Test Suite: every keyword is enforced, or refused by name and place; nothing invalid is accepted."""
+"""The public JSON Schema Test Suite: every keyword is enforced, or refused by name and place; nothing invalid
+is accepted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The API process before the engine of fast_process.py, for measurements: its life, its costs, its clients.
 
-`python -m headway_testing.api_process SECONDS [PROFILE [TEMPLATE]]` is that process: `headway serve` with another engine, a
-round each so many seconds; a cProfile goes to that file, if it has a name; chats are rendered by that template.
+`python -m headway_testing.api_process SECONDS [PROFILE [TEMPLATE]]` is that process: `headway serve` with
+another engine, a round each so many seconds; a cProfile goes to that file, if it has a name; chats are
+rendered by that template.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rounds of every kind that a GPU replays as a graph, asked for before memory is watched.
 
-Plain rounds are captured when the engine starts, those of rare kinds when they come a second time: with logits that are
-adjusted, or kept for log-probabilities, at any depth, for any of the padded numbers of rows. Under load that goes on for
-very long, and each graph takes memory of the engine process. What sets up a row takes page-locked memory, which is
-kept: the most that it takes at once is asked for here too.
+Plain rounds are captured when the engine starts, those of rare kinds when they come a second time: with
+logits that are adjusted, or kept for log-probabilities, at any depth, for any of the padded numbers of rows.
+Under load that goes on for very long, and each graph takes memory of the engine process. What sets up a row
+takes page-locked memory, which is kept: the most that it takes at once is asked for here too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SCORED: Mapping[str, object] = {"logprobs": 3}
 
 
 def bring_up_rounds(server: Server, admin_key: str, *, max_rows: int, max_depth: int) -> None:
-    """Of 1 to max_rows rows and 0 to max_depth drafts. The server serves the embedded model, and nobody else."""
+    """Of 1 to max_rows rows and 0 to max_depth drafts. The server serves the embedded model, and nobody
+    else."""
     headers = {"Authorization": f"Bearer {admin_key}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
         for depth in range(max_depth + 1):
@@ -47,8 +48,8 @@ def falling_rows(max_rows: int) -> list[int]:
 
 
 def _bodies(max_rows: int, depth: int, fields: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """All rows give the same tokens. So they end together where max_tokens is the same, and of each number of rows that
-    is left there are some rounds, however many drafts are right."""
+    """All rows give the same tokens. So they end together where max_tokens is the same, and of each number of
+    rows that is left there are some rounds, however many drafts are right."""
     for place, (before, after) in enumerate(pairwise([*falling_rows(max_rows), 0]), start=1):
         yield {
             "prompt": ["def"] * (before - after),

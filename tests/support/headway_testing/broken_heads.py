@@ -1,4 +1,5 @@
-"""Breaks the MTP head of a checkpoint of MiMo or Qwen3.5: one function for each kind of fault that a conversion or a loader makes."""
+"""Breaks the MTP head of a checkpoint of MiMo or Qwen3.5: one function for each kind of fault that a
+conversion or a loader makes."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A checkpoint's tensors with the names of its head. block: the prefix of the head's decoder layer. other_block: that of a layer of the
-    decoder with the same tensors."""
+    """A checkpoint's tensors with the names of its head. block: the prefix of the head's decoder layer.
+    other_block: that of a layer of the decoder with the same tensors."""
 
     tensors: Tensors
     prefix: str
@@ -91,7 +92,8 @@ def _scaled(head: Head, generator: torch.Generator) -> Tensors:
     return head.tensors | {name: 10 * tensor for name, tensor in head.own.items()}
 
 
-# By kind; norms lack their offset, or have it twice, where a family's (1 + w) is taken for w, or w for (1 + w).
+# By kind; norms lack their offset, or have it twice, where a family's (1 + w) is taken for w, or w for (1 +
+# w).
 FAULTS: dict[str, Callable[[Head, torch.Generator], Tensors]] = {
     "missing": _missing,
     "zero": _zero,

@@ -23,8 +23,8 @@ def demo_with_template(folder: Path, template: str) -> Path:
 
 
 def scripted_model(folder: Path) -> Path:
-    """The same with a template in Hermes form and its tokens in the vocabulary: a scripted server can have it, for its
-    weights do not know those tokens."""
+    """The same with a template in Hermes form and its tokens in the vocabulary: a scripted server can have
+    it, for its weights do not know those tokens."""
     demo_with_template(folder, HERMES_TEMPLATE)
     _edit(folder / "tokenizer.json", _add_tokens)
     num_tokens = len(CONTROL_TOKENS) + len(MARKUP_TOKENS)

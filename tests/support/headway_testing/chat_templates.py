@@ -1,4 +1,5 @@
-"""Chat templates with the constructs of well-known models' own, and a tokenizer that has their structural tokens."""
+"""Chat templates with the constructs of well-known models' own, and a tokenizer that has their structural
+tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from headway_testing import tiny_tokenizers
 
-# As Qwen 3: tools as JSON, calls and results between tags, what the model thought is kept after the last question only.
+# As Qwen 3: tools as JSON, calls and results between tags, what the model thought is kept after the last
+# question only.
 QWEN = """\
 {%- if tools %}{{ '<|im_start|>system\n' }}
     {%- if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}

@@ -15,7 +15,8 @@ SECONDS = 300
 
 
 def told_by(program: str | Path, session: Path, *servers: Server) -> Any:
-    """Runs the session with the program that reads it, and the servers' URLs as its arguments. Returns what it printed."""
+    """Runs the session with the program that reads it, and the servers' URLs as its arguments. Returns what
+    it printed."""
     flags = ["-P"] if session.suffix == ".py" else []
     command = [program, *flags, session, *(server.url for server in servers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -26,7 +27,8 @@ def told_by(program: str | Path, session: Path, *servers: Server) -> Any:
 def said_by(
     command: list[str | Path], script: str, *, folder: Path, environment: Mapping[str, str], code: int = 0
 ) -> str:
-    """Runs a coding agent in the folder, which is its home, with the script as its standard input. Returns what it printed.
+    """Runs a coding agent in the folder, which is its home, with the script as its standard input. Returns
+    what it printed.
 
     code: how it must end. It has no variables but PATH and the given ones.
     """

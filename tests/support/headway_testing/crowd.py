@@ -9,8 +9,8 @@ from headway.engine.protocol.messages import Abort
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway_testing.local import LocalEngine
 
-# So many requests are aborted if they last as long: drawn for each, since how many steps one takes depends on how many
-# run beside it.
+# So many requests are aborted if they last as long: drawn for each, since how many steps one takes depends on
+# how many run beside it.
 SHARE_ABORTED, MAX_STEPS_TO_ABORT = 0.25, 10
 # Requests of every kind and plain ones take turns, after so many of each stream.
 PHASE_OF_STREAMS = 6
@@ -59,7 +59,8 @@ def run_crowd(
     num_requests: int,
     output_lens: Sequence[int] = (1, 5, 40, 120),
 ) -> int:
-    """The same requests each time, num_streams at once, on an engine without any. Returns how many were aborted."""
+    """The same requests each time, num_streams at once, on an engine without any. Returns how many were
+    aborted."""
     assert not engine.outputs, f"{len(engine.outputs)} requests were there before"
     chance, active, num_steps = random.Random(0), list[int](), 0
     aborted_at = dict[int, int]()  # by request: the step before which it is, if it lasts

@@ -23,7 +23,8 @@ KV_CACHE = ("--kv-cache-memory", "256MiB")  # where memory comes slowly 1 GiB, t
 
 
 def get_plain(url: str, **options: Any) -> httpx.Response:
-    """GET by plain HTTP. httpx.get alone reads all certificates of the machine each time, for 40 ms of CPU time."""
+    """GET by plain HTTP. httpx.get alone reads all certificates of the machine each time, for 40 ms of CPU
+    time."""
     return httpx.get(url, verify=_NO_CERTIFICATES, **options)
 
 

@@ -42,8 +42,8 @@ def rule_of(sizes: Sizes, device: torch.device, *, seed: int = 0) -> DeltaRule:
 def tokens_of(
     sizes: Sizes, count: int, device: torch.device, dtype: torch.dtype = torch.float32, *, seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what the convolution gives, [count, channels], and the inputs of the gates, [count, 2 * value_heads], each a part
-    of a wider tensor as in the layer."""
+    """Returns what the convolution gives, [count, channels], and the inputs of the gates, [count, 2 *
+    value_heads], each a part of a wider tensor as in the layer."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(count, sizes.channels + 2 * sizes.value_heads + 8, generator=generator)
     wide = wide.to(device, dtype)
@@ -105,7 +105,8 @@ def convolved(
     x: torch.Tensor,
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """transformers' convolution of one sequence from its first token on: [tokens, channels] and [channels, 1, taps]."""
+    """transformers' convolution of one sequence from its first token on: [tokens, channels] and [channels, 1,
+    taps]."""
     return causal_conv1d_fn(x.float().T[None], weight.float()[:, 0], activation="silu")[0].T
 
 

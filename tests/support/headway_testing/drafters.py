@@ -9,7 +9,8 @@ from headway.engine.state.row_tensors import RowTensors
 
 
 class Knowing(NoDrafter):
-    """Drafts what the request with this seed will say, moved by `shift`: 0 is always right, else always wrong."""
+    """Drafts what the request with this seed will say, moved by `shift`: 0 is always right, else always
+    wrong."""
 
     def __init__(self, texts: dict[int, list[int]], vocab_size: int, *, shift: int) -> None:
         # Of other seeds, and behind a text's end, zeros: the last row and the last column.

@@ -1,5 +1,6 @@
-"""Exactness over HTTP: what real servers answer to random requests in a crowd, with drafts of every kind and with preemption, is what
-one without drafts answers to each of them alone: texts, ids, finish reasons, calls and log-probabilities, to the last digit.
+"""Exactness over HTTP: what real servers answer to random requests in a crowd, with drafts of every kind and
+with preemption, is what one without drafts answers to each of them alone: texts, ids, finish reasons, calls
+and log-probabilities, to the last digit.
 
     python -m headway_testing.exact_http --requests 1000 --seed 1
 """

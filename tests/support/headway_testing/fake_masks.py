@@ -1,4 +1,5 @@
-"""Grammars over the vocabulary of the simulated device: each token but the last is one printable character."""
+"""Grammars over the vocabulary of the simulated device: each token but the last is one printable
+character."""
 
 from __future__ import annotations
 

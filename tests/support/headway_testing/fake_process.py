@@ -1,8 +1,9 @@
 """A process that speaks the engine's frames: `python -m headway_testing.fake_process [MODE] ADDRESS`.
 
-It counts up from the prompt's last id, three tokens a round. A request with max_tokens 666 kills it.
-Modes: serve, model-error, crash-at-start, silent, slow-load, deaf (serves, ignores Shutdown and SIGTERM),
-needs:FOLDER (serves if the folder is there). EngineInfo.architecture tells how many tokens the token table has.
+It counts up from the prompt's last id, three tokens a round. A request with max_tokens 666 kills it. Modes:
+serve, model-error, crash-at-start, silent, slow-load, deaf (serves, ignores Shutdown and SIGTERM),
+needs:FOLDER (serves if the folder is there). EngineInfo.architecture tells how many tokens the token table
+has.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ class FakeBegun:
 class _Row:
     """length, state: of what stands in the KV cache. last_token: None until the prefill has ended.
 
-    num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs; the pairs up to the last token are pending.
-    restored: the state that layers without a KV cache begin with.
+    num_pairs: slots 1 .. num_pairs of the MTP layer hold true pairs; the pairs up to the last token are
+    pending. restored: the state that layers without a KV cache begin with.
     """
 
     setup: RowSetup
@@ -126,7 +126,8 @@ class _Row:
 
 @dataclass(slots=True)
 class _Block:
-    """kv: (token, state after it) by offset; pairs: (state before it, token); hidden: the last token's state."""
+    """kv: (token, state after it) by offset; pairs: (state before it, token); hidden: the last token's
+    state."""
 
     kv: list[tuple[int, int] | None]
     pairs: list[tuple[int, int] | None]
@@ -137,9 +138,10 @@ class FakeRunner:
     """Launches plans as the runner does; executes them at once, as a stream would in the same order.
 
     accept: how many of n valid drafts are right, 0 .. n. is_published: whether others may find a block.
-    max_depth: the first pass of a round with drafts has room for max_depth + 1 pending pairs, a row for MAX_PENDING.
-    keeps_row_state: whether layers keep state by row, which a prefix hit needs from a checkpoint.
-    may_hold_rounds: whether several steps in a row may leave out all rows that could decode; else one may.
+    max_depth: the first pass of a round with drafts has room for max_depth + 1 pending pairs, a row for
+    MAX_PENDING. keeps_row_state: whether layers keep state by row, which a prefix hit needs from a
+    checkpoint. may_hold_rounds: whether several steps in a row may leave out all rows that could decode; else
+    one may.
     """
 
     def __init__(
@@ -249,7 +251,8 @@ class FakeRunner:
         return self._rows.pop(number)
 
     def _grant(self, grant: BlockGrant) -> None:
-        """Blocks behind the row's, or in place of some that it has not reached: these may be others' by now."""
+        """Blocks behind the row's, or in place of some that it has not reached: these may be others' by
+        now."""
         row = self._rows[grant.row]
         is_behind = -(-row.length // self._size) <= grant.first_index <= len(row.block_ids)
         require(is_behind, f"{grant} does not continue {row.block_ids}, length {row.length}")

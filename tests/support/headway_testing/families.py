@@ -1,4 +1,5 @@
-"""A tiny model of each family, saved by transformers with random weights, norms and biases, and its logits."""
+"""A tiny model of each family, saved by transformers with random weights, norms and biases, and its
+logits."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Every round, one each so many seconds, gives every request the next three tokens of its own prompt but the
 first, again and again. The first events of a request whose prompt begins with FILLING or more are large, so
-that they fill the buffers of a connection that nobody reads. Frames are made by the engine's own mailbox. When
-all requests of a burst have ended it writes when their events were sent, by the first token of their prompts:
-{"sent": {"17": [monotonic seconds]}}, one line on stderr a burst.
+that they fill the buffers of a connection that nobody reads. Frames are made by the engine's own mailbox.
+When all requests of a burst have ended it writes when their events were sent, by the first token of their
+prompts: {"sent": {"17": [monotonic seconds]}}, one line on stderr a burst.
 """
 
 from __future__ import annotations

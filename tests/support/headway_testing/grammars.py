@@ -33,7 +33,8 @@ def fits(source: str | LLMatcher, text: str) -> bool:
 
 
 def walk(found: LLMatcher, chance: random.Random, max_tokens: int = 200) -> str | None:
-    """A random text that the masks allow; None for one that does not end in time. Raises where no token is allowed."""
+    """A random text that the masks allow; None for one that does not end in time. Raises where no token is
+    allowed."""
     ids: list[int] = []
     for place in range(max_tokens):
         mask = int.from_bytes(found.compute_bitmask(), "little")

@@ -1,4 +1,5 @@
-"""The plain suite runs a part of each large cross product of parameters; `make test-long` runs the whole product.
+"""The plain suite runs a part of each large cross product of parameters; `make test-long` runs the whole
+product.
 
 Triton's interpreter is many times as slow as a twin, so that it gets a smaller part.
 """
@@ -16,7 +17,8 @@ Value = tuple[str, str]  # a parameter and its value as text
 
 
 class Part(NamedTuple):
-    """most_whole: a product of this many cases or fewer runs whole. cases_per_value: of every value of each parameter."""
+    """most_whole: a product of this many cases or fewer runs whole. cases_per_value: of every value of each
+    parameter."""
 
     most_whole: int
     cases_per_value: int
@@ -27,10 +29,11 @@ INTERPRETED = Part(most_whole=2, cases_per_value=1)
 
 
 def covering(cases: list[tuple[Value, ...]], cases_per_value: int) -> list[int]:
-    """Returns indices of cases in which every value occurs cases_per_value times, or as often as in all cases.
+    """Returns indices of cases in which every value occurs cases_per_value times, or as often as in all
+    cases.
 
-    The choice is greedy: the next case has the most values that are still wanted; among equals, the most pairs of values
-    that no chosen case has; among equals, the first one.
+    The choice is greedy: the next case has the most values that are still wanted; among equals, the most
+    pairs of values that no chosen case has; among equals, the first one.
     """
     wanted = {value: min(n, cases_per_value) for value, n in Counter(v for c in cases for v in c).items()}
     pairs: set[tuple[Value, Value]] = set()

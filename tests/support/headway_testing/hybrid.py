@@ -1,6 +1,8 @@
-"""What transformers computes of a tiny Qwen3.5 with an MTP head, which it has no class for: built of its layers.
+"""What transformers computes of a tiny Qwen3.5 with an MTP head, which it has no class for: built of its
+layers.
 
-Saved as the published checkpoints are: as the text part of a model that sees images, or alone. Whole sequences, no cache.
+Saved as the published checkpoints are: as the text part of a model that sees images, or alone. Whole
+sequences, no cache.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class HybridOracle:
 
     @torch.no_grad()
     def hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [tokens] int64. Returns [tokens, hidden]: after the final norm, which is what the head reads."""
+        """token_ids: [tokens] int64. Returns [tokens, hidden]: after the final norm, which is what the head
+        reads."""
         return self.model.model(token_ids[None], use_cache=False).last_hidden_state[0]
 
     @torch.no_grad()
@@ -118,7 +121,8 @@ def change_tensors(folder: Path, changes: dict[str, torch.Tensor]) -> None:
 def constructed_hybrid(path: Path, *, noise: float = 0.0, seed: int = 0, **changes: object) -> Path:
     """A Qwen3.5 folder whose greedy text walks a random cycle through the vocabulary: see `constructed_mimo`.
 
-    With noise 0 every draft at every depth is right. Noise scales the random output projections of trunk and head alike.
+    With noise 0 every draft at every depth is right. Noise scales the random output projections of trunk and
+    head alike.
     """
     oracle = HybridOracle(seed=seed, **{"vocab_size": 128, "hidden_size": 64} | changes)
     with torch.no_grad():

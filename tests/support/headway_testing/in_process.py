@@ -16,7 +16,8 @@ from headway_testing.local import LocalEngine
 
 
 class InProcessEngine:
-    """Mutable: steps in a task while requests are in flight; every frame is encoded and decoded on its way."""
+    """Mutable: steps in a task while requests are in flight; every frame is encoded and decoded on its
+    way."""
 
     def __init__(self, config: EngineConfig, *, reads_late: bool = False) -> None:
         self.local = LocalEngine(config, reads_late=reads_late)

@@ -1,4 +1,5 @@
-"""The public JSON Schema Test Suite, out of the source distribution of jsonschema on PyPI, kept in the user's cache."""
+"""The public JSON Schema Test Suite, out of the source distribution of jsonschema on PyPI, kept in the user's
+cache."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Case:
 
 
 def suite_folder() -> Path:
-    """Returns the folder of the drafts; fetches it at its first use. Raises OSError where PyPI cannot be reached."""
+    """Returns the folder of the drafts; fetches it at its first use. Raises OSError where PyPI cannot be
+    reached."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headway-tests"
     folder = cache / f"jsonschema-{RELEASE}"
     if not folder.exists():

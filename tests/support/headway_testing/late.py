@@ -1,4 +1,5 @@
-"""A kernel in front that lets the next one start long before it writes, where launches overlap: some milliseconds."""
+"""A kernel in front that lets the next one start long before it writes, where launches overlap: some
+milliseconds."""
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ def _late_kernel(from_ptr: tl.tensor, to_ptr: tl.tensor, zero_ptr: tl.tensor, SI
 
 
 class LateCopy:
-    """Skips the test where launches do not overlap. Undoes what the test has patched, poisoned memory above all: to write the
-    poison takes launches that keep the others apart."""
+    """Skips the test where launches do not overlap. Undoes what the test has patched, poisoned memory above
+    all: to write the poison takes launches that keep the others apart."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()

@@ -15,7 +15,8 @@ CLOSING = b'"}]\n'
 def masked_script(
     table: TokenTable, *, seed: int, before: Sequence[int] = (), limit: int = 2000
 ) -> Callable[[Submit], list[int]]:
-    """Returns a script: the ids `before`, which are no part of the grammar's text, then ids drawn from the masks up to the end.
+    """Returns a script: the ids `before`, which are no part of the grammar's text, then ids drawn from the
+    masks up to the end.
 
     What closes something in JSON is likelier than other bytes. limit: tokens of the grammar's text at most.
     """

@@ -111,7 +111,8 @@ class Oracle:
 
     @torch.no_grad()
     def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """z of slots layer + 1 .. layer + n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n] -> [n, hidden]."""
+        """z of slots layer + 1 .. layer + n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n] -> [n,
+        hidden]."""
         head = self.mtp_layers[layer]
         embedded = self.model.model.embed_tokens(token_ids)
         x = head.input_proj(
@@ -155,7 +156,8 @@ def bfloat16_logits(folder: str, token_ids: Sequence[int]) -> torch.Tensor:
 
 @cache
 def _bfloat16_trunk(folder: str) -> Qwen2ForCausalLM:
-    """A checkpoint in one file, of MiMo's or Qwen2's kind with an lm_head of its own, without its MTP head."""
+    """A checkpoint in one file, of MiMo's or Qwen2's kind with an lm_head of its own, without its MTP
+    head."""
     content = json.loads((Path(folder) / "config.json").read_text())
     config = Qwen2Config(**{k: v for k, v in content.items() if k not in ("architectures", "model_type")})
     model = Qwen2ForCausalLM(config).to(torch.bfloat16).eval()

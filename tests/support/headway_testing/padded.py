@@ -34,7 +34,8 @@ class PaddedLaunches:
 
 
 class SplitSteps:
-    """Takes the place of a runner's graphs: runs each step as two halves, on a GPU rounds as two graphs from the second time on."""
+    """Takes the place of a runner's graphs: runs each step as two halves, on a GPU rounds as two graphs from
+    the second time on."""
 
     def __init__(self, runner: Runner, grid: StepGrid) -> None:
         self._launcher = runner.launcher

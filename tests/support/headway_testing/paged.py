@@ -1,4 +1,5 @@
-"""Runs a model by hand on a paged cache: sequences with scattered blocks, chunk by chunk or window by window."""
+"""Runs a model by hand on a paged cache: sequences with scattered blocks, chunk by chunk or window by
+window."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class PagedSequences:
     def draft(
         self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens, hidden]."""
+        """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens,
+        hidden]."""
         return self.model.draft_head.draft(self.inputs(spans, tokens), hidden, self.pool)
 
     def fill(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor) -> None:

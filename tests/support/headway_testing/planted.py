@@ -1,6 +1,7 @@
 """Faults of rounding that follow the number of rows, planted where the engine's layers call the kernels.
 
-Each computes what the kernel computes, in another order of sums, so that results differ in their last bits only.
+Each computes what the kernel computes, in another order of sums, so that results differ in their last bits
+only.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gathered(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Returns [rows, keys, kv_heads, head_dim] in a wide type, with zeros for what memory holds besides numbers."""
+    """Returns [rows, keys, kv_heads, head_dim] in a wide type, with zeros for what memory holds besides
+    numbers."""
     return _wide(cache[table].flatten(1, 2)).nan_to_num()
 
 

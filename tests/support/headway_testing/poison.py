@@ -18,8 +18,8 @@ KEPT = {"limits", "state_ids", "granted_block_ids", "kv_block_ids", "is_used"}
 
 
 class PoisoningRunner:
-    """A runner whose free rows hold NaN, huge integers and adjustments of others, in the state of recurrent layers, too, and whose
-    free blocks and checkpoints hold NaN and huge integers.
+    """A runner whose free rows hold NaN, huge integers and adjustments of others, in the state of recurrent
+    layers, too, and whose free blocks and checkpoints hold NaN and huge integers.
 
     Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
     """

@@ -53,8 +53,8 @@ def beside_rubbish(x: torch.Tensor) -> torch.Tensor:
 def assert_each_launch_waits(
     compute: Callable[[torch.Tensor, bool], torch.Tensor], x: torch.Tensor, generator: torch.Generator
 ) -> None:
-    """compute, of a tensor and whether the host waits between launches, in a graph without, with other inputs each time:
-    nothing is read that was there before."""
+    """compute, of a tensor and whether the host waits between launches, in a graph without, with other inputs
+    each time: nothing is read that was there before."""
     out = torch.empty_like(x)
     compute(x, True)
     graph = torch.cuda.CUDAGraph()

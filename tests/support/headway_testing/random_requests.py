@@ -1,4 +1,5 @@
-"""Random bodies of completions and chats with every field that changes a text: sampling, forms, tools, budgets, log-probabilities."""
+"""Random bodies of completions and chats with every field that changes a text: sampling, forms, tools,
+budgets, log-probabilities."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ WORDS = sorted({word for line in TEXT for word in line.split()})
 
 
 def random_body(chance: random.Random, vocab_size: int, *, has_thinking: bool) -> tuple[str, Body]:
-    """Returns a path and its body. has_thinking: the model's tokens for reasoning and calls are in its vocabulary."""
+    """Returns a path and its body. has_thinking: the model's tokens for reasoning and calls are in its
+    vocabulary."""
     path, body = "/v1/completions", _completion(chance, vocab_size)
     if chance.random() < 0.4:
         path, body = "/v1/chat/completions", _chat(chance, vocab_size, has_thinking=has_thinking)
@@ -135,7 +137,8 @@ def _prompt(chance: random.Random, vocab_size: int) -> str | list[int]:
 
 
 def _text(chance: random.Random, most: int = MOST_PROMPT_WORDS) -> str:
-    """Some of them begin alike, so that cached prefixes are found, and some repeat themselves, so that n-grams are."""
+    """Some of them begin alike, so that cached prefixes are found, and some repeat themselves, so that
+    n-grams are."""
     common = " ".join(WORDS[:30]) + " " if most > 40 and chance.random() < 0.3 else ""
     words = [chance.choice(WORDS) for _ in range(chance.randint(1, most // 2))]
     return common + " ".join(words * chance.choice([1, 1, 3]))[: 4 * most]

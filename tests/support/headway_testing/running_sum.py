@@ -19,7 +19,8 @@ DECAY = 0.875
 class RunningSum:
     """s_i = DECAY * s_{i-1} + x_i, one token after the other, so that it does not matter where a pass begins.
 
-    The window of a round is kept until `commit` says how much of it stays. passes: (tokens of windows, tokens of chunks).
+    The window of a round is kept until `commit` says how much of it stays. passes: (tokens of windows, tokens
+    of chunks).
     """
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, *, scale: float = 1 / 16, seed: int = 3) -> None:

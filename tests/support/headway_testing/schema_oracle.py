@@ -1,4 +1,5 @@
-"""Random JSON schemas where grammars go wrong most easily, values near what they allow, and an exact judge of which are valid.
+"""Random JSON schemas where grammars go wrong most easily, values near what they allow, and an exact judge of
+which are valid.
 
 Numbers are decimals throughout, as they are written: no float stands between a text and the judgement.
 """

@@ -1,4 +1,5 @@
-"""Random JSON schemas of which every text has a bound: lengths, numbers of items, ranges and enums are all limited."""
+"""Random JSON schemas of which every text has a bound: lengths, numbers of items, ranges and enums are all
+limited."""
 
 from __future__ import annotations
 

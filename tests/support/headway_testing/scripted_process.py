@@ -1,9 +1,10 @@
 """A server whose model says what it is told: `python -m headway_testing.scripted_process serve [FLAG ...]`.
 
-It is `headway serve` before an engine that reads its answer in the conversation: the last message of the user, and where
-that has several parts with TURN between them, the part after as many as there were answers since. What agents add to
-the user's words (elements <system-reminder>, messages that begin with "Observation:") is left out. The chat template must
-write turns in ChatML form. The text comes a few tokens at a time, and ends with the model's own end token.
+It is `headway serve` before an engine that reads its answer in the conversation: the last message of the
+user, and where that has several parts with TURN between them, the part after as many as there were answers
+since. What agents add to the user's words (elements <system-reminder>, messages that begin with
+"Observation:") is left out. The chat template must write turns in ChatML form. The text comes a few tokens at
+a time, and ends with the model's own end token.
 """
 
 from __future__ import annotations

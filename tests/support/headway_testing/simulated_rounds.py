@@ -20,7 +20,8 @@ Rates = tuple[float, float, float]  # unconditional, by position
 HIGH, MEDIUM, LOW = (0.9, 0.8, 0.7), (0.7, 0.5, 0.35), (0.3, 0.1, 0.03)
 PROFILES: dict[str, Rates] = {"high": HIGH, "medium": MEDIUM, "low": LOW}
 MAX_DEPTH = 3
-# Milliseconds of a round by (context tokens of a row, rows) and depth: MiMo-7B's shape in bfloat16, the host's part included.
+# Milliseconds of a round by (context tokens of a row, rows) and depth: MiMo-7B's shape in bfloat16, the
+# host's part included.
 H200 = {
     (128, 1): (3.60, 3.80, 3.98, 4.17), (128, 8): (3.68, 4.03, 4.33, 4.57), (128, 32): (4.07, 4.62, 5.60, 5.89),
     (128, 64): (4.53, 5.81, 7.16, 8.37), (128, 128): (6.08, 8.47, 11.45, 14.35), (128, 256): (9.57, 15.02, 20.61, 27.67),
@@ -39,7 +40,8 @@ ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 2
 def measured_at_start(
     card: Mapping[tuple[int, int], Sequence[float]], *, error: float = 0.0, seed: int = 0
 ) -> dict[tuple[int, int], float]:
-    """Seconds of rounds without context by (rows, depth): those of 128 tokens a row, each up to `error` off."""
+    """Seconds of rounds without context by (rows, depth): those of 128 tokens a row, each up to `error`
+    off."""
     chance = random.Random(seed)
     return {
         (rows, depth): milliseconds / 1e3 * (1 + chance.uniform(-error, error))
@@ -72,9 +74,11 @@ def best_fixed(milliseconds: Sequence[float], rows: Sequence[Rates]) -> float:
 
 
 def best_ragged(milliseconds: Sequence[float], halves: tuple[Rates, Rates], num_rows: int) -> float:
-    """The most tokens a second if both halves of the rows had depths of their own and each row paid for its own tokens alone.
+    """The most tokens a second if both halves of the rows had depths of their own and each row paid for its
+    own tokens alone.
 
-    An upper bound: a row pays its share of a round of its depth, or all rows pay for a round of the mean depth, whichever is less.
+    An upper bound: a row pays its share of a round of its depth, or all rows pay for a round of the mean
+    depth, whichever is less.
     """
     found = []
     for depths in product(range(MAX_DEPTH + 1), repeat=2):
@@ -92,9 +96,10 @@ def best_ragged(milliseconds: Sequence[float], halves: tuple[Rates, Rates], num_
 class SimulatedRounds:
     """Rows that all decode, each replaced by a new request of its kind after `length` tokens.
 
-    ends_together: all of them are replaced with the first one. catch_up_milliseconds: before a round with drafts once more pairs wait
-    for the drafter than a round of MAX_DEPTH leaves, and before any round once MAX_PENDING do. tokens, seconds: so far; the tokens are
-    those expected of the chosen depths, so that luck does not count. by_depth: rounds.
+    ends_together: all of them are replaced with the first one. catch_up_milliseconds: before a round with
+    drafts once more pairs wait for the drafter than a round of MAX_DEPTH leaves, and before any round once
+    MAX_PENDING do. tokens, seconds: so far; the tokens are those expected of the chosen depths, so that luck
+    does not count. by_depth: rounds.
     """
 
     policy: DepthPolicy

@@ -1,9 +1,9 @@
 """Many short requests of every kind, some left by their clients, and what they leave behind in a server.
 
-The same requests are sent in each of several stretches: what differs between two of them is the server. Behind each
-comes the probe: some of those that nobody leaves, by which drafts are judged. Then the server is to be idle, with all
-blocks and rows free, and memory is read. What grows for a while in a server that forgets nothing is grown before, or
-counted: SERVER_FLAGS, SERVER_ENVIRONMENT and `bring_up` say what that is.
+The same requests are sent in each of several stretches: what differs between two of them is the server.
+Behind each comes the probe: some of those that nobody leaves, by which drafts are judged. Then the server is
+to be idle, with all blocks and rows free, and memory is read. What grows for a while in a server that forgets
+nothing is grown before, or counted: SERVER_FLAGS, SERVER_ENVIRONMENT and `bring_up` say what that is.
 """
 
 from __future__ import annotations
@@ -34,23 +34,26 @@ SHARE_LEFT = 0.2
 MAX_CHOICES = 2
 NUM_PROBES = 256
 ADMIN_KEY = "admin"
-# The index of cached prefixes takes some 350 bytes of the engine process for each block of the KV cache that holds one.
-# Of so few blocks each does after a stretch of 2,500 requests; of the 32,769 that a GPU has by default, after eight.
+# The index of cached prefixes takes some 350 bytes of the engine process for each block of the KV cache that
+# holds one. Of so few blocks each does after a stretch of 2,500 requests; of the 32,769 that a GPU has by
+# default, after eight.
 SERVER_FLAGS = ("--log-level", "warning", "--kv-cache-memory", "256MiB", "--admin-key", ADMIN_KEY)
 # On a CPU the libraries of the linear layers keep what they compiled for each number of rows. Not here.
 SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "LRU_CACHE_CAPACITY": "1"}
-# With all that grown, nothing is left of a request: scheduler, prefix index and mailbox hold 97 bytes more after 10,000
-# of them, the whole engine on a CPU none after 2,500. The allowance is for what allocators do in between. The ids of a
-# prompt of 60 tokens, 2 KiB, are more: an engine that keeps no more of a request than these is found.
+# With all that grown, nothing is left of a request: scheduler, prefix index and mailbox hold 97 bytes more
+# after 10,000 of them, the whole engine on a CPU none after 2,500. The allowance is for what allocators do in
+# between. The ids of a prompt of 60 tokens, 2 KiB, are more: an engine that keeps no more of a request than
+# these is found.
 GROWTH_BYTES_PER_REQUEST = 1024
 # Allocators take memory from the system by the megabyte, whenever requests come in a new order.
 LEAST_GROWTH_BYTES = 4 << 20
 # Rounds of rare kinds are captured when they come a second time, and the allocator takes segments of 20 MiB.
 DEVICE_GROWTH_BYTES = 64 << 20
-# A simulated device met 2 to 11 in the last half. Where there are many, memory that they may take hides what is forgotten.
+# A simulated device met 2 to 11 in the last half. Where there are many, memory that they may take hides what
+# is forgotten.
 MAX_LATE_KINDS = 32
-# Where rounding makes a quarter of the texts others, the acceptance length of a probe differs by 0.2 % (one standard
-# deviation); where it does not, as on a CPU, by nothing.
+# Where rounding makes a quarter of the texts others, the acceptance length of a probe differs by 0.2 % (one
+# standard deviation); where it does not, as on a CPU, by nothing.
 MAX_DRIFT = 0.01
 
 
@@ -83,7 +86,8 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Stretch:
-    """One pass over all requests and the probe, and the idle server behind them. Counters are this stretch's own.
+    """One pass over all requests and the probe, and the idle server behind them. Counters are this stretch's
+    own.
 
     outcomes: how many ended how, by "200", "left", another status or the kind of an error.
     rounds: of all requests but the probe's, some of which end when their clients happen to leave.
@@ -120,8 +124,8 @@ class Check:
 
 
 def bring_up(server: Server, *, concurrency: int) -> float:
-    """Has a GPU capture rounds of every rare kind; those that share their forward pass with prompts are plain, and there
-    from the start. Returns how many bytes of the engine process each takes; 0 on a CPU."""
+    """Has a GPU capture rounds of every rare kind; those that share their forward pass with prompts are
+    plain, and there from the start. Returns how many bytes of the engine process each takes; 0 on a CPU."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         info = msgspec.convert(read_engine(client), EngineInfo)
         if info.device == "cpu":
@@ -211,16 +215,16 @@ def acceptance_length(parts: Sequence[Rounds]) -> float:
 
 
 def probe_of(asks: Sequence[Ask]) -> Iterator[Ask]:
-    """The first that are never left. They stop at no string: how many tokens come behind it depends on how soon the
-    engine is told."""
+    """The first that are never left. They stop at no string: how many tokens come behind it depends on how
+    soon the engine is told."""
     unleft = (ask for ask in asks if not ask.is_left)
     for ask in itertools.islice(unleft, NUM_PROBES):
         yield Ask({name: value for name, value in ask.body.items() if name != "stop"})
 
 
 def random_asks(number: int, seed: int = 0) -> Iterator[Ask]:
-    """Every field that changes how is sampled or answered, depths from 0 to all, a fifth left. The first quarter do
-    without what adjusts or scores logits: beside that no prompts share a round's forward pass."""
+    """Every field that changes how is sampled or answered, depths from 0 to all, a fifth left. The first
+    quarter do without what adjusts or scores logits: beside that no prompts share a round's forward pass."""
     chance = random.Random(seed)
     text = files("headway.engine.demo").joinpath("heldout_prompts.json").read_text()
     texts = [entry["text"] for entry in json.loads(text)]

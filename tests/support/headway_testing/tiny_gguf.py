@@ -1,4 +1,5 @@
-"""A tiny Llama as a GGUF file, as llama.cpp's converter and quantizer write it, and its twin in transformers."""
+"""A tiny Llama as a GGUF file, as llama.cpp's converter and quantizer write it, and its twin in
+transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ NAMES = {
 
 
 def tokenizer() -> dict[str, Any]:
-    """vocab and merges of a byte-level BPE whose merges join digits, too, which the pre-tokenizer must not let it do."""
+    """vocab and merges of a byte-level BPE whose merges join digits, too, which the pre-tokenizer must not
+    let it do."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -117,7 +119,8 @@ def _add_weight(writer: GGUFWriter, name: str, weight: np.ndarray, config: Any) 
 
 
 def _paired(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Row i of the first half of a head, then row i of its second half, then row i + 1: one by one, as llama.cpp has them."""
+    """Row i of the first half of a head, then row i of its second half, then row i + 1: one by one, as
+    llama.cpp has them."""
     size = len(rows) // num_heads
     order = [
         head * size + half * size // 2 + i

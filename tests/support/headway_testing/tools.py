@@ -10,7 +10,8 @@ MISSING = "is missing: tests/install_tools.sh has its Debian package"
 
 
 def installed(name: str) -> str:
-    """Path of a program. Skips the test where the program is missing; the run's summary names what was skipped."""
+    """Path of a program. Skips the test where the program is missing; the run's summary names what was
+    skipped."""
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} {MISSING}")

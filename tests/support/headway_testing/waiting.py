@@ -16,7 +16,8 @@ async def until(is_true: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float, missed: str) -> None:
-    """The same for a test without an event loop. Raises AssertionError with `missed` where it does not become true in time."""
+    """The same for a test without an event loop. Raises AssertionError with `missed` where it does not become
+    true in time."""
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, f"{missed} after {seconds} s"

@@ -58,7 +58,8 @@ def test_a_shallow_round_tells_nothing_of_how_deeper_positions_differ() -> None:
 
 
 def test_positions_that_are_not_reached_move_with_those_that_are() -> None:
-    """Text that becomes easy does so at all positions: the deeper ones are tried at once, not one after the other."""
+    """Text that becomes easy does so at all positions: the deeper ones are tried at once, not one after the
+    other."""
     acceptance = Acceptance(3)
     records = joined(acceptance, 32)
     run(acceptance, [(record, (0.3, 0.3, 0.3)) for record in records], depth=3, num_rounds=50)
@@ -138,7 +139,8 @@ def test_a_request_leaves_once() -> None:
 
 
 def test_requests_whose_drafts_are_never_accepted_end_as_others() -> None:
-    """Each then lies as far below its class as can be, to the last bit of a number, which rounds to nothing for some."""
+    """Each then lies as far below its class as can be, to the last bit of a number, which rounds to nothing
+    for some."""
     for seed in range(100):
         acceptance, chance = Acceptance(3), random.Random(seed)
         records: list[Record] = []

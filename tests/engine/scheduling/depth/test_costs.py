@@ -9,7 +9,8 @@ import pytest
 from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
 
 ROW_COUNTS = (1, 2, 4, 8)
-# The slope of a cached token with k drafts, in seconds; its part of the slope without drafts is not the expected one.
+# The slope of a cached token with k drafts, in seconds; its part of the slope without drafts is not the
+# expected one.
 CONTEXT_SECONDS = [4e-7, 4.1e-7, 4.2e-7, 4.4e-7]
 
 
@@ -91,7 +92,8 @@ def test_a_context_that_grows_is_followed_through_noise() -> None:
 
 
 def test_prompts_beside_a_round_cost_by_the_token() -> None:
-    """Before any was seen, a token costs what one more does in the largest rounds: 25 us here, with a draft of its own."""
+    """Before any was seen, a token costs what one more does in the largest rounds: 25 us here, with a draft
+    of its own."""
     first = CostTable(ROW_COUNTS, 3, measured()).seconds(RoundLoad(8, 0, 256))
     assert first == pytest.approx([base(8, depth) + 256 * 1e-4 for depth in range(4)])
     table = learnt([(RoundLoad(8, 0, count), 3) for count in (128, 256, 384)] * 200)
@@ -100,7 +102,8 @@ def test_prompts_beside_a_round_cost_by_the_token() -> None:
 
 
 def test_a_device_that_slows_down_does_so_at_all_depths() -> None:
-    """Depths that were not tried since must not look cheap for it. Its first round counts as a depth's own."""
+    """Depths that were not tried since must not look cheap for it. Its first round counts as a depth's
+    own."""
     table = learnt([(RoundLoad(8), 2)] * 300, slower=1.3)
     assert table.seconds(RoundLoad(8)) == pytest.approx([1.3 * base(8, depth) for depth in range(4)], rel=0.1)
 

@@ -1,4 +1,5 @@
-"""The depth policy over simulated rounds with measured times: never far from the best fixed depth, quick after a change."""
+"""The depth policy over simulated rounds with measured times: never far from the best fixed depth, quick
+after a change."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def test_few_rows_that_come_and_go_leave_what_is_known_of_their_class(num_rows: 
 @pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
 @pytest.mark.parametrize("num_rows", [32, 128])
 def test_rows_that_all_end_at_once_leave_what_is_known_of_their_class(num_rows: int, profile: str) -> None:
-    """New requests begin as the class was before the rows left one after the other, not as the last one that left."""
+    """New requests begin as the class was before the rows left one after the other, not as the last one that
+    left."""
     rows = [HIGH, LOW] * (num_rows // 2) if profile == "mixed" else [PROFILES[profile]] * num_rows
     costs = H200[128, num_rows]
     rounds = SimulatedRounds(new_policy(H200), costs, 128, rows, ends_together=True)
@@ -97,7 +99,8 @@ def test_what_a_drafter_takes_to_catch_up_is_counted(num_rows: int, profile: str
 
 @pytest.mark.parametrize("num_rounds_late", [1, pytest.param(8, marks=pytest.mark.long), 20])
 def test_a_drafter_that_is_always_late_drafts_again_once_that_pays(num_rounds_late: int) -> None:
-    """Requests so short that some row always has too many pairs pending, and never so many that the drafter has to catch up."""
+    """Requests so short that some row always has too many pairs pending, and never so many that the drafter
+    has to catch up."""
     costs, rows = H200[128, 64], [LOW] * 64
     late = num_rounds_late * costs[0]
     policy = new_policy(H200, catch_up_milliseconds=late)
@@ -160,7 +163,8 @@ def test_half_good_and_half_bad_rows_get_what_the_best_fixed_depth_gives(
 
 
 def test_rounds_of_unequal_depths_would_gain_what_the_docs_say() -> None:
-    """docs/running.md, "How the depth is chosen": at most 2 to 20 %, geometric mean 8 %; 2 to 4 % after 8,192 tokens."""
+    """docs/running.md, "How the depth is chosen": at most 2 to 20 %, geometric mean 8 %; 2 to 4 % after 8,192
+    tokens."""
     gains = {}
     for cell in CELLS:
         if cell[2] > 1:
