@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 
 from headway.engine import EngineStats
-from headway.server.metrics import Metrics
+from headway.server.telemetry.metrics import Metrics
 
 PAGE = Path(__file__).with_name("metrics.md")
 INTRODUCTION = """\

@@ -9,10 +9,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from headway import __version__
-from headway.server.access import IGNORED, AccessLog, RequestRecord
-from headway.server.aliases import Aliases
-from headway.server.errors import install_error_handlers
-from headway.server.guard import REQUEST_ID, Guard, HeadAsGet, RequestIds
+from headway.server.base.errors import install_error_handlers
+from headway.server.http.aliases import Aliases
+from headway.server.http.guard import REQUEST_ID, Guard, HeadAsGet, RequestIds
+from headway.server.http.sites import Sites
+from headway.server.requests.access import IGNORED, AccessLog, RequestRecord
+from headway.server.requests.services import Services
 from headway.server.routes import (
     admin,
     chat,
@@ -26,8 +28,6 @@ from headway.server.routes import (
     speculation,
     tokens,
 )
-from headway.server.services import Services
-from headway.server.sites import Sites
 
 
 def create_app(
@@ -45,7 +45,7 @@ def create_app(
     app = FastAPI(
         title="Headway",
         version=__version__,
-        openapi_url=None,  # bodies are decoded by msgspec: FastAPI's own would be empty; ours is openapi.py
+        openapi_url=None,  # bodies are decoded by msgspec: FastAPI's own would be empty; ours is routes/openapi.py
         redirect_slashes=False,
     )
     app.state.services = services

@@ -20,6 +20,7 @@ import msgspec
 
 from headway import __version__
 from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging
+from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, bench
 from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
@@ -33,8 +34,7 @@ from headway.server.cli.options import (
     parse_switch,
     read_values,
 )
-from headway.server.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
-from headway.server.engine_inspector import EngineInspector
+from headway.server.engine.inspector import EngineInspector
 
 Config = TypeVar("Config")
 

@@ -13,8 +13,8 @@ import httpx
 import msgspec
 
 from headway.engine import ConfigError, HeadwayError
+from headway.server.base.config import ChatConfig
 from headway.server.cli.console import show
-from headway.server.config import ChatConfig
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 600.0
 COMPLETIONS = "/v1/chat/completions"

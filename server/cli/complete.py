@@ -8,15 +8,15 @@ from contextlib import aclosing
 import msgspec
 
 from headway.engine import EngineConfig, read_model_spec
+from headway.server.base.config import CompleteConfig, ModelSource
 from headway.server.cli.console import show, wait_with_progress
-from headway.server.config import CompleteConfig, ModelSource
-from headway.server.engine_client import EngineClient
-from headway.server.generation import Generation
-from headway.server.hub import model_folder
-from headway.server.prompt import encode_prompts
+from headway.server.cli.hub import model_folder
+from headway.server.engine.client import EngineClient
+from headway.server.generation.generation import Generation
+from headway.server.generation.sampling import RequestOptions, choice_requests
 from headway.server.protocol.completions import CompletionRequest, check
-from headway.server.sampling import RequestOptions, choice_requests
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.text.prompt import encode_prompts
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_config: EngineConfig) -> int:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from headway import __version__
 from headway.engine import EngineInfo
 from headway.server.cli.endings import ReaderGoneError
-from headway.server.engine_client import EngineClient
+from headway.server.engine.client import EngineClient
 
 POLL_SECONDS = 0.1
 LINE_EVERY_PERCENT = 25

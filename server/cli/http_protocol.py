@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 from headway.server.cli.listening import connection_limits
-from headway.server.guard import MAX_HEADER_BYTES
+from headway.server.http.guard import MAX_HEADER_BYTES
 
 HEAD_SECONDS = 60.0  # from the connection, or the first byte of a further request, to complete headers
 STALLED_SECONDS = 60.0  # an answer waits so long for a client that has stopped reading

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from headway.engine import ConfigError, EngineConfig, HeadReport, Inspection, LayerGroup
+from headway.server.base.config import InspectConfig, ModelSource
 from headway.server.cli.console import readable_count, readable_size, show
 from headway.server.cli.endings import NOT_SERVABLE
-from headway.server.config import InspectConfig, ModelSource
-from headway.server.engine_inspector import EngineInspector
-from headway.server.hub import model_folder, model_name
-from headway.server.inspection import ChatReport, ModelReport, inspect_folder
+from headway.server.cli.hub import model_folder, model_name
+from headway.server.cli.inspection import ChatReport, ModelReport, inspect_folder
+from headway.server.engine.inspector import EngineInspector
 
 MAX_NAMES_SHOWN = 8
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from headway.engine import ConfigError
-from headway.server.config import ServerConfig
-from headway.server.sites import Sites, local_sites
+from headway.server.base.config import ServerConfig
+from headway.server.http.sites import Sites, local_sites
 
 MAX_DESCRIPTORS = 1 << 16
 SEND_BUFFER_BYTES = 1 << 16  # of a connection; else it grows to megabytes for a client that stops reading

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from headway.engine import MAX_DEPTH, ConfigError
-from headway.server.redaction import without_credentials
+from headway.server.cli.redaction import without_credentials
 
 DEFAULT_MAX_DEPTH = 3
 _INT_LIMIT = 2**63  # of what is sent to the engine

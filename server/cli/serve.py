@@ -22,25 +22,25 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headway.engine import ConfigError, EngineConfig, HeadwayError, read_model_spec
-from headway.server.access import RequestRecord
 from headway.server.app import create_app
-from headway.server.chat_template import ChatRenderer, load_chat_template
+from headway.server.base.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.http_protocol import BoundedHttpProtocol
+from headway.server.cli.hub import model_folder, model_name
 from headway.server.cli.listening import allow_many_connections, listen, remove_path, sites_of, url_of
-from headway.server.config import ModelSource, ServerConfig, ServiceLimits
-from headway.server.engine_client import EngineClient
-from headway.server.engine_process import Patience
+from headway.server.cli.redaction import without_credentials
+from headway.server.engine.client import EngineClient
+from headway.server.engine.process import Patience
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.hub import model_folder, model_name
-from headway.server.in_flight import InFlight
-from headway.server.keys import Keys
-from headway.server.metrics import Metrics
-from headway.server.redaction import without_credentials
-from headway.server.services import Services
-from headway.server.tokenizer import load_tokenizer
-from headway.server.tokenizer_info import load_tokenizer_info
+from headway.server.generation.in_flight import InFlight
+from headway.server.grammar.grammars import Grammars
+from headway.server.http.keys import Keys
+from headway.server.requests.access import RequestRecord
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.chat_template import ChatRenderer, load_chat_template
+from headway.server.text.tokenizer import load_tokenizer
+from headway.server.text.tokenizer_info import load_tokenizer_info
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal was closed
 # An idle connection: longer than most clients and balancers wait, so that few send into its end.
@@ -155,7 +155,7 @@ class DrainingServer(uvicorn.Server):
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,
                 log_config=None,
-                access_log=False,  # access.py tells more
+                access_log=False,  # requests/access.py tells more
                 log_level=config.log_level,
                 lifespan="off",
                 timeout_keep_alive=KEPT_SECONDS,
@@ -212,7 +212,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class Trace(Protocol):
-    """server/tracing.py, whose packages may be missing."""
+    """server/requests/tracing.py, whose packages may be missing."""
 
     def __call__(self, record: RequestRecord) -> None: ...
     def close(self) -> None: ...
@@ -222,7 +222,7 @@ def _open_tracing(endpoint: str | None) -> Trace | None:
     if endpoint is None:
         return None
     try:
-        module = importlib.import_module("headway.server.tracing")
+        module = importlib.import_module("headway.server.requests.tracing")
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--otlp-endpoint is {without_credentials(endpoint)!r}, it must be left out without OpenTelemetry ({error}); "

@@ -8,10 +8,10 @@ import time
 import msgspec
 
 from headway.engine import ConfigError, EngineConfig
+from headway.server.base.config import ModelSource
 from headway.server.cli.console import wait_with_progress
-from headway.server.config import ModelSource
-from headway.server.engine_client import EngineClient
-from headway.server.hub import model_folder
+from headway.server.cli.hub import model_folder
+from headway.server.engine.client import EngineClient
 
 
 def warm_up(source: ModelSource, engine_config: EngineConfig) -> int:

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway.engine import MAX_LOGPROBS
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
+from headway.server.base.conversation import Conversation
+from headway.server.base.errors import ApiError
 from headway.server.protocol import other_names
 from headway.server.protocol.checks import check_count, require
 from headway.server.protocol.media import MEDIA, last_question, media_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.server.errors import ApiError
+from headway.server.base.errors import ApiError
 
 
 def require(is_met: bool, name: str, value: object, limit: str) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway.engine import MAX_LOGPROBS
-from headway.server.errors import ApiError
+from headway.server.base.errors import ApiError
 from headway.server.protocol import other_names
 from headway.server.protocol.checks import require
 from headway.server.protocol.other_names import OtherNames

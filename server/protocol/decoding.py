@@ -17,7 +17,7 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from headway.server.errors import ApiError
+from headway.server.base.errors import ApiError
 from headway.server.protocol.other_names import NO_VALUE, OtherNames
 from headway.server.protocol.unserved import PAGE, Group, Table
 

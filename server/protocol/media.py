@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.server.errors import ApiError
+from headway.server.base.errors import ApiError
 
 # By the type of a part, or of a block: what the line calls it.
 MEDIA = {

@@ -15,7 +15,7 @@ from headway.engine import (
     MAX_STOP_TOKEN_IDS,
     MIN_REPETITION_PENALTY,
 )
-from headway.server.errors import ApiError
+from headway.server.base.errors import ApiError
 from headway.server.protocol.checks import check_count, check_range, check_strings, require
 from headway.server.protocol.structured import JsonSchema, ResponseFormat, StructuredOutputs
 

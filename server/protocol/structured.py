@@ -1,4 +1,4 @@
-"""Objects by which a client says what the text of an answer may be; text_forms.py reads them."""
+"""Objects by which a client says what the text of an answer may be; grammar/text_forms.py reads them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from headway.server.errors import ApiError
+from headway.server.base.errors import ApiError
 from headway.server.protocol.checks import check_count, require
 from headway.server.protocol.unserved import FUNCTION, PAGE, TOOL, Table
 

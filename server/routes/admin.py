@@ -7,10 +7,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.engine_client import State
-from headway.server.errors import ApiError
-from headway.server.keys import credentials
-from headway.server.services import Services, services_of
+from headway.server.base.errors import ApiError
+from headway.server.engine.client import State
+from headway.server.http.keys import credentials
+from headway.server.requests.services import Services, services_of
 
 router = APIRouter()
 

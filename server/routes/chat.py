@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.allowed_tools import with_allowed_tools
-from headway.server.chat_answer import begin_chat
-from headway.server.choice import Delta
-from headway.server.choice_output import NumberedCall, Part
+from headway.server.chat.allowed_tools import with_allowed_tools
+from headway.server.chat.answer import begin_chat
 from headway.server.formats import Content, Reasoning
-from headway.server.logprobs import chat_logprobs
+from headway.server.generation.choice import Delta
+from headway.server.generation.choice_output import NumberedCall, Part
+from headway.server.generation.logprobs import chat_logprobs
+from headway.server.http.sse import unless_disconnected
 from headway.server.protocol.chat import (
     AnswerCall,
     AnswerFunction,
@@ -30,16 +31,15 @@ from headway.server.protocol.chat import (
     DeltaCall,
 )
 from headway.server.protocol.usage import DraftPositions
-from headway.server.request_body import body_of
-from headway.server.response import (
+from headway.server.requests.request_body import body_of
+from headway.server.requests.response import (
     GenerationResponse,
     collect,
     draft_positions,
     event_stream,
 )
-from headway.server.services import services_of
-from headway.server.sse import unless_disconnected
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import services_of
+from headway.server.text.tokenizer import Tokenizer
 
 router = APIRouter()
 

@@ -11,14 +11,13 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.access import record_of
-from headway.server.choice import Delta
-from headway.server.errors import ApiError
-from headway.server.fim import FAMILIES
-from headway.server.grammars import grammar_of
-from headway.server.keys import credentials
-from headway.server.logprobs import completion_logprobs, prompt_tokens
-from headway.server.prompt import EncodedPrompt, PromptOptions, encode_prompts
+from headway.server.base.errors import ApiError
+from headway.server.generation.choice import Delta
+from headway.server.generation.logprobs import completion_logprobs, prompt_tokens
+from headway.server.generation.sampling import MAX_CHOICES, RequestOptions, choice_requests, encode_bad_words
+from headway.server.grammar.grammars import grammar_of
+from headway.server.http.keys import credentials
+from headway.server.http.sse import unless_disconnected
 from headway.server.protocol.checks import check_count
 from headway.server.protocol.completions import (
     Completion,
@@ -28,8 +27,9 @@ from headway.server.protocol.completions import (
     Prompt,
     check,
 )
-from headway.server.request_body import body_of, tell_ignored
-from headway.server.response import (
+from headway.server.requests.access import record_of
+from headway.server.requests.request_body import body_of, tell_ignored
+from headway.server.requests.response import (
     GenerationResponse,
     collect,
     draft_positions,
@@ -37,10 +37,10 @@ from headway.server.response import (
     new_header,
     new_response,
 )
-from headway.server.sampling import MAX_CHOICES, RequestOptions, choice_requests, encode_bad_words
-from headway.server.services import Services, check_model, engine_info, request_id_of, services_of
-from headway.server.sse import unless_disconnected
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services, check_model, engine_info, request_id_of, services_of
+from headway.server.text.fim import FAMILIES
+from headway.server.text.prompt import EncodedPrompt, PromptOptions, encode_prompts
+from headway.server.text.tokenizer import Tokenizer
 
 router = APIRouter()
 DEFAULT_MAX_TOKENS = 16

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway import __version__
-from headway.server.engine_client import State
-from headway.server.errors import ApiError
-from headway.server.history import QUANTILES, Point
-from headway.server.services import Services, max_draft_tokens, services_of
+from headway.server.base.errors import ApiError
+from headway.server.engine.client import State
+from headway.server.requests.services import Services, max_draft_tokens, services_of
+from headway.server.telemetry.history import QUANTILES, Point
 
 router = APIRouter()
 MEDIA_TYPES = {

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from headway.server.openapi import description
+from headway.server.routes.openapi import description
 
 router = APIRouter()
 

@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine import RequestError
-from headway.server.chat_answer import begin_chat
-from headway.server.chat_prompt import chat_prompt, conversation_for
-from headway.server.errors import ApiError, as_api_error
-from headway.server.messages_output import PING, MessageWriter
-from headway.server.messages_translation import ThinkingModel, Translation, translate
+from headway.server.base.errors import ApiError, as_api_error
+from headway.server.chat.answer import begin_chat
+from headway.server.chat.prompt import chat_prompt, conversation_for
+from headway.server.http.sse import EventStreamResponse, unless_disconnected
+from headway.server.messages_api.output import PING, MessageWriter
+from headway.server.messages_api.translation import ThinkingModel, Translation, translate
 from headway.server.protocol import chat
 from headway.server.protocol.messages_api import (
     MessagesCount,
@@ -24,9 +25,8 @@ from headway.server.protocol.messages_api import (
     MessagesRequest,
     PromptFields,
 )
-from headway.server.request_body import body_of, tell_ignored
-from headway.server.services import Services, check_model, engine_info, services_of
-from headway.server.sse import EventStreamResponse, unless_disconnected
+from headway.server.requests.request_body import body_of, tell_ignored
+from headway.server.requests.services import Services, check_model, engine_info, services_of
 
 router = APIRouter(prefix="/v1/messages")
 

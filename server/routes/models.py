@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.capabilities import capabilities, supported_parameters
 from headway.server.protocol.models import Modalities, ModelCard, ModelList
-from headway.server.services import Services, check_model, services_of
+from headway.server.requests.services import Services, check_model, services_of
+from headway.server.routes.capabilities import capabilities, supported_parameters
 
 router = APIRouter(prefix="/v1/models")
 

@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from headway import __version__
 from headway.engine import EngineDeadError, EngineInfo, Phase, SamplingParams
-from headway.server.choice import ChoiceRequest
-from headway.server.engine_client import State
-from headway.server.generation import Generation
-from headway.server.services import Services, engine_info, max_draft_tokens, services_of
+from headway.server.engine.client import State
+from headway.server.generation.choice import ChoiceRequest
+from headway.server.generation.generation import Generation
+from headway.server.requests.services import Services, engine_info, max_draft_tokens, services_of
 
 router = APIRouter()
 PROBE_SECONDS = 10.0

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.chat_answer import begin_chat
-from headway.server.errors import ApiError
-from headway.server.field_names import FieldNames
-from headway.server.logprobs import PartLogprobs
+from headway.server.base.errors import ApiError
+from headway.server.base.field_names import FieldNames
+from headway.server.chat.answer import begin_chat
+from headway.server.generation.logprobs import PartLogprobs
+from headway.server.http.sse import EventStreamResponse, escape_line_ends, unless_disconnected
 from headway.server.protocol.response_events import (
     Completed,
     Created,
@@ -36,14 +37,19 @@ from headway.server.protocol.response_objects import (
 )
 from headway.server.protocol.responses import ResponsesRequest, TextFormat, TextOptions
 from headway.server.protocol.usage import Usage
-from headway.server.request_body import body_of, tell_ignored
-from headway.server.response import GenerationResponse, collect
-from headway.server.responses_chat import as_chat
-from headway.server.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems, ReasoningForms
-from headway.server.responses_tools import ResponseTools, served
-from headway.server.services import services_of
-from headway.server.sse import EventStreamResponse, escape_line_ends, unless_disconnected
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.request_body import body_of, tell_ignored
+from headway.server.requests.response import GenerationResponse, collect
+from headway.server.requests.services import services_of
+from headway.server.responses_api.chat import as_chat
+from headway.server.responses_api.output import (
+    COMPLETED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    OutputItems,
+    ReasoningForms,
+)
+from headway.server.responses_api.tools import ResponseTools, served
+from headway.server.text.tokenizer import Tokenizer
 
 router = APIRouter()
 

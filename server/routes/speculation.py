@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine import DraftCheck, DrafterName, EngineStats
-from headway.server.keys import credentials
+from headway.server.http.keys import credentials
 from headway.server.protocol.checks import check_range
-from headway.server.request_body import body_of
-from headway.server.services import Services, engine_info, max_draft_tokens, services_of
+from headway.server.requests.request_body import body_of
+from headway.server.requests.services import Services, engine_info, max_draft_tokens, services_of
 
 router = APIRouter(prefix="/v1/speculation")
 

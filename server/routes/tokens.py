@@ -12,17 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headway.server.chat_prompt import chat_prompt, conversation_for
-from headway.server.detokenizer import Vocabulary
-from headway.server.errors import ApiError
-from headway.server.logprobs import token_name
-from headway.server.prompt import check_ids
+from headway.server.base.errors import ApiError
+from headway.server.chat.prompt import chat_prompt, conversation_for
+from headway.server.generation.logprobs import token_name
 from headway.server.protocol.chat import check_effort, hidden_media
 from headway.server.protocol.checks import require
 from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
 from headway.server.protocol.tools import check_tools
-from headway.server.request_body import body_of, tell_ignored, tell_ignored_effort
-from headway.server.services import Services, check_model, engine_info, services_of
+from headway.server.requests.request_body import body_of, tell_ignored, tell_ignored_effort
+from headway.server.requests.services import Services, check_model, engine_info, services_of
+from headway.server.text.detokenizer import Vocabulary
+from headway.server.text.prompt import check_ids
 
 router = APIRouter()
 SENT_BYTES = 1 << 16

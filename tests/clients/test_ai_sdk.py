@@ -10,7 +10,7 @@ from headway_testing.client_session import told_by
 from headway_testing.daemon import Server
 from headway_testing.tools import installed
 
-from headway.server.carried_reasoning import carried_text
+from headway.server.responses_api.carried_reasoning import carried_text
 
 SESSION = Path(__file__).parent / "ai_sdk_session.mjs"
 COLORS = ("red", "green", "blue")

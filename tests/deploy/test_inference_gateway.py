@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.engine import EngineStats
-from headway.server.metrics import Metrics
+from headway.server.telemetry.metrics import Metrics
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
 TEXT = (FOLDER / "inference-gateway.yaml").read_text()

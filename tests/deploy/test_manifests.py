@@ -14,7 +14,7 @@ import yaml
 from headway_testing.tools import installed
 
 from headway.server import cli
-from headway.server.config import ServerConfig
+from headway.server.base.config import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

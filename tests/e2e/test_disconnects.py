@@ -18,9 +18,9 @@ from starlette.types import Message
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.scheduling.request import Request, Status
 from headway.server.app import create_app
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import load_tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import load_tokenizer
 
 VOCAB, CONTEXT, CHUNK = 600, 256, 32
 PROMPT = list(range(1, 2 * CHUNK + 2))  # three chunks

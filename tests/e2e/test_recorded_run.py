@@ -17,7 +17,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import Abort
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduling.plan import Plan, StepResult
-from headway.server.metrics import Metrics
+from headway.server.telemetry.metrics import Metrics
 
 DEPTH = 3
 STOP = 7

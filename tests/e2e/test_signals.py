@@ -14,7 +14,7 @@ import httpx
 import pytest
 from headway_testing.daemon import KV_CACHE, START_SECONDS, Server, headway_command
 
-from headway.server.private_folder import PREFIX
+from headway.server.engine.private_folder import PREFIX
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from headway.engine.loading.checkpoint import load_model
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.server.app import create_app
-from headway.server.generation import choice_seed
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.generation.generation import choice_seed
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)
 AT_ONCE = 25

@@ -29,7 +29,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.server.json_schema import enforceable
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 MODEL = str(files("headway.engine.demo"))
 MAX_TOKENS = 300

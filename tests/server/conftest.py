@@ -10,10 +10,10 @@ from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.served import served
 
 from headway.server.app import create_app
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.grammar.grammars import Grammars
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 MODEL = "tiny"
 

@@ -8,7 +8,7 @@ import logging
 import numpy
 import pytest
 
-from headway.server.acceptance_watch import (
+from headway.server.telemetry.acceptance_watch import (
     FIRST_WINDOWS,
     LONG_WINDOWS,
     MOST_SECONDS,

@@ -16,13 +16,13 @@ from headway_testing.fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.engine import INTERNAL_ERROR, QueueFullError
-from headway.server.access import AccessLog
 from headway.server.app import create_app
-from headway.server.errors import CODES
-from headway.server.guard import RequestIds
-from headway.server.keys import Keys
-from headway.server.probes import MAX_REMEMBERED, Probes
-from headway.server.services import Services
+from headway.server.base.errors import CODES
+from headway.server.http.guard import RequestIds
+from headway.server.http.keys import Keys
+from headway.server.http.probes import MAX_REMEMBERED, Probes
+from headway.server.requests.access import AccessLog
+from headway.server.requests.services import Services
 
 URL = "/v1/completions"
 PROMPT = "the secret prompt"

@@ -10,11 +10,11 @@ import pytest
 from headway_testing.fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.server.aliases import ALIASES, FIXED_PATHS, canonical_path
 from headway.server.app import create_app
-from headway.server.keys import Keys
-from headway.server.openapi import OPERATIONS
-from headway.server.services import Services
+from headway.server.http.aliases import ALIASES, FIXED_PATHS, canonical_path
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
+from headway.server.routes.openapi import OPERATIONS
 
 COMPLETION = {"prompt": "abc", "max_tokens": 3}
 POSTS: dict[str, dict[str, object]] = {

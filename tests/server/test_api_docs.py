@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.server.body import BODY_SECONDS
+from headway.server.base.worker_pool import WAIT_SECONDS
 from headway.server.cli.http_protocol import HEAD_SECONDS, LINGER_SECONDS, STALLED_SECONDS
 from headway.server.cli.serve import KEPT_SECONDS
 from headway.server.protocol import chat, completions, messages_api, parameters, responses, unserved
 from headway.server.protocol.unserved import Group
-from headway.server.worker_pool import WAIT_SECONDS
+from headway.server.requests.body import BODY_SECONDS
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs/api.md").read_text()

@@ -17,11 +17,11 @@ import pytest
 from headway_testing.real_server import serving
 from headway_testing.waiting import until
 
-from headway.server import body as module
-from headway.server import unread_bodies
-from headway.server.config import ServerConfig, ServiceLimits
-from headway.server.services import Services
-from headway.server.unread_bodies import UnreadBodies
+from headway.server.base.config import ServerConfig, ServiceLimits
+from headway.server.http import unread_bodies
+from headway.server.http.unread_bodies import UnreadBodies
+from headway.server.requests import body as module
+from headway.server.requests.services import Services
 
 MIB = 2**20
 

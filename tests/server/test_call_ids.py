@@ -13,11 +13,11 @@ from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.in_process_chat import InProcessChat
 from msgspec.structs import replace
 
-from headway.server.call_ids import new_call_id
 from headway.server.formats import find_format
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.formats.call_ids import new_call_id
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
 TOOLS = [

@@ -14,7 +14,7 @@ from headway_testing.messages import connect
 
 from headway.server.formats import find_format
 from headway.server.protocol.chat import ChatRequest
-from headway.server.services import Services
+from headway.server.requests.services import Services
 
 TEMPLATES = {
     "hermes": "<tool_call></think>{{ enable_thinking }}",

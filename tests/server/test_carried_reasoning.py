@@ -19,13 +19,13 @@ from openai.types.responses import Response, ResponseReasoningItem, ResponseReas
 from openai.types.responses.response_input_param import ResponseInputItemParam
 from pydantic import TypeAdapter
 
-from headway.server.carried_reasoning import PREFIX, carried, carried_text
-from headway.server.errors import ApiError
+from headway.server.base.errors import ApiError
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.grammar.grammars import Grammars
+from headway.server.requests.services import Services
+from headway.server.responses_api.carried_reasoning import PREFIX, carried, carried_text
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/responses"
 TEMPLATE = "<tool_call></think>"

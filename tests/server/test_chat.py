@@ -13,10 +13,10 @@ from headway_testing import tiny_tokenizers
 from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.conversation import Conversation
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.base.conversation import Conversation
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

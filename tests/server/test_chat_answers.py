@@ -17,11 +17,11 @@ from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 from tokenizers import AddedToken
 
-from headway.server.conversation import Conversation
+from headway.server.base.conversation import Conversation
 from headway.server.formats import find_format
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

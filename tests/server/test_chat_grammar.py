@@ -19,12 +19,12 @@ from headway_testing.masked_script import masked_script
 from tokenizers import AddedToken
 
 from headway.engine import SamplingParams, ThinkingBudget, compile_matcher, make_tokenizer
-from headway.server.conversation import Conversation
+from headway.server.base.conversation import Conversation
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.grammar.grammars import Grammars
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -18,11 +18,11 @@ from headway_testing.in_process_chat import text_of
 from headway_testing.tiny_tokenizers import CHAT_TEMPLATE, END_OF_TEXT
 
 from headway.engine import ModelError
-from headway.server import worker_pool
-from headway.server.chat_template import ChatRenderer, ChatTemplate, load_chat_template
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
+from headway.server.base import worker_pool
+from headway.server.base.conversation import Conversation
+from headway.server.base.errors import ApiError
 from headway.server.formats import find_format
+from headway.server.text.chat_template import ChatRenderer, ChatTemplate, load_chat_template
 
 HELLO = Conversation([{"role": "user", "content": "hello"}])
 Make = Callable[..., ChatRenderer]

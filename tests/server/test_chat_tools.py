@@ -11,12 +11,12 @@ import pytest
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.conversation import Conversation
+from headway.server.base.conversation import Conversation
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.grammar.grammars import Grammars
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/chat/completions"
 HELLO = {"role": "user", "content": "hello"}

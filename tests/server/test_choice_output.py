@@ -9,7 +9,8 @@ from headway_testing import tiny_tokenizers
 from tokenizers import AddedToken
 
 from headway.engine import Thinking
-from headway.server.choice_output import (
+from headway.server.formats import Content, Reasoning, find_format
+from headway.server.generation.choice_output import (
     ChoiceOutput,
     NumberedCall,
     OutputOptions,
@@ -17,9 +18,8 @@ from headway.server.choice_output import (
     joined,
     without_gaps,
 )
-from headway.server.detokenizer import Detokenizer
-from headway.server.formats import Content, Reasoning, find_format
-from headway.server.tokenizer import load_tokenizer
+from headway.server.text.detokenizer import Detokenizer
+from headway.server.text.tokenizer import load_tokenizer
 
 END, START = 7, 3
 

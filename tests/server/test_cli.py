@@ -26,12 +26,12 @@ from headway_testing.waiting import until
 from headway.engine import ConfigError, DraftCheck, EngineConfig, EngineDeadError, ModelError
 from headway.server import cli
 from headway.server.app import create_app
+from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options, serve
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.options import Option, parse_size, read_values
 from headway.server.cli.serve import DrainingServer
-from headway.server.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
-from headway.server.services import Services
+from headway.server.requests.services import Services
 
 
 @pytest.fixture(autouse=True)

@@ -22,12 +22,12 @@ from headway_testing.real_server import serving
 
 from headway.engine import Submit
 from headway.server import cli
+from headway.server.base.config import ServerConfig
 from headway.server.cli.options import parse_url
-from headway.server.config import ServerConfig
-from headway.server.keys import Keys
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 SECONDS = 60.0
 CONTROL_C, CONTROL_D = b"\x03", b"\x04"

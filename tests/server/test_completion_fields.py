@@ -9,7 +9,7 @@ import httpx
 import pytest
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.tokenizer import Tokenizer
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/completions"
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -11,9 +11,9 @@ from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 
 from headway.engine import FinishReason, SamplingParams, TokenEvent
-from headway.server.config import ServiceLimits
-from headway.server.generation import choice_seed
-from headway.server.tokenizer import Tokenizer
+from headway.server.base.config import ServiceLimits
+from headway.server.generation.generation import choice_seed
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/completions"
 MAX_BODY_BYTES = ServiceLimits().max_body_bytes

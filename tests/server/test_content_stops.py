@@ -16,13 +16,13 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
 from headway.engine import FinishReason, SamplingParams, TokenEvent
-from headway.server.choice import Choice, ChoiceRequest, Delta
-from headway.server.choice_output import NumberedCall, OutputOptions
-from headway.server.detokenizer import Vocabulary
 from headway.server.formats import Content, Reasoning, find_format
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.generation.choice import Choice, ChoiceRequest, Delta
+from headway.server.generation.choice_output import NumberedCall, OutputOptions
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.detokenizer import Vocabulary
+from headway.server.text.tokenizer import Tokenizer
 
 TOOLS = [
     {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}

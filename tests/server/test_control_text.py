@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
-from headway.server.control_text import ChatPrompt, control_pattern, is_structural
-from headway.server.conversation import Conversation
-from headway.server.marker import Marker
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.base.conversation import Conversation
+from headway.server.requests.services import Services
+from headway.server.text.control_text import ChatPrompt, control_pattern, is_structural
+from headway.server.text.marker import Marker
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
 END_ID = 0

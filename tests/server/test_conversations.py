@@ -29,15 +29,15 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from headway.server.app import create_app
-from headway.server.chat_prompt import chat_prompt, ending
-from headway.server.chat_template import ChatRenderer, ChatTemplate
-from headway.server.control_text import ChatPrompt
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
+from headway.server.base.conversation import Conversation
+from headway.server.base.errors import ApiError
+from headway.server.chat.prompt import chat_prompt, ending
 from headway.server.formats import find_format
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.chat_template import ChatRenderer, ChatTemplate
+from headway.server.text.control_text import ChatPrompt
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 WEATHER = {

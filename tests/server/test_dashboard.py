@@ -14,9 +14,9 @@ from headway_testing.fake_engine import FakeEngine
 
 from headway.engine import EngineStats
 from headway.server.app import create_app
-from headway.server.history import Point
-from headway.server.keys import Keys
-from headway.server.services import Services
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
+from headway.server.telemetry.history import Point
 
 FOLDER = Path(__file__).parents[2] / "server/dashboard"
 

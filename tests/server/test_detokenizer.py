@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders
 
-from headway.server.detokenizer import Decoded, Detokenizer, Vocabulary
+from headway.server.text.detokenizer import Decoded, Detokenizer, Vocabulary
 
 HYPOTHESIS = settings(derandomize=True, deadline=None, max_examples=200)
 

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HFTokenizer
 
-from headway.server import text_cuts
 from headway.server.app import create_app
-from headway.server.encoding import EncodingPool
-from headway.server.errors import ApiError
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.base.errors import ApiError
+from headway.server.requests.services import Services
+from headway.server.text import text_cuts
+from headway.server.text.encoding import EncodingPool
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/completions"
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -12,8 +12,8 @@ from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine, fake_logprob
 from headway_testing.tiny_tokenizers import END_OF_TEXT
 
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.text.tokenizer import Tokenizer
 
 PROMPT = "the quick brown fox"
 CONTINUATION = " jumps over"

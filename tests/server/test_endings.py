@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.engine import FinishReason, SamplingParams, TokenEvent
-from headway.server.choice import Choice, ChoiceRequest, Delta
-from headway.server.detokenizer import Vocabulary
-from headway.server.logprobs import prompt_tokens
-from headway.server.prompt import EncodedPrompt
-from headway.server.tokenizer import load_tokenizer
+from headway.server.generation.choice import Choice, ChoiceRequest, Delta
+from headway.server.generation.logprobs import prompt_tokens
+from headway.server.text.detokenizer import Vocabulary
+from headway.server.text.prompt import EncodedPrompt
+from headway.server.text.tokenizer import load_tokenizer
 
 TOKENIZER = tiny_tokenizers.byte_level()
 VOCABULARY = Vocabulary(TOKENIZER)

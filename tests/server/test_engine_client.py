@@ -33,8 +33,8 @@ from headway.engine import (
     Submit,
     TokenTable,
 )
-from headway.server.engine_client import BackOff, EngineClient
-from headway.server.engine_process import FRAMES_AT_ONCE, Patience
+from headway.server.engine.client import BackOff, EngineClient
+from headway.server.engine.process import FRAMES_AT_ONCE, Patience
 
 SUPPORT = Path(headway_testing.__file__).parents[1]
 CONFIG = EngineConfig(model_path="/nowhere", depth=2, max_running=5)
@@ -286,7 +286,7 @@ async def test_an_engine_without_a_socket_is_told(monkeypatch: pytest.MonkeyPatc
     def refuse() -> NoReturn:
         raise zmq.ZMQError(errno.EMFILE)
 
-    monkeypatch.setattr("headway.server.engine_process.zmq.Context", refuse)
+    monkeypatch.setattr("headway.server.engine.process.zmq.Context", refuse)
     async with started() as client:
         with pytest.raises(EngineDeadError, match=r"no socket .*Too many open files"):
             await within(5, client.wait_until_ready())

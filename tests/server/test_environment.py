@@ -9,8 +9,8 @@ import os
 import pytest
 
 from headway.server import cli
+from headway.server.base.config import ServerConfig
 from headway.server.cli import serve
-from headway.server.config import ServerConfig
 
 SECRET = "correct-horse"
 OF_A_SERVICE = {

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer as HFTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from headway.server.app import create_app
-from headway.server.fim import FAMILIES, find_fim
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.requests.services import Services
+from headway.server.text.fim import FAMILIES, find_fim
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/completions"
 QWEN = FAMILIES["Qwen2.5-Coder, CodeGemma"]

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from headway.server import cli
+from headway.server.base.config import ModelSource, ServerConfig
 from headway.server.cli import foreign_flags, serve
-from headway.server.config import ModelSource, ServerConfig
 
 OURS = {f"--{option.flag}" for group in cli.SERVE_GROUPS.values() for option in group}
 KEY = "correct-horse"

@@ -10,9 +10,9 @@ import pytest
 from headway_testing.fake_engine import FakeEngine
 
 from headway.engine import EngineDeadError, SamplingParams
-from headway.server.choice import ChoiceRequest
-from headway.server.generation import Generation
-from headway.server.services import Services
+from headway.server.generation.choice import ChoiceRequest
+from headway.server.generation.generation import Generation
+from headway.server.requests.services import Services
 
 
 class TestASlowReader:

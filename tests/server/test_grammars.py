@@ -19,13 +19,13 @@ from headway_testing.hostile_grammars import HOSTILE, lark, regex, schema
 from prometheus_client import CollectorRegistry
 
 from headway.engine import RequestError
-from headway.server import grammars as module
-from headway.server.errors import ApiError
-from headway.server.grammar_frames import Checked, Kind, TextForm, ToolCalls
-from headway.server.grammars import Grammars
+from headway.server.base.errors import ApiError
+from headway.server.base.worker_pool import CLIENT
+from headway.server.grammar import grammars as module
+from headway.server.grammar.frames import Checked, Kind, TextForm, ToolCalls
+from headway.server.grammar.grammars import Grammars
 from headway.server.json_schema import WRITING
-from headway.server.request_metrics import RequestMetrics
-from headway.server.worker_pool import CLIENT
+from headway.server.telemetry.request_metrics import RequestMetrics
 
 SECONDS = 1.0 + 0.1  # of processor time
 

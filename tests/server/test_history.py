@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from headway.engine import EngineStats
-from headway.server import history as history_module
-from headway.server.history import NUM_POINTS, History, quantile
+from headway.server.telemetry import history as history_module
+from headway.server.telemetry.history import NUM_POINTS, History, quantile
 
 INF = float("inf")
 

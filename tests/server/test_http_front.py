@@ -20,15 +20,15 @@ from headway_testing.fake_engine import FakeEngine
 from headway_testing.real_server import CalmEngine, serving
 from headway_testing.waiting import until
 
-from headway.server import body as body_module
 from headway.server import cli
 from headway.server.app import create_app
+from headway.server.base.config import ServerConfig
 from headway.server.cli import http_protocol
 from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.listening import listen
 from headway.server.cli.serve import DrainingServer
-from headway.server.config import ServerConfig
-from headway.server.services import Services
+from headway.server.requests import body as body_module
+from headway.server.requests.services import Services
 
 BODY = b'{"prompt":"abc def","max_tokens":3}'
 STREAM = b'{"prompt":"abc def","max_tokens":3,"stream":true}'

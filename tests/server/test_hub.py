@@ -19,8 +19,8 @@ from threading import Thread
 import pytest
 
 from headway.engine import ModelError
-from headway.server.config import ModelSource
-from headway.server.hub import EMBEDDED_NAME, model_folder, model_name
+from headway.server.base.config import ModelSource
+from headway.server.cli.hub import EMBEDDED_NAME, model_folder, model_name
 
 SHA = {"main": "a" * 40, "v1": "b" * 40}
 FILES = {
@@ -36,8 +36,8 @@ RESOLVE = """
 import logging, sys
 logging.basicConfig(level="INFO")
 from headway.engine import ModelError
-from headway.server.config import ModelSource
-from headway.server.hub import model_folder
+from headway.server.base.config import ModelSource
+from headway.server.cli.hub import model_folder
 name, revision, folder = (argument or None for argument in sys.argv[1:])
 try:
     print(model_folder(ModelSource(name, revision, folder)))

@@ -15,9 +15,8 @@ from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.app import create_app
-from headway.server.config import ServiceLimits
-from headway.server.keys import Keys
-from headway.server.metrics import Metrics
+from headway.server.base.config import ServiceLimits
+from headway.server.http.keys import Keys
 from headway.server.protocol import decoding
 from headway.server.protocol.chat import ChatRequest, Message
 from headway.server.protocol.completions import CompletionRequest
@@ -26,9 +25,10 @@ from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.responses import ResponsesRequest
 from headway.server.protocol.tokens import TokenizeRequest
 from headway.server.protocol.tools import FunctionDefinition
-from headway.server.request_body import MAX_LOGGED, THREAD_BYTES
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.request_body import MAX_LOGGED, THREAD_BYTES
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 COMPLETIONS, CHATS, RESPONSES, MESSAGES, TOKENIZE = (

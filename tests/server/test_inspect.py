@@ -21,10 +21,11 @@ from headway_testing.daemon import headway_command
 
 from headway.engine import EngineConfig, EngineDeadError, Inspection, InspectionRequest
 from headway.engine.inspection.inspector import inspect_model
-from headway.server import cli, engine_inspector
+from headway.server import cli
 from headway.server.cli.endings import NOT_SERVABLE
-from headway.server.engine_inspector import EngineInspector
-from headway.server.inspection import ModelReport
+from headway.server.cli.inspection import ModelReport
+from headway.server.engine import inspector as engine_inspector
+from headway.server.engine.inspector import EngineInspector
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,12 +26,12 @@ from headway_testing.waiting import until
 
 from headway.engine import ConfigError
 from headway.server import cli
+from headway.server.base.config import ServerConfig
 from headway.server.cli import http_protocol
 from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.listening import listen
-from headway.server.config import ServerConfig
-from headway.server.guard import MAX_HEADER_BYTES
-from headway.server.services import Services
+from headway.server.http.guard import MAX_HEADER_BYTES
+from headway.server.requests.services import Services
 
 # Of each connection a little, so that little fills it.
 serving = partial(real_server.serving, send_buffer_bytes=1 << 14)

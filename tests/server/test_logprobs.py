@@ -13,12 +13,12 @@ from headway_testing.fake_engine import FakeEngine, fake_logprob
 from tokenizers import Tokenizer as HFTokenizer
 
 from headway.engine import TokenLogprobs
-from headway.server.choice import TokenInfo
-from headway.server.detokenizer import Vocabulary
-from headway.server.logprobs import completion_logprobs, prompt_tokens, token_name
-from headway.server.prompt import EncodedPrompt
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.generation.choice import TokenInfo
+from headway.server.generation.logprobs import completion_logprobs, prompt_tokens, token_name
+from headway.server.requests.services import Services
+from headway.server.text.detokenizer import Vocabulary
+from headway.server.text.prompt import EncodedPrompt
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/completions"
 TEXT = "the quick brown fox jumps"

@@ -25,10 +25,10 @@ from headway_testing.messages import (
 from tokenizers import AddedToken
 
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.grammar.grammars import Grammars
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 TOOLS = [
     {"name": name, "input_schema": {"type": "object", "properties": {"a": {}}}}

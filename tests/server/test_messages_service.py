@@ -17,9 +17,9 @@ from headway_testing.messages import COUNT, HELLO, URL, asked, connect, events_o
 from headway_testing.waiting import until
 
 from headway.engine import FinishReason, TokenEvent
-from headway.server.config import ServiceLimits
-from headway.server.keys import Keys
-from headway.server.services import Services
+from headway.server.base.config import ServiceLimits
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
 
 
 @pytest.fixture

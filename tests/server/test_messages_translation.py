@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
-from headway.server.messages_translation import ThinkingModel, Translation, translate
+from headway.server.base.conversation import Conversation
+from headway.server.base.errors import ApiError
+from headway.server.messages_api.translation import ThinkingModel, Translation, translate
 from headway.server.protocol.chat import template_messages
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.tools import NamedChoice, template_tools
-from headway.server.template_limits import TemplateLimits, folded
+from headway.server.text.template_limits import TemplateLimits, folded
 
 HELLO = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -21,11 +21,11 @@ from headway_testing.fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.engine import DraftCheckState, EngineStats
-from headway.server.config import MetricsNames
-from headway.server.engine_client import State
-from headway.server.errors import CODES
-from headway.server.metrics import ENDPOINTS, STATUSES, Metrics, endpoint_of
-from headway.server.services import Services
+from headway.server.base.config import MetricsNames
+from headway.server.base.errors import CODES
+from headway.server.engine.client import State
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import ENDPOINTS, STATUSES, Metrics, endpoint_of
 
 ROOT = Path(__file__).parents[2]
 

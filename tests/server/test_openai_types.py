@@ -52,17 +52,17 @@ from openai.types.responses.response_input_param import ResponseInputItemParam
 from openai.types.shared_params import Reasoning
 from typing_extensions import is_typeddict
 
-from headway.server.metrics import Metrics
 from headway.server.protocol import chat, completions, responses, usage
 from headway.server.protocol import response_objects as objects
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.models import ModelCard
 from headway.server.protocol.parameters import StreamOptions
-from headway.server.response import ChunkHeader
-from headway.server.responses_input import KINDS
-from headway.server.responses_input import LEFT_OUT as LEFT_OUT_ITEMS
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.response import ChunkHeader
+from headway.server.requests.services import Services
+from headway.server.responses_api.input import KINDS
+from headway.server.responses_api.input import LEFT_OUT as LEFT_OUT_ITEMS
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], tuple[type, ...]]] = {

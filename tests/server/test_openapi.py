@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 from headway_testing.fake_chat import JoinedContents
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.keys import Keys
-from headway.server.openapi import OPERATIONS, description
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
 from headway.server.routes import (
     admin,
     chat,
@@ -26,7 +26,7 @@ from headway.server.routes import (
     speculation,
     tokens,
 )
-from headway.server.services import Services
+from headway.server.routes.openapi import OPERATIONS, description
 
 ROUTERS = [
     module.router

@@ -9,7 +9,6 @@ import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.metrics import Metrics
 from headway.server.protocol import other_names
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.completions import CompletionRequest
@@ -17,8 +16,9 @@ from headway.server.protocol.decoding import decode
 from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.responses import ResponsesRequest
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 KINDS = (CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest)

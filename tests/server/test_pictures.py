@@ -12,9 +12,9 @@ from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.formats import find_format
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 LINE = "[image not shown: this model reads text]"
 DATA = "data:image/png;base64,iVBORw0KGgo="

@@ -10,9 +10,9 @@ from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.app import create_app
-from headway.server.conversation import Conversation
-from headway.server.keys import Keys
-from headway.server.services import Services
+from headway.server.base.conversation import Conversation
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
 
 URL = "/v1/completions"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.server.private_folder import PREFIX, SOCKET, private_folder
+from headway.server.engine.private_folder import PREFIX, SOCKET, private_folder
 
 
 @pytest.fixture(autouse=True)

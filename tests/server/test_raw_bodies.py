@@ -14,11 +14,11 @@ from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
+from headway.server.grammar.grammars import Grammars
 from headway.server.protocol import unserved
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 TEMPLATE = "{{ tools }}<tool_call>{{ enable_thinking }}"
 TABLES: dict[str, tuple[unserved.Table, ...]] = {

@@ -14,7 +14,7 @@ from headway_testing.fake_engine import FakeEngine
 from headway_testing.waiting import until
 
 from headway.engine import FinishReason, TokenEvent
-from headway.server.tokenizer import Tokenizer
+from headway.server.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from openai.types.responses import Response
 from tokenizers import AddedToken
 
 from headway.engine import FinishReason, TokenEvent
-from headway.server.config import ServiceLimits
-from headway.server.conversation import Conversation
+from headway.server.base.config import ServiceLimits
+from headway.server.base.conversation import Conversation
 from headway.server.formats import find_format
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"a": {}}}

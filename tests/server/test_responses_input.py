@@ -10,18 +10,18 @@ import pytest
 from headway_testing.fake_chat import FakeChat, RecordingChat, RoleLines
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.carried_reasoning import carried
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
-from headway.server.field_names import FieldNames
+from headway.server.base.conversation import Conversation
+from headway.server.base.errors import ApiError
+from headway.server.base.field_names import FieldNames
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
+from headway.server.grammar.grammars import Grammars
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.responses import ResponsesRequest
-from headway.server.responses_chat import as_chat
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.responses_api.carried_reasoning import carried
+from headway.server.responses_api.chat import as_chat
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -18,14 +18,14 @@ from headway_testing.response_stream import events_of, put_together, told
 from openai.types.responses import Response
 from tokenizers import AddedToken
 
-from headway.server.conversation import Conversation
-from headway.server.field_names import FieldNames
+from headway.server.base.conversation import Conversation
+from headway.server.base.field_names import FieldNames
 from headway.server.formats import find_format
-from headway.server.metrics import Metrics
 from headway.server.protocol.responses import ResponsesRequest, ResponseTool
-from headway.server.responses_tools import tools_of
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.requests.services import Services
+from headway.server.responses_api.tools import tools_of
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/responses"
 TEMPLATE = "{{ tools }}<tool_call></think>"

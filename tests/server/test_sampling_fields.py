@@ -9,7 +9,7 @@ import pytest
 from headway_testing.fake_engine import FakeEngine
 
 from headway.engine import SamplingParams
-from headway.server.tokenizer import Tokenizer
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/completions"
 

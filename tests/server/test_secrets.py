@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from headway.server import cli
-from headway.server.config import ChatConfig, ServerConfig
-from headway.server.keys import Keys
+from headway.server.base.config import ChatConfig, ServerConfig
+from headway.server.http.keys import Keys
 
 SECRET = "correct-horse"
 
@@ -48,7 +48,7 @@ def test_a_secret_that_cannot_be_used_is_told_by_its_length_alone(
     command: str, flag: str, value: str, told: str, is_variable: bool,
 ) -> None:  # fmt: skip
     """The last needs a package that is not there."""
-    monkeypatch.setitem(sys.modules, "headway.server.tracing", None)
+    monkeypatch.setitem(sys.modules, "headway.server.requests.tracing", None)
     arguments = [command, "--port", "0"] if command == "serve" else [command]
     if is_variable:
         monkeypatch.setenv("HEADWAY_" + flag[2:].replace("-", "_").upper(), value)

@@ -17,11 +17,11 @@ from headway_testing.waiting import until
 
 from headway.engine import DraftCheck, EngineStats
 from headway.server.app import create_app
-from headway.server.config import ServiceLimits
-from headway.server.in_flight import InFlight
-from headway.server.keys import Keys
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.base.config import ServiceLimits
+from headway.server.generation.in_flight import InFlight
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
+from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/completions"
 BODY = {"prompt": "hello", "max_tokens": 30}

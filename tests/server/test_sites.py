@@ -14,11 +14,11 @@ import pytest
 from headway_testing.fake_engine import FakeEngine
 
 from headway.server.app import create_app
+from headway.server.base.config import ServerConfig
 from headway.server.cli.listening import listen, sites_of, url_of
 from headway.server.cli.serve import DrainingServer
-from headway.server.config import ServerConfig
-from headway.server.keys import Keys
-from headway.server.services import Services
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
 
 BODY = {"prompt": "abc", "max_tokens": 2}
 URL = "/v1/completions"

@@ -12,11 +12,11 @@ from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.grammars import fits
 
-from headway.server.grammars import Grammars, no_grammars
+from headway.server.grammar.grammars import Grammars, no_grammars
 from headway.server.json_schema import WRITING
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 LEAST: dict[str, tuple[str, dict[str, Any]]] = {

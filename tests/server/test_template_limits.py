@@ -18,13 +18,13 @@ from headway_testing.fake_engine import FakeEngine
 from headway_testing.in_process_chat import InProcessChat
 
 from headway.server.app import create_app
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
+from headway.server.base.conversation import Conversation
+from headway.server.base.errors import ApiError
 from headway.server.formats import find_format
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.template_limits import KnownLimits, TemplateLimits, folded, probed
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.template_limits import KnownLimits, TemplateLimits, folded, probed
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 Message = dict[str, Any]
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}

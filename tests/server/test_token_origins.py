@@ -18,12 +18,12 @@ from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as HFTokenizer
 
 from headway.server.app import create_app
-from headway.server.chat_template import ChatRenderer, ChatTemplate
-from headway.server.control_text import ChatPrompt
-from headway.server.conversation import Conversation
-from headway.server.errors import ApiError
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.base.conversation import Conversation
+from headway.server.base.errors import ApiError
+from headway.server.requests.services import Services
+from headway.server.text.chat_template import ChatRenderer, ChatTemplate
+from headway.server.text.control_text import ChatPrompt
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
 Messages = list[dict[str, str]]

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from tokenizers import Tokenizer as HFTokenizer
 
 from headway.engine import ModelError, SamplingParams
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def write(folder: Path, name: str, **content: object) -> None:

@@ -11,9 +11,9 @@ import pytest
 from headway_testing import tiny_tokenizers
 from tokenizers import processors
 
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
-from headway.server.tokenizer_info import load_tokenizer_info
+from headway.server.requests.services import Services
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
+from headway.server.text.tokenizer_info import load_tokenizer_info
 
 CONFIG: dict[str, Any] = {
     "tokenizer_class": "LlamaTokenizer",

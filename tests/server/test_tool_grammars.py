@@ -10,8 +10,8 @@ import pytest
 from headway_testing.grammars import END, TABLE, fits
 
 from headway.engine import RequestError, make_grammar_check
-from headway.server.grammar_frames import TextForm, ToolCalls
-from headway.server.grammar_sources import checked_source
+from headway.server.grammar.frames import TextForm, ToolCalls
+from headway.server.grammar.sources import checked_source
 
 CHECK = make_grammar_check(TABLE, END + 1)
 CALL = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"

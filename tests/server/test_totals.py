@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.engine import EngineStats
-from headway.server.totals import add_counters, counters_only
+from headway.server.engine.totals import add_counters, counters_only
 
 GAUGES = {
     "num_requests_running", "num_requests_waiting", "num_kv_blocks", "num_kv_blocks_used", "num_kv_blocks_cached",

@@ -20,8 +20,8 @@ from opentelemetry.trace import StatusCode
 from headway.engine import ConfigError
 from headway.server.app import create_app
 from headway.server.cli.serve import _open_tracing
-from headway.server.services import Services
-from headway.server.tracing import Tracing
+from headway.server.requests.services import Services
+from headway.server.requests.tracing import Tracing
 
 URL = "/v1/completions"
 BODY = {"prompt": "the secret prompt", "max_tokens": 7}
@@ -167,7 +167,7 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
 
 
 def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "headway.server.tracing")
+    monkeypatch.delitem(sys.modules, "headway.server.requests.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"--otlp-endpoint.*pip install -e '\.\[otel\]'"):
         _open_tracing("http://localhost:4318")

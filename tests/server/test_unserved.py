@@ -9,13 +9,13 @@ import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.metrics import Metrics
 from headway.server.protocol import unserved
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.responses import ResponsesRequest
 from headway.server.protocol.unserved import PAGE, Group
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 CASES = {

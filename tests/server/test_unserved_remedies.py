@@ -11,12 +11,12 @@ import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
 
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
+from headway.server.grammar.grammars import Grammars
 from headway.server.protocol import unserved
 from headway.server.protocol.unserved import Group
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 LEAST: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ import pytest
 from headway_testing.fake_engine import INFO, FakeEngine
 
 from headway.server.app import create_app
-from headway.server.config import ServiceLimits
-from headway.server.services import Services
+from headway.server.base.config import ServiceLimits
+from headway.server.requests.services import Services
 
 URL = "/v1/completions"
 

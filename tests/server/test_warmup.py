@@ -10,8 +10,8 @@ from headway_testing.fake_engine import FakeEngine
 
 from headway.engine import ConfigError, EngineConfig, EngineInfo
 from headway.server import cli
+from headway.server.base.config import ModelSource
 from headway.server.cli.warmup import warm_up
-from headway.server.config import ModelSource
 
 
 class StartingEngine(FakeEngine):

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.server import worker_pool
-from headway.server.errors import ApiError
-from headway.server.worker_pool import CLIENT, Outcome, Purpose, WorkerPool
+from headway.server.base import worker_pool
+from headway.server.base.errors import ApiError
+from headway.server.base.worker_pool import CLIENT, Outcome, Purpose, WorkerPool
 
 # A job is a line of Python; the answer is what it sets `out` to.
 WORKER = """
 import os, signal, time
-from headway.server.worker_process import main
+from headway.server.base.worker_process import main
 kept = []
 def answer(payload):
     scope = {"kept": kept, "os": os, "time": time, "signal": signal, "out": b""}

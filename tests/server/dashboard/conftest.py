@@ -18,10 +18,10 @@ from playwright.async_api import Browser, Page
 
 from headway.engine import Submit
 from headway.server.formats import find_format
-from headway.server.grammars import Grammars
-from headway.server.metrics import Metrics
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer, load_tokenizer
+from headway.server.grammar.grammars import Grammars
+from headway.server.requests.services import Services
+from headway.server.telemetry.metrics import Metrics
+from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 TEMPLATE = "<tool_call></think> enable_thinking"  # a model that calls tools and reasons
 EXPECTED = (

@@ -16,9 +16,9 @@ from headway_testing.served import served
 from headway_testing.waiting import until
 from playwright.async_api import Page, expect
 
-from headway.server.keys import Keys
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.http.keys import Keys
+from headway.server.requests.services import Services
+from headway.server.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Answer = Callable[..., None]

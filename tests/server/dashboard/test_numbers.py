@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
-from headway.server.history import QUANTILES, Point
 from headway.server.routes.dashboard import DashboardData, ServerFacts
+from headway.server.telemetry.history import QUANTILES, Point
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BEGIN = 1_800_000_000.0

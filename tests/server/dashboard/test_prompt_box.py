@@ -13,8 +13,8 @@ from headway_testing.fake_engine import FakeEngine
 from playwright.async_api import Page, expect
 
 from headway.server.formats import find_format
-from headway.server.services import Services
-from headway.server.tokenizer import Tokenizer
+from headway.server.requests.services import Services
+from headway.server.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCRIPT = "the quick brown fox 日本語 😀 jumps"

@@ -10,8 +10,8 @@ import pytest
 from headway_testing.grammars import END, TABLE, fits
 
 from headway.engine import RequestError, json_schema_source, make_grammar_check
-from headway.server.grammar_frames import TextForm
-from headway.server.grammar_sources import checked_source
+from headway.server.grammar.frames import TextForm
+from headway.server.grammar.sources import checked_source
 from headway.server.json_schema import enforceable
 
 CHECK = make_grammar_check(TABLE, END + 1)

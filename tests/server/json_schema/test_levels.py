@@ -9,8 +9,8 @@ import pytest
 from headway_testing.grammars import END, TABLE, fits
 
 from headway.engine import make_grammar_check
-from headway.server.grammar_frames import TextForm, ToolCalls
-from headway.server.grammar_sources import checked_source
+from headway.server.grammar.frames import TextForm, ToolCalls
+from headway.server.grammar.sources import checked_source
 from headway.server.json_schema.enforceable import LIFTED_LEVELS, MAX_DEPTH
 
 CHECK = make_grammar_check(TABLE, END + 1)

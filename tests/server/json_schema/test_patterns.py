@@ -11,8 +11,8 @@ import pytest
 from headway_testing.grammars import fits, matcher
 
 from headway.engine import RequestError, json_schema_source
-from headway.server.grammar_frames import TextForm
-from headway.server.grammar_sources import checked_source
+from headway.server.grammar.frames import TextForm
+from headway.server.grammar.sources import checked_source
 from headway.server.json_schema import enforceable
 from headway.server.json_schema.patterns import PatternError, rust_pattern
 

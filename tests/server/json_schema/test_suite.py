@@ -18,8 +18,8 @@ from headway_testing.grammars import END, TABLE, fits, matcher, walk
 from headway_testing.json_schema_suite import DRAFTS, Case, cases, suite_folder
 
 from headway.engine import RequestError, make_grammar_check
-from headway.server.grammar_frames import TextForm
-from headway.server.grammar_sources import checked_source
+from headway.server.grammar.frames import TextForm
+from headway.server.grammar.sources import checked_source
 
 VARIANTS = [("draft2020-12", True), ("draft7", False), ("draft7", True)]
 MAX_ORDERS = 200

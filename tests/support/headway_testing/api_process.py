@@ -36,8 +36,8 @@ Process = subprocess.Popen[str]
 
 def main(round_seconds: str, profile: str = "", template: str | None = None) -> int:
     from headway.engine import EngineConfig
-    from headway.server.config import ModelSource, ServerConfig
-    from headway.server.engine_client import EngineClient
+    from headway.server.base.config import ModelSource, ServerConfig
+    from headway.server.engine.client import EngineClient
 
     engine = [sys.executable, "-P", "-m", "headway_testing.fast_process", round_seconds]
     command = importlib.import_module("headway.server.cli.serve")

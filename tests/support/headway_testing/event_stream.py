@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from headway.engine import HeadwayError, Submit, TokenEvent
-from headway.server.engine_client import EngineClient
+from headway.server.engine.client import EngineClient
 
 
 def submit(client: EngineClient, requests: Sequence[Submit]) -> EventStream:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from headway.server.control_text import ChatPrompt
-from headway.server.conversation import Conversation
-from headway.server.template_frames import MarkedConversation
+from headway.server.base.conversation import Conversation
+from headway.server.text.control_text import ChatPrompt
+from headway.server.text.template_frames import MarkedConversation
 
 
 class FakeChat(ABC):

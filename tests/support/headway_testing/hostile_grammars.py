@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from headway.server.grammar_frames import TextForm
+from headway.server.grammar.frames import TextForm
 
 NUM_CHARACTERS = 200_000
 

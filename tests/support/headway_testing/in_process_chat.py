@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headway.server import template_worker
-from headway.server.chat_template import ChatRenderer, ChatTemplate
-from headway.server.control_text import ChatPrompt
-from headway.server.conversation import Conversation
-from headway.server.marker import Marker
-from headway.server.template_frames import MarkedConversation, Rendered, RenderJob
-from headway.server.tokenizer import Tokenizer
+from headway.server.base.conversation import Conversation
+from headway.server.text import template_worker
+from headway.server.text.chat_template import ChatRenderer, ChatTemplate
+from headway.server.text.control_text import ChatPrompt
+from headway.server.text.marker import Marker
+from headway.server.text.template_frames import MarkedConversation, Rendered, RenderJob
+from headway.server.text.tokenizer import Tokenizer
 
 
 class InProcessChat(ChatRenderer):

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from headway.server.app import create_app
-from headway.server.services import Services
+from headway.server.requests.services import Services
 
 URL = "/v1/messages"
 COUNT = f"{URL}/count_tokens"

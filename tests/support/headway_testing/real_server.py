@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headway.server.app import create_app
+from headway.server.base.config import ServerConfig
 from headway.server.cli.listening import listen, url_of
 from headway.server.cli.serve import DrainingServer
-from headway.server.config import ServerConfig
-from headway.server.services import Services
+from headway.server.requests.services import Services
 from headway_testing.fake_engine import FakeEngine
 
 

@@ -117,7 +117,7 @@ def run_engine(address: str) -> int:
 
 def run_server(arguments: list[str]) -> int:
     from headway.server.cli import main
-    from headway.server.engine_client import EngineClient
+    from headway.server.engine.client import EngineClient
 
     engine = [sys.executable, "-P", "-m", "headway_testing.scripted_process"]
     command = importlib.import_module("headway.server.cli.serve")

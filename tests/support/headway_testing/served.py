@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from headway.server.app import create_app
-from headway.server.services import Services
+from headway.server.requests.services import Services
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""What every room of the API process may use, from its configuration to its errors."""

@@ -1,0 +1,79 @@
+"""The answer to a chat, before any of it is generated: the same for every API that chats are asked for by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+
+from headway.server.chat.grammar import chat_grammar, thinking_budget
+from headway.server.chat.output import callable_tools, output_options
+from headway.server.chat.prompt import chat_prompt, conversation_for
+from headway.server.generation.sampling import RequestOptions, choice_requests, encode_bad_words
+from headway.server.http.keys import credentials
+from headway.server.protocol.chat import ChatRequest, check, hidden_media
+from headway.server.requests.access import record_of
+from headway.server.requests.request_body import tell_ignored, tell_ignored_effort
+from headway.server.requests.response import GenerationResponse, new_header, new_response
+from headway.server.requests.services import Services, check_model, engine_info, request_id_of
+from headway.server.text.prompt import encode_chat
+
+
+async def begin_chat(
+    body: ChatRequest,
+    request: Request,
+    services: Services,
+    *,
+    prefix: str,
+    kind: str,
+    fits_context: bool = False,
+    own: Callable[[str], str] = str,
+) -> tuple[GenerationResponse, list[int]]:
+    """Returns the answer, whose generation has not started, and the prompt's token ids.
+
+    prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as
+    RequestOptions has it. own: the request's name of a path in the chat. Raises ApiError and RequestError for
+    whatever this server cannot serve, by the names of the chat's fields.
+    """
+    check_model(body.model, services)
+    record = record_of(request)
+    record.model = body.model or services.model_name
+    services.keys.check_priority(body.priority, credentials(request.headers))
+    check(body)
+    tell_ignored_effort(request, body.reasoning_effort, own("reasoning_effort"))
+    conversation = conversation_for(body, services)
+    ignored = hidden_media(body.messages)
+    chat = await chat_prompt(conversation, services, ignored)
+    output = output_options(
+        body, chat, services.output_format, services.tokenizer, ignores_tools=services.chat_note is not None
+    )
+    if callable_tools(body) and (output is None or output.tools is None):
+        ignored.append("tools")
+    info = engine_info(services)
+    prompt = await encode_chat(
+        chat,
+        services.tokenizer,
+        info,
+        keep_last=body.truncate_prompt_tokens,
+        num_wanted=body.token_limit,
+    )
+    grammar = await chat_grammar(body, output, services, ignored)
+    tell_ignored(request, *map(own, ignored))
+    wanted = RequestOptions(
+        num_candidates=body.n or 1,
+        max_tokens=body.token_limit,
+        limit_name=body.token_limit_name,
+        fits_context=fits_context,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        owner=services.keys.owner(credentials(request.headers)),
+        bad_words=await encode_bad_words(body, services.tokenizer),
+        grammar=grammar,
+        end_strings=services.chat_stop_strings if grammar is None else (),
+        output=output,
+        thinking_budget=thinking_budget(body, output, services.output_format, services.tokenizer),
+    )
+    requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
+    head = new_header(prefix, kind, services)
+    answer = new_response(head, body, requests, len(prompt), services, request_id_of(request))
+    record.answer = answer
+    return answer, prompt

@@ -1,0 +1,115 @@
+"""What can be told of a model folder before it is served: the API process's part, and the engine's, asked of
+a process of its own.
+
+Everything comes from the code that serves, so that an inspection says what a start would find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from headway.engine import (
+    EngineConfig,
+    Inspection,
+    ModelError,
+    collected_warnings,
+    read_model_spec,
+)
+from headway.server.engine.inspector import EngineInspector
+from headway.server.formats import find_format
+from headway.server.text.chat_template import load_chat_template
+from headway.server.text.tokenizer import load_tokenizer
+
+
+class ChatReport(msgspec.Struct, frozen=True, kw_only=True):
+    """has_tool_template: a template of its own renders conversations with tools. tool_format: one of the
+    formats of --tool-format. thinking: the delimiters of reasoning. note: what people should know of the
+    model's chats."""
+
+    has_template: bool
+    has_tool_template: bool
+    tool_format: str
+    has_calls: bool
+    thinking: tuple[str, str] | None
+    note: str | None
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """problems: why `headway serve` with the same options would not start, the first that it meets first.
+    chat: None for a model whose tokenizer's files cannot be read."""
+
+    name: str
+    folder: str
+    is_servable: bool
+    problems: list[str]
+    warnings: list[str]
+    chat: ChatReport | None
+    model: Inspection
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Mutable: what the API process would meet at its start, in that order."""
+
+    problems: list[str] = field(default_factory=list)
+    chat: ChatReport | None = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        try:
+            yield
+        except ModelError as error:
+            self.problems.append(str(error))
+
+
+def inspect_folder(
+    name: str,
+    folder: Path,
+    engine: EngineInspector,
+    engine_config: EngineConfig,
+    *,
+    gpu_memory_bytes: int | None = None,
+    template_file: Path | None = None,
+    tool_format: str | None = None,
+) -> ModelReport:
+    """Raises ConfigError for a template or a format that does not exist, and EngineDeadError."""
+    with collected_warnings() as warnings:
+        own = _own_findings(folder, template_file, tool_format)
+    config = msgspec.structs.replace(engine_config, model_path=str(folder))
+    found = engine.ask(config, gpu_memory_bytes)
+    problems = [*own.problems, *([] if found.problem is None else [found.problem])]
+    return ModelReport(
+        name=name,
+        folder=str(folder),
+        is_servable=not problems,
+        problems=list(dict.fromkeys(problems)),
+        warnings=[*warnings, *found.warnings],
+        chat=own.chat,
+        model=found,
+    )
+
+
+def _own_findings(folder: Path, template_file: Path | None, tool_format: str | None) -> _Findings:
+    """Takes the steps of `serve` in their order."""
+    findings, vocab_size = _Findings(), None
+    with findings.noted():
+        vocab_size = read_model_spec(folder).vocab_size
+    with findings.noted():
+        load_tokenizer(folder, vocab_size, template_file)
+    with findings.noted():
+        template = load_chat_template(folder, template_file)
+        form = find_format("" if template is None else template.text, name=tool_format)
+        findings.chat = ChatReport(
+            has_template=template is not None,
+            has_tool_template=template is not None and template.tool_source is not None,
+            tool_format=form.name,
+            has_calls=form.has_calls,
+            thinking=form.thinking[0] if form.thinking else None,
+            note=None if template is None else template.note,
+        )
+    return findings

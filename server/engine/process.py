@@ -1,0 +1,295 @@
+"""One life of the engine process: its socket, its frames, its end. Knows no requests and never restarts it.
+
+The API process binds a PAIR socket in a private folder; the child connects and gets its configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from headway.engine import (
+    Configure,
+    EngineConfig,
+    Failure,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    Shutdown,
+    ToEngine,
+    TokenTable,
+)
+from headway.server.engine.private_folder import SOCKET, private_folder
+from headway.server.engine.process_signs import is_stopped, processor_ticks
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
+# Threads that wait for each other at the end of each operation spin only briefly: beside another busy process
+# a thread may be without a core for milliseconds, and the others would burn theirs meanwhile. What the user
+# has set stays.
+SPINNING = {"GOMP_SPINCOUNT": "1000"}
+LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
+# Then the loop's others have their turn: an engine may make them faster than they are taken.
+FRAMES_AT_ONCE = 4
+STACKS_SECONDS = 0.5  # for a process that got stuck to write where
+
+logger = logging.getLogger("headway.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How many seconds the engine may go without a sign before it counts as stuck, and how many it has to
+    leave.
+
+    serve_seconds: while it serves, without a frame from it and without processor time used by it or by what
+    it started. A process that is stopped (SIGSTOP) has so long at any time of its life. step_seconds: without
+    a frame, though it computes: the longest that one step may take. load_seconds: the same before it serves,
+    since importing libraries from a cold disk says nothing for a while.
+    """
+
+    load_seconds: float = 300.0
+    serve_seconds: float = 10.0
+    shutdown_seconds: float = 10.0
+    step_seconds: float = 60.0
+
+    @property
+    def look_seconds(self) -> float:
+        """Between two looks at the process."""
+        return min(0.5, self.serve_seconds / 8)
+
+
+class EngineProcess:
+    """Mutable: owned by the engine client; its frames go to `receive` as they arrive. May raise OSError."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        receive: Callable[[FromEngine], None],
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        patience: Patience | None = None,
+        token_table: TokenTable | None = None,
+    ) -> None:
+        self._config = config
+        self._token_table = token_table
+        self._receive = receive
+        self._command = command
+        self._patience = patience or Patience()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
+        try:
+            self._context = zmq.Context()
+            self._socket = self._context.socket(zmq.PAIR)
+        except zmq.ZMQError as error:
+            raise OSError(f"no socket to the engine can be had: {error}") from error
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._taken = ExitStack()
+        self._taken.callback(self._context.term)
+        self._taken.callback(self._socket.close)
+        self._is_configured = self._will_read = False
+        self._failure: Failure | None = None
+        self._process: Process | None = None
+        self._heard_seconds = self._sign_seconds = self._looked_seconds = time.monotonic()
+        self._ticks: int | None = None
+        self._is_stuck = False
+        self.heartbeat = Heartbeat("load", 0.0)
+
+    @property
+    def heartbeat_age_seconds(self) -> float:
+        return time.monotonic() - self._heard_seconds
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not been found stuck, and is not about to be."""
+        return not self._is_stuck and self._why_stuck() is None
+
+    @property
+    def _child(self) -> Process:
+        assert self._process is not None, "start() comes first"
+        return self._process
+
+    async def start(self) -> None:
+        """Raises OSError; `close` frees what was taken until then."""
+        loop = asyncio.get_running_loop()
+        folder = self._taken.enter_context(private_folder())
+        address = f"ipc://{folder / SOCKET}"
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise OSError(f"{error} (is TMPDIR too long a path?)") from error
+        loop.add_reader(self._socket.fileno(), self._read)
+        self._taken.callback(loop.remove_reader, self._socket.fileno())
+        # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, address, stdin=DEVNULL, start_new_session=True, env=_environment()
+        )
+        self._taken.callback(self._kill)
+
+    def send(self, message: ToEngine) -> None:
+        """Frames to a process that has just ended are lost; its end is reported by `ended`."""
+        with suppress(zmq.Again):
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        # Sending may swallow the edge that would have announced frames to read.
+        self._read_soon()
+
+    async def ended(self) -> Failure:
+        """Waits for the process to leave or to get stuck (then it is killed). Says why it ended.
+
+        `receive` gets the failure of a stuck process, too, without waiting for its end.
+        """
+        exit_code = asyncio.ensure_future(self._child.wait())
+        while not exit_code.done():
+            await asyncio.wait([exit_code], timeout=self._patience.look_seconds)
+            if exit_code.done() or self._is_stuck:
+                continue
+            self._look()
+            reason = self._why_stuck()
+            if reason is not None:
+                self._is_stuck = True
+                self._failure = self._failure or Failure("crash", reason)
+                await self._show_stacks(exit_code)
+                self._receive(self._failure)
+                self._kill()
+        await self._hear_last_words(exit_code.result())
+        return self._failure or Failure("crash", _describe_exit(exit_code.result()))
+
+    def _look(self) -> None:
+        """Notes whether the process has given a sign since the last look.
+
+        If this process was itself stopped meanwhile, what it missed says nothing about the engine.
+        """
+        now = time.monotonic()
+        if now - self._looked_seconds > self._patience.serve_seconds / 2:
+            self._heard_seconds = self._sign_seconds = now
+        self._looked_seconds = now
+        if now - self._sign_seconds < self._patience.serve_seconds / 4:
+            self._ticks = None  # its frames say enough
+            return
+        ticks = processor_ticks(self._child.pid)
+        if ticks is None or (self._ticks is not None and ticks != self._ticks):
+            self._sign_seconds = now
+        self._ticks = ticks
+
+    def _why_stuck(self) -> str | None:
+        """None for a process that is not."""
+        now, patience = time.monotonic(), self._patience
+        num_silent, num_unheard = now - self._sign_seconds, now - self._heard_seconds
+        is_serving = self.heartbeat.phase == "serve"
+        if num_silent > patience.serve_seconds and (is_serving or self._is_halted()):
+            state = "is stopped (SIGSTOP?)" if self._is_halted() else "used no processor time"
+            return (
+                f"the engine gave no sign of life for {patience.serve_seconds:g} s (--engine-timeout) and its process "
+                f"{state}; it is being replaced"
+            )
+        longest = max(patience.step_seconds, patience.serve_seconds) if is_serving else patience.load_seconds
+        if num_unheard > longest:
+            return (
+                f"the engine gave no sign of life for {longest:g} s, though its process lives; where its threads stand "
+                "is on stderr; it is being replaced"
+            )
+        return None
+
+    def _is_halted(self) -> bool:
+        return self._process is not None and is_stopped(self._process.pid)
+
+    async def _show_stacks(self, exit_code: asyncio.Future[int]) -> None:
+        """On stderr; a stopped process cannot."""
+        if not self._is_halted():
+            with suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGUSR1)
+            await asyncio.wait([exit_code], timeout=STACKS_SECONDS)
+
+    async def stop(self) -> None:
+        """Asks the process to leave, then insists. Returns when it is gone."""
+        if self.heartbeat.phase == "serve":  # before that no frames are read
+            self.send(Shutdown())
+            await self._wait_for_exit()
+        with suppress(ProcessLookupError):
+            self._child.terminate()
+        await self._wait_for_exit()
+        self._kill()
+        await self._child.wait()
+
+    def close(self) -> None:
+        """Kills the process if it has not ended, and frees its resources."""
+        self._taken.close()
+
+    def _read(self) -> None:
+        """The socket's descriptor signals changes, not frames: as long as any wait, this comes again by
+        itself."""
+        self._will_read = False
+        if self._take_frames(FRAMES_AT_ONCE):
+            self._read_soon()
+
+    def _read_soon(self) -> None:
+        if not self._will_read:
+            self._will_read = True
+            asyncio.get_running_loop().call_soon(self._read)
+
+    def _take_frames(self, most: int) -> bool:
+        """Returns whether more may wait. A frame that cannot be taken ends this life: requests would wait for
+        it for ever."""
+        for _ in range(most):
+            events = 0 if self._socket.closed else int(self._socket.getsockopt(zmq.EVENTS))
+            if not events & zmq.POLLIN:
+                if events & zmq.POLLOUT and not self._is_configured:
+                    self._is_configured = True
+                    self.send(Configure(self._config, self._token_table))
+                return False
+            try:
+                self._take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except Exception as error:
+                logger.exception("a frame of the engine could not be taken")
+                self._failure = Failure("crash", f"a frame of the engine could not be taken: {error}")
+                self._kill()
+                return False
+        return True
+
+    def _take(self, message: FromEngine) -> None:
+        self._heard_seconds = self._sign_seconds = time.monotonic()
+        if isinstance(message, Heartbeat):
+            self.heartbeat = message
+        elif isinstance(message, Ready):
+            self.heartbeat = Heartbeat("serve", 1.0)
+        elif isinstance(message, Failure):
+            self._failure = message
+        self._receive(message)
+
+    async def _wait_for_exit(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._child.wait(), self._patience.shutdown_seconds)
+
+    async def _hear_last_words(self, exit_code: int) -> None:
+        deadline = time.monotonic() + (LAST_WORDS_SECONDS if exit_code > 0 else 0)
+        self._take_frames(sys.maxsize)
+        while self._failure is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+            self._take_frames(sys.maxsize)
+
+    def _kill(self) -> None:
+        """The whole group: what the engine started must not outlive it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    is_decided = "OMP_WAIT_POLICY" in os.environ
+    return {**({} if is_decided else SPINNING), **os.environ}
+
+
+def _describe_exit(exit_code: int) -> str:
+    if exit_code < 0:
+        names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+        return f"the engine process was killed by signal {names.get(-exit_code, -exit_code)}"
+    return f"the engine process left with status {exit_code}; its last lines on stderr say why"

@@ -1,0 +1,169 @@
+"""The parts of a choice's text: reasoning, content and calls of tools, as the format of the model's output
+has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.engine import Thinking
+from headway.server.formats import Content, OutputFormat, Piece, Reasoning, ToolCall
+from headway.server.formats.call_ids import new_call_id
+from headway.server.generation.content_stops import ContentStops, StopOptions
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedCall:
+    """A call of a tool. index: from 0, of the choice's calls. arguments: JSON."""
+
+    index: int
+    call_id: str
+    name: str
+    arguments: str
+
+
+Text = Reasoning | Content
+Part = Text | NumberedCall
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How a choice's text is read. prompt: the text that it continues. tools: in OpenAI's form; None where
+    calls are content like any other text.
+
+    is_single_call: the choice ends with its first call. thinking: where reasoning begins and ends, in token
+    ids; None for a model that does not reason.
+    """
+
+    format: OutputFormat
+    prompt: str
+    tools: Sequence[dict[str, Any]] | None = None
+    is_single_call: bool = False
+    thinking: Thinking | None = None
+
+    @property
+    def counts_reasoning(self) -> bool:
+        """Whether it can be told which tokens are reasoning: its delimiters are tokens, or there is none."""
+        if self.format.thinking_end is None or self.thinking is None:
+            return self.format.thinking_end is not None
+        begins = self.thinking.is_open or self.thinking.start_id is not None
+        return begins and len(self.thinking.end_ids) == 1
+
+    @property
+    def shown_tokens(self) -> frozenset[str]:
+        """Special tokens that must be a part of the text, because they delimit parts of it."""
+        thinking = (delimiter for pair in self.format.thinking for delimiter in pair)
+        return frozenset(
+            thinking if self.tools is None and not self.format.is_harmony else self.format.delimiters
+        )
+
+
+class ChoiceOutput:
+    """Splits one choice's text into its parts. Mutable: owned by its choice."""
+
+    def __init__(self, options: OutputOptions, stops: StopOptions | None = None) -> None:
+        self._stops = ContentStops(stops or StopOptions(), is_single_call=options.is_single_call)
+        self._parser = options.format.parser(options.prompt, options.tools)
+        self._is_single_call = options.is_single_call
+        calls = options.format.calls if options.tools else None
+        self._openers = () if calls is None else calls.openers
+        self._call_id_length = options.format.call_id_length
+        self.num_calls = 0
+        self.num_malformed = 0  # beginnings of calls that are content
+
+    @property
+    def may_complete(self) -> bool:
+        """The choice ends with a part of its text."""
+        return self._is_single_call or self._stops.is_used
+
+    @property
+    def is_complete(self) -> bool:
+        """No text may follow."""
+        return self.stop is not None or (self._is_single_call and self.num_calls > 0)
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string, or the id of the stop token, that has ended the content."""
+        return self._stops.stop
+
+    def feed(self, text: str) -> tuple[Part, ...]:
+        """Returns the parts that are certain now; nothing after the last call that is allowed."""
+        return self._parts(self._stops.take(self._parser.feed(text))) if text and not self.is_complete else ()
+
+    def feed_token(self, token_id: int, text: str, start: int) -> tuple[Part, ...]:
+        """As `feed`; text: what comes with the token. start: of the token's own text."""
+        return () if self.is_complete else self._parts(self._stops.feed(token_id, text, start, self._parser))
+
+    def finish(self, *, is_cut: bool = False) -> tuple[Part, ...]:
+        """Returns the rest at the end of the text. is_cut: a limit ended it, not the model."""
+        if self.is_complete:
+            return ()
+        return self._parts(self._stops.take(self._parser.finish(is_cut=is_cut), is_last=True))
+
+    def _parts(self, pieces: Iterable[Piece]) -> tuple[Part, ...]:
+        return tuple(self._numbered(pieces))
+
+    def _numbered(self, pieces: Iterable[Piece]) -> Iterator[Part]:
+        for piece in pieces:
+            if not isinstance(piece, ToolCall):
+                if isinstance(piece, Content):
+                    self.num_malformed += sum(piece.text.count(opener) for opener in self._openers)
+                yield piece
+                continue
+            yield NumberedCall(self.num_calls, new_call_id(self._call_id_length), piece.name, piece.arguments)
+            self.num_calls += 1
+            if self._is_single_call:
+                return
+
+
+class ReasoningCounter:
+    """Counts the tokens of a choice's reasoning, its delimiters left out. Mutable: owned by its choice."""
+
+    def __init__(self, thinking: Thinking | None) -> None:
+        self._end_ids = [] if thinking is None else thinking.end_ids
+        self._start_id = None if thinking is None else thinking.start_id
+        self._is_open = thinking is not None and thinking.is_open
+        self._is_first = True
+        self._last_ids: list[int] = []
+
+    def count(self, token_ids: Sequence[int]) -> int:
+        """Returns how many more tokens of the output are reasoning; negative where earlier ones turn out to
+        be a part of the closing delimiter."""
+        if not (self._is_open or self._is_first):
+            return 0
+        return sum(self._take(token_id) for token_id in token_ids)
+
+    def _take(self, token_id: int) -> int:
+        is_first, self._is_first = self._is_first, False
+        if not self._is_open:
+            self._is_open = is_first and token_id == self._start_id
+            return 0
+        self._last_ids = [*self._last_ids, token_id][-len(self._end_ids) :]
+        if self._last_ids != self._end_ids:
+            return 1
+        self._is_open = False
+        return 1 - len(self._end_ids)
+
+
+def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts with those of one kind put together that follow each other in the output without a gap."""
+    return _joined(parts, lambda last, part: part.start == last.start + len(last.text))
+
+
+def without_gaps(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts with neighbours of one kind put together, whatever the output has between them."""
+    return _joined(parts, lambda last, part: True)
+
+
+def _joined(parts: Iterable[Part], belong: Callable[[Text, Text], bool]) -> tuple[Part, ...]:
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, Reasoning) and isinstance(last, Reasoning) and belong(last, part):
+            found[-1] = Reasoning(last.text + part.text, last.start)
+        elif isinstance(part, Content) and isinstance(last, Content) and belong(last, part):
+            found[-1] = Content(last.text + part.text, last.start)
+        else:
+            found.append(part)
+    return tuple(found)

@@ -1,0 +1,290 @@
+"""Prompts to text: one group of requests from submission to the last delta, and what was observed on the way.
+
+Knows no HTTP: `cli complete` uses it as the API does. Events become deltas as they come, whether or not
+anybody reads those: a slow reader changes neither when a stop string ends a choice nor what is observed.
+Leaving the loop over the deltas, in whatever way, aborts what still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from headway.engine import (
+    EngineDeadError,
+    FinishReason,
+    HeadwayError,
+    QueueFullError,
+    RequestError,
+    Submit,
+    TokenEvent,
+    TokenLogprobs,
+)
+from headway.server.base.errors import ApiError
+from headway.server.engine.client import EngineClient
+from headway.server.generation.choice import Choice, ChoiceRequest, Delta
+from headway.server.telemetry.metrics import Metrics
+from headway.server.telemetry.request_metrics import FinishedChoice
+from headway.server.text.detokenizer import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Token counts over all choices. The lists are by position in the window.
+
+    estimated_speedup: how many times as long the rounds would have taken without drafts; None where nothing
+    is known of that."""
+
+    num_completion_tokens: int
+    num_accepted: int
+    num_rejected: int
+    num_reasoning: int
+    drafted_per_position: list[int]
+    accepted_per_position: list[int]
+    estimated_speedup: float | None
+
+
+MAX_JOINED_CHARACTERS = 4096
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of choice j of a prompt: 64 bits of sha256, so that neighbours have nothing in common."""
+    text = (seed % 2**64).to_bytes(8, "little") + choice.to_bytes(8, "little")
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+
+class DeltaQueue:
+    """Deltas that wait for their reader, in order. Mutable: filled by a generation, read by one task.
+
+    A slow reader finds pieces of one choice put together, so that it catches up with few writes.
+    """
+
+    def __init__(self) -> None:
+        self._deltas: deque[Delta] = deque()
+        self._error: Exception | None = None
+        self._has_news = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        deltas = self._deltas
+        if deltas and deltas[-1].index == delta.index and len(deltas[-1].text) < MAX_JOINED_CHARACTERS:
+            deltas[-1] = deltas[-1].followed_by(delta)
+        else:
+            deltas.append(delta)
+        self._has_news.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._has_news.set()
+
+    async def take(self) -> Delta:
+        """The next; raises what the group failed with once those before it are read."""
+        if not self._deltas:
+            if self._error is None:
+                self._has_news.clear()
+                await self._has_news.wait()
+            if not self._deltas and self._error is not None:
+                raise self._error
+        return self._deltas.popleft()
+
+
+class Generation:
+    """All choices of one API request, and the receiver of their events. Mutable; `deltas` is run through
+    once."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        vocabulary: Vocabulary,
+        requests: Sequence[ChoiceRequest],
+        *,
+        metrics: Metrics | None = None,
+        label: str = "",
+    ) -> None:
+        """label: the name of the API request in the engine's logs; empty: it has none."""
+        self._label = label
+        self._engine = engine
+        self._metrics = metrics
+        self._requests = requests
+        self._choices = [Choice(i, request, vocabulary) for i, request in enumerate(requests)]
+        self.arrival_seconds = time.monotonic()
+        self._queue = DeltaQueue()
+        self._choices_by_id: dict[int, Choice] = {}
+        self.error: HeadwayError | None = None  # what ended it before its time
+        self.queue_seconds: float | None = None  # of the choice that was admitted last
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
+        ids = [self._engine.new_request_id() for _ in self._requests]
+        pairs = zip(ids, self._requests, strict=True)
+        submits = [
+            _submit(request_id, request, group_id=ids[0], label=self._label) for request_id, request in pairs
+        ]
+        self._choices_by_id = {s.request_id: c for s, c in zip(submits, self._choices, strict=True)}
+        self._engine.submit(submits, self)
+        try:
+            num_open = len(submits)
+            while num_open:
+                delta = await self._queue.take()
+                num_open -= delta.finish_reason is not None
+                yield delta
+        except HeadwayError as error:
+            self.error = error
+            raise
+        finally:
+            self._engine.abort(self._choices_by_id)
+
+    def put(self, event: TokenEvent) -> None:
+        """Takes an event of one of the choices; a fault in it fails this generation alone."""
+        choice = self._choices_by_id[event.request_id]
+        if not choice.is_open:
+            return  # it was in flight when a stop string ended the choice
+        try:
+            self._take(event, choice)
+        except Exception as error:  # noqa: BLE001  # raised again where the deltas are read
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends what still runs; the reader of the deltas gets the error."""
+        self._engine.abort(self._choices_by_id)
+        self._queue.fail(error)
+
+    def _take(self, event: TokenEvent, choice: Choice) -> None:
+        previous_seconds = choice.last_token_seconds
+        delta = choice.take(_checked(event))
+        self._observe(event, choice, previous_seconds)
+        if not choice.is_open:
+            self._finish(choice)
+            self._engine.abort([event.request_id], FinishReason.STOP)
+        self._queue.put(delta)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of the choices that have no token yet."""
+        pairs = zip(self._requests, self._choices, strict=True)
+        return sum(len(request.prompt_token_ids) for request, choice in pairs if choice.is_waiting)
+
+    def prompt_logprobs(self, index: int) -> TokenLogprobs | None:
+        """Returns the prompt's log-probabilities, available from the choice's first delta on; None if not
+        requested."""
+        return self._choices[index].prompt_logprobs
+
+    def counts(self) -> Counts:
+        """Counts over all received events; the deltas' reader may not have consumed all of them yet."""
+        return Counts(
+            num_completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            num_accepted=sum(sum(choice.accepted_per_position) for choice in self._choices),
+            num_rejected=sum(choice.num_rejected for choice in self._choices),
+            num_reasoning=sum(choice.num_reasoning for choice in self._choices),
+            drafted_per_position=_sums(choice.drafted_per_position for choice in self._choices),
+            accepted_per_position=_sums(choice.accepted_per_position for choice in self._choices),
+            estimated_speedup=self._estimated_speedup(),
+        )
+
+    def _estimated_speedup(self) -> float | None:
+        seconds = sum(choice.round_seconds for choice in self._choices)
+        return sum(choice.undrafted_seconds for choice in self._choices) / seconds if seconds > 0 else None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache, each prompt counted once: of its choices, the later
+        may find what the first computed, so the fewest that one of them found."""
+        fewest: dict[int, int] = {}
+        for request, choice in zip(self._requests, self._choices, strict=True):
+            if choice.num_cached is not None:
+                index = request.prompt_index
+                fewest[index] = min(choice.num_cached, fewest.get(index, choice.num_cached))
+        return sum(fewest.values())
+
+    @property
+    def outcomes(self) -> list[str]:
+        """Returns for each choice its finish_reason, or what ended it instead: error, or abort by client or
+        operator."""
+        unfinished = FinishReason.ABORT if self.error is None else FinishReason.ERROR
+        return [choice.finish_reason or unfinished.value for choice in self._choices]
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """Returns the time from the arrival to the first token of any choice."""
+        times = [c.first_token_seconds for c in self._choices if c.first_token_seconds is not None]
+        return min(times) - self.arrival_seconds if times else None
+
+    @property
+    def last_token_seconds(self) -> float | None:
+        """Returns the time from the arrival to the last token so far of any choice."""
+        times = [c.last_token_seconds for c in self._choices if c.first_token_seconds is not None]
+        return max(times) - self.arrival_seconds if times else None
+
+    def _observe(self, event: TokenEvent, choice: Choice, previous_seconds: float) -> None:
+        """previous_seconds: of the choice's tokens before this event; 0 if there were none."""
+        if event.queue_seconds is not None:
+            self.queue_seconds = choice.queue_seconds = event.queue_seconds
+        if self._metrics is None:
+            return
+        if event.queue_seconds is not None:
+            self._metrics.requests.queue_time.observe(event.queue_seconds)
+        if previous_seconds:
+            self._metrics.requests.chunk_gap.observe(choice.last_token_seconds - previous_seconds)
+
+    def _finish(self, choice: Choice) -> None:
+        if self._metrics is None or choice.first_token_seconds is None:
+            return
+        self._metrics.requests.count_tool_calls(*choice.num_calls)
+        request = self._requests[choice.index]
+        self._metrics.requests.observe_choice(
+            FinishedChoice(
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_tokens=choice.num_tokens,
+                max_tokens=request.max_tokens,
+                queue_seconds=choice.queue_seconds,
+                first_token_seconds=choice.first_token_seconds - self.arrival_seconds,
+                last_token_seconds=choice.last_token_seconds - self.arrival_seconds,
+            )
+        )
+        start = choice.index - choice.index % request.num_candidates
+        candidates = self._choices[start : start + request.num_candidates]
+        if not any(candidate.is_open for candidate in candidates):
+            longest = max(candidate.num_tokens for candidate in candidates)
+            self._metrics.requests.observe_prompt(request.num_candidates, longest)
+
+
+def _submit(request_id: int, request: ChoiceRequest, *, group_id: int, label: str) -> Submit:
+    return Submit(
+        request_id=request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=request.sampling,
+        max_tokens=request.max_tokens,
+        stop_token_ids=list(request.engine_stop_ids),
+        max_draft_tokens=request.max_draft_tokens,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        group_id=group_id,
+        grammar=request.grammar,
+        label=label,
+    )
+
+
+def _sums(lists: Iterable[list[int]]) -> list[int]:
+    return [sum(entries) for entries in zip_longest(*lists, fillvalue=0)]
+
+
+def _checked(event: TokenEvent) -> TokenEvent:
+    """Raises what the engine refused the request with."""
+    if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+        raise _refusal(event)
+    return event
+
+
+def _refusal(event: TokenEvent) -> HeadwayError:
+    message = event.error or "the engine ended this request"
+    if event.error_code == "queue_full":
+        return QueueFullError(message, code=event.error_code)
+    if event.error_code is None:
+        return EngineDeadError(message)
+    if event.error_code == "internal_error":  # a fault of the engine's own, which ended this request alone
+        return ApiError(message, status=500, code=event.error_code)
+    return RequestError(message, code=event.error_code, param=event.error_param)

@@ -1,0 +1,1 @@
+"""What clients demand of the form of a text, as grammars that the engine enforces."""

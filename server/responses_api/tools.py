@@ -1,0 +1,255 @@
+"""The tools of /v1/responses as functions of a chat, and the calls of these functions as clients want them
+back.
+
+All that the client runs is a function here: those of a namespace have its name before their own, a custom
+tool has its text as one argument. Tools that a server would have to run are an offer that is not taken up.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from headway.server.base.errors import ApiError
+from headway.server.base.field_names import FieldNames
+from headway.server.generation.choice_output import NumberedCall
+from headway.server.protocol.checks import check_count, missing, require
+from headway.server.protocol.response_objects import (
+    CallItem,
+    CustomCallItem,
+    FunctionCallItem,
+    SearchCallItem,
+)
+from headway.server.protocol.responses import (
+    ChoiceOfTools,
+    ResponsesRequest,
+    ResponseTool,
+    ToolReference,
+)
+from headway.server.protocol.tools import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    NamedChoice,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+)
+from headway.server.protocol.unserved import PAGE
+
+FUNCTION, CUSTOM, NAMESPACE, SEARCH = "function", "custom", "namespace", "tool_search"
+TYPES = (FUNCTION, CUSTOM, NAMESPACE, SEARCH)
+CALLABLE = (FUNCTION, CUSTOM)
+ITEMS_WITH_TOOLS = ("additional_tools", "tool_search_output")
+DEFAULT_NAMESPACE = "functions"  # of functions that are in no other
+MAX_MENTIONED = 2048  # tools of a request, wherever they stand
+MAX_SHOWN = 64  # characters of a type that are compared, and that an error repeats
+MISSPELT = 0.8  # a type at least as similar to one of TYPES is that one, misspelt
+INPUT = "input"  # the argument of a custom tool
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Returns the name by which the model calls a function of the namespace."""
+    return name if namespace in (None, "", DEFAULT_NAMESPACE) else f"{namespace}__{name}"
+
+
+def custom_arguments(text: str) -> str:
+    """Returns the arguments by which the model gives a custom tool the text."""
+    return msgspec.json.encode({INPUT: text}).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool as the client offers it. where: its path in the request."""
+
+    kind: str
+    name: str
+    namespace: str | None
+    where: str
+
+    @property
+    def function_name(self) -> str:
+        return function_name(self.name, self.namespace)
+
+    def is_meant_by(self, reference: ToolReference | ChoiceOfTools) -> bool:
+        if reference.type == NAMESPACE:
+            return reference.name is not None and reference.name == self.namespace
+        if reference.type == SEARCH:
+            return self.kind == SEARCH
+        return reference.type in CALLABLE and reference.name in (self.name, self.function_name)
+
+
+@dataclass(slots=True)
+class ResponseTools:
+    """Mutable: filled from a request, then read.
+
+    tools, choice: of the chat. ignored: the paths of what is not served and has no effect. offered: by the
+    function's name.
+    """
+
+    tools: list[Tool] = field(default_factory=list)
+    choice: ToolChoice | None = None
+    ignored: list[str] = field(default_factory=list)
+    offered: dict[str, Offered] = field(default_factory=dict)
+
+    def item(self, call: NumberedCall, item_id: str, status: str) -> CallItem:
+        """Returns the call by the name, and in the form, of the tool that the client offered."""
+        offered = self.offered.get(call.name) or Offered(FUNCTION, call.name, None, "")
+        namespace = offered.namespace or UNSET
+        if offered.kind == CUSTOM:
+            text = _custom_text(call.arguments)
+            return CustomCallItem(item_id, status, call.call_id, offered.name, text, namespace)
+        if offered.kind == SEARCH:
+            return SearchCallItem(item_id, status, call.call_id, _object(call.arguments) or {})
+        return FunctionCallItem(item_id, status, call.call_id, offered.name, call.arguments, namespace)
+
+
+def tools_of(body: ResponsesRequest, names: FieldNames) -> ResponseTools:
+    """Raises ApiError for tools and choices that are not served, by the request's own paths."""
+    found = ResponseTools()
+    offer = _offer(body, found.ignored)
+    offered = [one for one, _ in offer]
+    found.choice = _choice(body.tool_choice, offered)
+    allowed = _allowed(body.tool_choice, offered, found.ignored)
+    for one, function in offer:
+        if allowed is not None and one.function_name not in allowed:
+            continue
+        for path in (f"tools[{len(found.tools)}]", f"tools[{len(found.tools)}].function"):
+            names.add(path, one.where)
+        found.tools.append(function)
+        found.offered.setdefault(one.function_name, one)
+    return found
+
+
+def served(tools: Sequence[ResponseTool]) -> list[ResponseTool]:
+    return [tool for tool in tools if _is_served(tool)]
+
+
+def _offer(body: ResponsesRequest, ignored: list[str]) -> list[tuple[Offered, Tool]]:
+    """Returns the functions of `tools`, then those that the conversation brings: a search may find the same
+    several times."""
+    check_count("tools", body.tools, MAX_TOOLS, "tools")
+    given = [(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
+    added = [
+        (f"input[{i}].tools[{j}]", tool)
+        for i, item in enumerate(() if isinstance(body.input, str) else body.input)
+        if item.type in ITEMS_WITH_TOOLS
+        for j, tool in enumerate(item.tools or ())
+    ]
+    num_tools = sum(1 + len(tool.tools or ()) for _, tool in (*given, *added))
+    limit = f"at most {MAX_MENTIONED}, with those in namespaces and those of the conversation"
+    require(num_tools <= MAX_MENTIONED, "tools", f"{num_tools} tools", limit)
+    offer = [function for where, tool in given for function in _functions(tool, where, ignored)]
+    known = {offered.function_name for offered, _ in offer}
+    for where, tool in added:
+        for offered, function in _functions(tool, where, ignored):
+            if offered.function_name not in known:
+                known.add(offered.function_name)
+                offer.append((offered, function))
+    require(len(offer) <= MAX_TOOLS, "tools", f"{len(offer)} functions", f"at most {MAX_TOOLS}")
+    return offer
+
+
+def _is_served(tool: ResponseTool) -> bool:
+    return tool.type in TYPES and not (tool.type == SEARCH and tool.execution != "client")
+
+
+def _functions(
+    tool: ResponseTool, where: str, ignored: list[str], namespace: str | None = None
+) -> list[tuple[Offered, Tool]]:
+    """Returns the functions that the tool is."""
+    if tool.type is None:
+        raise missing(f"{where}.type")
+    if not _is_served(tool) or (namespace is not None and tool.type not in CALLABLE):
+        _check_spelling(tool.type, where)
+        ignored.append(where)
+        return []
+    name = SEARCH if tool.type == SEARCH else tool.name
+    if name is None:
+        raise missing(f"{where}.name")
+    if tool.type == NAMESPACE:
+        return [
+            function
+            for j, one in enumerate(tool.tools or ())
+            for function in _functions(one, f"{where}.tools[{j}]", ignored, name)
+        ]
+    definition = FunctionDefinition(
+        function_name(name, namespace), tool.description, tool.parameters, tool.strict
+    )
+    if tool.type == CUSTOM:
+        definition.parameters = _custom_parameters(tool)
+    return [(Offered(tool.type, name, namespace, where), Tool("function", definition))]
+
+
+def _custom_parameters(tool: ResponseTool) -> dict[str, Any]:
+    text: dict[str, Any] = {"type": "string"}
+    if tool.format is not UNSET and tool.format.definition is not None:
+        kind = tool.format.syntax or "given"
+        text["description"] = f"A text of this {kind} grammar:\n{tool.format.definition}"
+    return {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+
+
+def _check_spelling(kind: str, where: str) -> None:
+    close = difflib.get_close_matches(kind[:MAX_SHOWN], TYPES, 1, MISSPELT)
+    if close and close[0] != kind:
+        message = f"{where}.type is {kind[:MAX_SHOWN]!r}; did you mean {close[0]!r}?"
+        raise ApiError(message, param=f"{where}.type", code="invalid_value")
+
+
+def _allowed(
+    choice: str | ChoiceOfTools | None, offer: Sequence[Offered], ignored: list[str]
+) -> set[str] | None:
+    """Returns the names of the functions that may be called; None for all."""
+    if not isinstance(choice, ChoiceOfTools) or choice.type != "allowed_tools":
+        return None
+    check_count("tool_choice.tools", choice.tools, MAX_TOOLS, "tools")
+    allowed: set[str] = set()
+    for i, tool in enumerate(choice.tools or ()):
+        where = f"tool_choice.tools[{i}]"
+        if tool.type not in TYPES:
+            _check_spelling(tool.type, where)
+            ignored.append(where)
+            continue
+        meant = {offered.function_name for offered in offer if offered.is_meant_by(tool)}
+        require(bool(meant), f"{where}.name", repr(tool.name), "the name of one of the tools")
+        allowed |= meant
+    return allowed
+
+
+def _choice(choice: str | ChoiceOfTools | None, offer: Sequence[Offered]) -> ToolChoice | None:
+    if not isinstance(choice, ChoiceOfTools):
+        return choice
+    if choice.type == "allowed_tools":
+        mode = choice.mode or "auto"
+        require(mode in ("auto", "required"), "tool_choice.mode", repr(mode[:64]), "'auto' or 'required'")
+        return mode
+    if choice.type not in CALLABLE:
+        message = (
+            f"tool_choice.type is {choice.type[:64]!r}, it must be 'function', 'custom' or 'allowed_tools': this server "
+            f"runs no tools itself. See {PAGE}"
+        )
+        raise ApiError(message, param="tool_choice.type", code="unsupported_parameter")
+    if choice.name is None:
+        raise missing("tool_choice.name")
+    meant = [offered.function_name for offered in offer if offered.is_meant_by(choice)]
+    name = choice.name if choice.name in meant or not meant else meant[0]
+    return NamedChoice("function", NamedFunction(name))
+
+
+def _custom_text(arguments: str) -> str:
+    """Returns the text that the model gives a custom tool: it may write it without the object around it."""
+    value = _object(arguments)
+    text = None if value is None else value.get(INPUT)
+    return text if isinstance(text, str) else arguments
+
+
+def _object(arguments: str) -> dict[str, Any] | None:
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

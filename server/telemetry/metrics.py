@@ -1,0 +1,348 @@
+"""Collects what /metrics shows: the engine's latest snapshot as families, and what is observed in this
+process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import get_args
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from headway import __version__
+from headway.engine import MAX_DEPTH, STAGES, AuditOutcome, DraftCheckState, EngineStats, FinishReason
+from headway.server.base.config import MetricsNames
+from headway.server.base.errors import CODES
+from headway.server.engine.client import State
+from headway.server.telemetry.history import LAST_MINUTE_SECONDS, History
+from headway.server.telemetry.request_metrics import RequestMetrics
+from headway.server.telemetry.vllm_metrics import VllmCollector, step_token_buckets
+
+# The library adds a series with its creation time to every counter and histogram; no query needs it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+# Shown from the start: a counter that appears with its first event hides that event from rate().
+ENDINGS = {reason.value: 0 for reason in FinishReason}
+ENDPOINTS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
+OTHER = "other"
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 415, 429, 431, 499, 500, 503, 504)
+
+
+def endpoint_of(path: str) -> str:
+    """The label of an HTTP request: completions, chat, responses, messages or other."""
+    return ENDPOINTS.get(path, OTHER)
+
+
+class Metrics:
+    """Mutable: observed by generations and the access log, read by /metrics. One registry for the process."""
+
+    def __init__(
+        self,
+        read_stats: Callable[[], EngineStats],
+        read_restarts: Callable[[], int],
+        *,
+        read_state: Callable[[], State] = lambda: "serving",
+        read_draft_check: Callable[[], DraftCheckState] = lambda: "none",
+        model_name: str = "",
+        names: MetricsNames = "headway",
+        tool_format: str = "plain",
+    ) -> None:
+        """names: whose names the families have; with both each is there twice. tool_format: see
+        RequestMetrics."""
+        self._registry = CollectorRegistry()
+        self.requests = RequestMetrics(self._registry, tool_format)
+        self._responses = Counter(
+            "headway_http_responses",
+            "HTTP answers by endpoint (completions, chat, responses, messages, other) and status; 499: the client left before it began.",
+            ["endpoint", "status"],
+            registry=self._registry,
+        )
+        self._errors = Counter(
+            "headway_http_errors",
+            "Errors that clients were told, by code, as an HTTP answer or as an event of a stream.",
+            ["code"],
+            registry=self._registry,
+        )
+        for endpoint in (*ENDPOINTS.values(), OTHER):
+            for status in STATUSES:
+                self._responses.labels(endpoint, str(status))
+        for code in (*CODES, OTHER):
+            self._errors.labels(code)
+        self.history = History(read_stats, self.requests.latencies)
+        self._registry.register(EngineCollector(read_stats, read_restarts, read_state, self.history))
+        self._registry.register(_DraftCheck(read_draft_check))
+        self._registry.register(_Constant(model_name))
+        process, vllm = CollectorRegistry(), CollectorRegistry()
+        ProcessCollector(registry=process)
+        vllm.register(VllmCollector(read_stats, self.requests, model_name))
+        shown = {"headway": [self._registry], "vllm": [vllm], "both": [self._registry, vllm]}
+        self._shown = [*shown[names], process]
+
+    def count_response(self, endpoint: str, status: int) -> None:
+        self._responses.labels(endpoint, str(status)).inc()
+
+    def count_error(self, code: str | None) -> None:
+        self._errors.labels(code if code in CODES else OTHER).inc()
+
+    def text(self) -> bytes:
+        return b"".join(map(generate_latest, self._shown))
+
+    def families(self) -> Iterable[Metric]:
+        """Returns the metric families of a scrape, for the page that documents them."""
+        return (family for registry in self._shown for family in registry.collect())
+
+
+class EngineCollector(Collector):
+    """Builds the engine's families anew for each scrape."""
+
+    def __init__(
+        self,
+        read_stats: Callable[[], EngineStats],
+        read_restarts: Callable[[], int],
+        read_state: Callable[[], State],
+        history: History,
+    ) -> None:
+        self._read_stats = read_stats
+        self._read_restarts = read_restarts
+        self._read_state = read_state
+        self._history = history
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # registering must not read an engine that has not started
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._read_stats()
+        yield from _gauges(stats)
+        yield from _counters(stats)
+        yield _states(self._read_state())
+        yield from _recent_speculation(self._history)
+        yield _counter(
+            "headway_engine_restarts", "Times the engine process was restarted.", self._read_restarts()
+        )
+        yield _per_position(
+            "headway_spec_decode_num_draft_tokens_per_pos",
+            "Drafts by position.",
+            stats.draft_tokens_per_position,
+        )
+        yield _per_position(
+            "headway_spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafts by position.",
+            stats.accepted_tokens_per_position,
+        )
+        yield _labelled(
+            "headway_requests_finished",
+            "Requests that ended, by reason.",
+            "reason",
+            ENDINGS | stats.finished_by_reason,
+        )
+        yield _histogram_of(
+            "headway_spec_decode_depth",
+            "Depth chosen, by round.",
+            stats.rounds_by_depth,
+            range(MAX_DEPTH + 1),
+        )
+        yield _histogram_of(
+            "headway_tokens_per_round",
+            "Tokens that a row got in a round, the bonus token included; its mean is the acceptance length.",
+            stats.row_rounds_by_emitted_tokens,
+            range(1, MAX_DEPTH + 2),
+        )
+        yield HistogramMetricFamily(
+            "headway_tokens_per_step",
+            "Prompt tokens that a step of the engine computed and tokens that it generated.",
+            buckets=step_token_buckets(stats),
+            sum_value=stats.num_step_tokens,
+        )
+
+
+class _DraftCheck(Collector):
+    """The result of the engine's check of its MTP head."""
+
+    def __init__(self, read: Callable[[], DraftCheckState]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield _one_of(
+            "headway_spec_decode_check_state",
+            "1 for what the engine found of the MTP head when it started, 0 for the others; failed turns speculation off.",
+            get_args(DraftCheckState),
+            self._read(),
+        )
+
+
+class _Constant(Collector):
+    """A metric that is constant while the server runs."""
+
+    def __init__(self, model_name: str) -> None:
+        self._labels = {"version": __version__, "model": model_name}
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("headway_server", "Version of the server, name of its model.", self._labels)
+
+
+def _states(state: State) -> Metric:
+    described = "1 for the state that the engine is in, 0 for the others."
+    return _one_of("headway_engine_state", described, get_args(State), state)
+
+
+def _one_of(name: str, documentation: str, states: Iterable[str], current: str) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=["state"])
+    for state in states:
+        family.add_metric([state], float(state == current))
+    return family
+
+
+def _recent_speculation(history: History) -> Iterator[Metric]:
+    """NaN where nothing was drafted, or no round was timed."""
+    recent = history.recent(LAST_MINUTE_SECONDS)
+    yield GaugeMetricFamily(
+        "headway_spec_decode_acceptance_ratio",
+        "Accepted drafts over drafts in the last minute.",
+        _or_nan(recent.acceptance_ratio),
+    )
+    yield GaugeMetricFamily(
+        "headway_spec_decode_acceptance_length",
+        "Tokens that a row got in a round in the last minute, on average, the bonus token included.",
+        _or_nan(recent.acceptance_length),
+    )
+    yield GaugeMetricFamily(
+        "headway_spec_decode_estimated_speedup_ratio",
+        "Tokens a second of the last minute's rounds over what rounds without drafts would have given, estimated from measured times of rounds.",
+        _or_nan(recent.speedup),
+    )
+    yield GaugeMetricFamily(
+        "headway_spec_decode_acceptance_in_band",
+        "0 while first drafts are accepted less than half as often as in the last hours, else 1, also while too few were drafted to tell.",
+        float(history.acceptance_watch.is_in_band),
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "headway_num_requests_running", "Requests that hold a row.", stats.num_requests_running
+    )
+    yield GaugeMetricFamily(
+        "headway_num_requests_waiting", "Requests that wait for a row.", stats.num_requests_waiting
+    )
+    yield GaugeMetricFamily(
+        "headway_kv_cache_usage_ratio",
+        "Blocks owned by requests, some before they need them, over all blocks.",
+        stats.num_kv_blocks_used / max(1, stats.num_kv_blocks),
+    )
+    blocks = GaugeMetricFamily(
+        "headway_kv_cache_blocks",
+        "KV blocks: all, owned by requests, kept for prefix reuse only.",
+        labels=["state"],
+    )
+    blocks.add_metric(["total"], stats.num_kv_blocks)
+    blocks.add_metric(["used"], stats.num_kv_blocks_used)
+    blocks.add_metric(["cached"], stats.num_kv_blocks_cached)
+    yield blocks
+    config = GaugeMetricFamily(
+        "headway_cache_config_info",
+        "Always 1; its labels are the tokens of a KV block and the number of all blocks.",
+        labels=["block_size", "num_gpu_blocks"],
+    )
+    if stats.num_kv_blocks:  # the engine has told its sizes
+        config.add_metric([str(stats.kv_block_size), str(stats.num_kv_blocks)], 1)
+    yield config
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    yield _counter("headway_prompt_tokens", "Tokens of prompts.", stats.num_prompt_tokens)
+    yield _counter(
+        "headway_prefix_cache_hit_tokens",
+        "Tokens of prompts that came from the prefix cache.",
+        stats.num_cached_prompt_tokens,
+    )
+    yield _counter(
+        "headway_prefix_cache_query_tokens",
+        "Tokens of prompts that were looked up in the prefix cache.",
+        stats.num_prefix_query_tokens,
+    )
+    yield _counter("headway_generation_tokens", "Tokens generated.", stats.num_generation_tokens)
+    yield _counter("headway_engine_steps", "Steps of the engine's loop.", stats.num_steps)
+    yield _counter(
+        "headway_spec_decode_num_drafts", "Windows of drafts: one a row and round.", stats.num_drafts
+    )
+    yield _counter("headway_spec_decode_num_draft_tokens", "Drafted tokens.", stats.num_draft_tokens)
+    yield _counter("headway_spec_decode_num_accepted_tokens", "Accepted drafts.", stats.num_accepted_tokens)
+    yield _labelled(
+        "headway_stage_seconds",
+        "Seconds that the device worked on prefill, and in rounds on drafts, on the target's forward pass (prompts that "
+        "share it included), on waiting for the masks of grammars and on the bookkeeping around them; by the device's own clock.",
+        "stage",
+        dict.fromkeys(STAGES, 0.0) | stats.stage_seconds,
+    )
+    yield _counter("headway_graph_replays", "Rounds replayed as CUDA graphs.", stats.num_graph_replays)
+    yield _counter(
+        "headway_preemptions", "Requests that gave their blocks back and start over.", stats.num_preemptions
+    )
+    yield _counter(
+        "headway_nan_logits",
+        "Requests that ended because their logits were NaN or infinite.",
+        stats.num_nan_logits,
+    )
+    yield _counter(
+        "headway_masked_rows",
+        "Rows of steps whose next tokens a grammar restricted.",
+        stats.num_masked_rows,
+    )
+    yield _labelled(
+        "headway_audits",
+        "Finished requests that were computed again without drafts (--audit-rate), with the same tokens and log-probabilities or with different ones, "
+        "and those that were dropped because the server was not idle for so long.",
+        "outcome",
+        dict.fromkeys(get_args(AuditOutcome), 0) | stats.audits_by_outcome,
+    )
+
+
+def _counter(name: str, documentation: str, value: int) -> Metric:
+    return CounterMetricFamily(name, documentation, value)
+
+
+def _labelled(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, documentation, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+def _per_position(name: str, documentation: str, values: list[int]) -> Metric:
+    by_position = {str(position): value for position, value in enumerate(values, start=1)}
+    return _labelled(name, documentation, "position", by_position)
+
+
+def _histogram_of(name: str, documentation: str, counts: Mapping[int, int], values: range) -> Metric:
+    """Exact counts of small numbers, one bucket each: {1: 5, 3: 2} -> le=1: 5, le=2: 5, le=3: 7, +Inf: 7."""
+    buckets, total = [], 0
+    for value in values:
+        total += counts.get(value, 0)
+        buckets.append((f"{value}.0", float(total)))
+    assert total == sum(counts.values()), f"{name} has values outside {values}: {counts}"
+    buckets.append(("+Inf", float(total)))
+    weighted_sum = sum(value * count for value, count in counts.items())
+    return HistogramMetricFamily(name, documentation, buckets=buckets, sum_value=weighted_sum)
