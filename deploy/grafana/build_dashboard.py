@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grafana_foundation_sdk.builders import common, gauge, heatmap, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import common, gauge, heatmap, stat, timeseries
 from grafana_foundation_sdk.builders import dashboard as dashboards
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -13,14 +13,11 @@ from grafana_foundation_sdk.models.common import (
     LegendPlacement,
     StackingMode,
     TooltipDisplayMode,
-    VisibilityMode,
 )
 from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
     Threshold,
     ThresholdsMode,
-    ValueMap,
-    ValueMappingResult,
     VariableRefresh,
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
@@ -36,12 +33,6 @@ HISTOGRAMS = {
     "End to end": "headway_request_duration_seconds",
     "Time in the queue": "headway_queue_time_seconds",
 }
-IN_BAND = ValueMap(
-    options={
-        "0": ValueMappingResult(text="below half of what was usual", color="red", index=0),
-        "1": ValueMappingResult(text="as usual", color="green", index=1),
-    }
-)
 Queries = dict[str, str]  # {legend: expression}
 
 
@@ -89,7 +80,7 @@ def _now() -> list[stat.Panel | gauge.Panel]:
     ]  # fmt: skip
 
 
-def _speculation() -> list[timeseries.Panel | heatmap.Panel | statetimeline.Panel]:
+def _speculation() -> list[timeseries.Panel | heatmap.Panel]:
     per_position = [f"headway_spec_decode_num_{kind}_tokens_per_pos_total" for kind in ("accepted", "draft")]
     accepted, drafted = (_sum(name, by="position") for name in per_position)
     return [
@@ -106,7 +97,6 @@ def _speculation() -> list[timeseries.Panel | heatmap.Panel | statetimeline.Pane
                "by the model": f"{_sum('headway_generation_tokens_total')} - {_sum('headway_spec_decode_num_accepted_tokens_total')}"},
                "tokens/s", is_stacked=True)
         .description("Where the tokens come from: free from the MTP head, or from the target model."),
-        _in_band(),
         _chart("Audits", {"{{outcome}}": f"sum by (outcome) (increase(headway_audits_total{{{WHERE}}}[10m]))"}, "short", is_stacked=True)
         .description("Requests that were computed again without drafts, in ten minutes: each text must be the same."),
     ]  # fmt: skip
@@ -126,14 +116,6 @@ def _depths() -> heatmap.Panel:
     panel = panel.show_tooltip().cell_values(heatmap.CellValues().unit("rounds/s"))
     panel = panel.description("Rounds a second with each number of drafts, of all instances.")
     return panel.with_target(query)
-
-
-def _in_band() -> statetimeline.Panel:
-    query = Dataquery().expr(f"headway_spec_decode_acceptance_in_band{{{WHERE}}}")
-    panel = statetimeline.Panel().title("Acceptance of first drafts").datasource(SOURCE).span(12).height(8)
-    panel = panel.mappings([IN_BAND]).show_value(VisibilityMode.NEVER)
-    panel = panel.description("Whether first drafts are accepted as often as in the hours before.")
-    return panel.with_target(query.legend_format("{{instance}}"))
 
 
 def _latency() -> list[timeseries.Panel]:

@@ -18,7 +18,6 @@ from itertools import pairwise
 import msgspec
 
 from headway.engine import EngineStats
-from headway.server.telemetry.acceptance_watch import AcceptanceWatch
 
 POINT_SECONDS = 1.0
 NUM_POINTS = 900
@@ -144,7 +143,6 @@ class History:
         self._read_stats = read_stats
         self._read_latencies = read_latencies
         self._clock = clock
-        self.acceptance_watch = AcceptanceWatch()
         self._readings: deque[Reading] = deque(maxlen=int(LAST_MINUTE_SECONDS / POINT_SECONDS) + 1)
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
 
@@ -199,14 +197,7 @@ class History:
         return Recent(next(reading for reading in self._readings if reading.seconds >= limit), new)
 
     def _read(self) -> None:
-        reading = Reading(self._clock(), self._read_stats(), self._read_latencies())
-        self._readings.append(reading)
-        drafted, accepted = (
-            reading.stats.draft_tokens_per_position,
-            reading.stats.accepted_tokens_per_position,
-        )
-        if drafted:
-            self.acceptance_watch.read(reading.seconds, drafted[0], accepted[0])
+        self._readings.append(Reading(self._clock(), self._read_stats(), self._read_latencies()))
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:

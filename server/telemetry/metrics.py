@@ -229,11 +229,6 @@ def _recent_speculation(history: History) -> Iterator[Metric]:
         "Tokens a second of the last minute's rounds over what rounds without drafts would have given, estimated from measured times of rounds.",
         _or_nan(recent.speedup),
     )
-    yield GaugeMetricFamily(
-        "headway_spec_decode_acceptance_in_band",
-        "0 while first drafts are accepted less than half as often as in the last hours, else 1, also while too few were drafted to tell.",
-        float(history.acceptance_watch.is_in_band),
-    )
 
 
 def _or_nan(value: float | None) -> float:

@@ -98,26 +98,6 @@ def test_the_estimated_speedup_is_that_of_the_last_minute_and_nan_before_the_fir
     assert samples(metrics)["headway_spec_decode_estimated_speedup_ratio",] == 2.5
 
 
-def test_a_fall_of_first_drafts_shows_once_it_is_in_the_mean_of_twelve_windows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of the first position alone, counted from the first reading that has positions: 29 windows of 80 %,
-    then 10 %."""
-    seconds, stats = 0.0, EngineStats()
-    metrics = Metrics(lambda: stats, lambda: 0)
-    monkeypatch.setattr(metrics.history, "_clock", lambda: seconds)
-    metrics.history.add_point(0.0)
-    shown, drafted, accepted = [samples(metrics)["headway_spec_decode_acceptance_in_band",]], 0, 0
-    for newly_accepted in [240] * 30 + [30] * 10:
-        seconds, drafted, accepted = seconds + 10, drafted + 300, accepted + newly_accepted
-        stats = EngineStats(
-            draft_tokens_per_position=[drafted, drafted], accepted_tokens_per_position=[accepted, drafted]
-        )
-        metrics.history.add_point(seconds)
-        shown.append(samples(metrics)["headway_spec_decode_acceptance_in_band",])
-    assert shown == [1.0] * 37 + [0.0] * 4
-
-
 @pytest.mark.parametrize("state", get_args(DraftCheckState))
 def test_the_result_of_the_heads_check_is_one_of_the_states(state: DraftCheckState) -> None:
     found = samples(Metrics(EngineStats, lambda: 0, read_draft_check=lambda: state))
