@@ -17,7 +17,6 @@ class ModelSource:
 
     name: str | None = None
     revision: str | None = None
-    download_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ class ServerConfig:
     admin_key: str | None = field(default=None, repr=False)
     cors_origin: list[str] = field(default_factory=list)
     max_body_bytes: int = 8 * 2**20
-    max_waiting_tokens: int | None = None
     request_timeout: float = 0.0
     engine_timeout: float = 10.0
     keep_alive: float = 15.0

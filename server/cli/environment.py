@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from headway.server.cli.foreign_flags import INSTEAD
+from headway.server.cli.foreign_flags import INSTEAD, REMOVED
 
 PREFIX = "HEADWAY_"
 # Beside a Service called headway, or headway-NAME, a pod gets these: of each port its protocol, number and
@@ -52,7 +52,10 @@ def _is_of_a_service(name: str, value: str) -> bool:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    instead = INSTEAD.get(name.removeprefix(PREFIX).lower().replace("_", "-"), "")
+    flag = name.removeprefix(PREFIX).lower().replace("_", "-")
+    if flag in REMOVED:
+        return f"; it was removed: use {REMOVED[flag]}"
+    instead = INSTEAD.get(flag, "")
     if re.fullmatch("--[a-z-]+", instead):
         return f"; use {PREFIX}{instead[2:].replace('-', '_').upper()}"
     names = [other.removeprefix(PREFIX) for other in known]

@@ -1,5 +1,5 @@
-"""Flags of vLLM, SGLang and llama-server on this command line: taken where they change nothing, else refused
-with what to use.
+"""Flags that are not this version's: those of vLLM, SGLang and llama-server are taken where they change
+nothing, else refused with what to use; so are those that were removed.
 
 The names are those of `vllm serve`, `sglang.launch_server` and `llama-server`. No value is repeated: it may
 be a key.
@@ -13,7 +13,12 @@ from difflib import get_close_matches
 _MODEL = "the model without a flag: headway serve MODEL"
 _DEVICES = "one server for each GPU: CUDA_VISIBLE_DEVICES=0 headway serve, behind a load balancer"
 _REQUESTS = "the field of that name in requests, or generation_config.json in the model's folder"
-# What to use instead.
+# Flags that earlier versions had, and what to use instead.
+REMOVED = {
+    "download-dir": "the variable HF_HUB_CACHE",
+    "max-waiting-tokens": "--max-waiting, a number of requests",
+}
+# What to use instead of flags of other servers.
 INSTEAD = {
     "model": _MODEL, "model-path": _MODEL, "m": _MODEL, "hf": _MODEL, "hf-repo": _MODEL,
     "max-num-seqs": "--max-running", "max-running-requests": "--max-running", "parallel": "--max-running", "np": "--max-running",
@@ -141,6 +146,8 @@ def _is_harmless(name: str, value: str | None) -> bool:
 
 
 def _refusal(flag: str, name: str, flags: Collection[str]) -> str:
+    if name in REMOVED:
+        return f"{flag} was removed: use {REMOVED[name]}"
     if name in INSTEAD:
         return f"{flag} is a flag of other servers: use {INSTEAD[name]}"
     if name in NOT_SERVED:

@@ -67,9 +67,7 @@ def _path(name: str) -> Path:
 def _downloaded(repository: str, source: ModelSource) -> Path:
     """Finds what a download has left on this machine, whole or not."""
     try:
-        folder = snapshot_download(
-            repository, revision=source.revision, cache_dir=source.download_dir, local_files_only=True
-        )
+        folder = snapshot_download(repository, revision=source.revision, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError) as error:
         raise ModelError(
             f"{repository} is not on this machine ({_first_line(error)}); let `hf download {repository}` or `headway serve "
@@ -85,7 +83,6 @@ def _download(repository: str, source: ModelSource) -> Path:
         folder = snapshot_download(
             repository,
             revision=source.revision,
-            cache_dir=source.download_dir,
             allow_patterns=WANTED_FILES,
             ignore_patterns=UNWANTED_FILES,
         )

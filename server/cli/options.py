@@ -178,7 +178,6 @@ class Option:
 
 MODEL = [
     Option("revision", str, None, "branch, tag or commit on the Hub", "NAME"),
-    Option("download-dir", str, None, "where downloads are kept (default: the Hub's own cache)", "PATH"),
     Option("device", one_of("auto", "cpu", "cuda"), "auto", "auto, cpu or cuda", "NAME"),
     Option("dtype", one_of("auto", "float32", "float64", "bfloat16", "float16"), "auto",
            "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
@@ -237,7 +236,6 @@ SERVER = [
            "KEY", is_secret=True),
     Option("cors-origin", parse_origin, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
     Option("max-body", parse_body_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
-    Option("max-waiting-tokens", parse_count, None, "prompt tokens that may wait; more get status 429 (default: no limit)"),
     Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
     Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for so long is replaced; one that "
            "computes or loads is not", "S"),

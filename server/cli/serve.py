@@ -32,7 +32,6 @@ from headway.server.cli.redaction import without_credentials
 from headway.server.engine.client import EngineClient
 from headway.server.engine.process import Patience
 from headway.server.formats import find_format
-from headway.server.generation.in_flight import InFlight
 from headway.server.grammar.grammars import Grammars
 from headway.server.http.keys import Keys
 from headway.server.requests.access import RequestRecord
@@ -93,7 +92,6 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             output_format=output_format,
             limits=_service_limits(config),
             keys=Keys(tuple(config.api_key), config.admin_key),
-            running=InFlight(config.max_waiting_tokens),
             other_names=tuple(dict.fromkeys(n for n in other_names if n != name)),
             tokenizer_info=load_tokenizer_info(folder, None if template is None else template.source),
         )

@@ -1,27 +1,23 @@
-"""The generations in flight: found by id to be aborted, counted for /load, bounded in waiting tokens."""
+"""The generations in flight: found by id to be aborted, and counted for /load."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from headway.engine import QueueFullError
 from headway.server.base.errors import ApiError
 from headway.server.generation.generation import Generation
 
 
 class InFlight:
-    """Mutable: its entries are made and removed by the answers. max_waiting_tokens: None for no limit."""
+    """Mutable: its entries are made and removed by the answers."""
 
-    def __init__(self, max_waiting_tokens: int | None = None) -> None:
-        self._max_waiting_tokens = max_waiting_tokens
+    def __init__(self) -> None:
         self._generations: dict[Generation, tuple[str, ...]] = {}
 
     @contextmanager
     def entry(self, generation: Generation, names: Iterable[str]) -> Iterator[None]:
-        """Registers the generation while it runs. Raises QueueFullError when too many prompt tokens wait
-        already."""
-        self._check_room(generation.num_waiting_tokens)
+        """Registers the generation while it runs."""
         self._generations[generation] = tuple(names)
         try:
             yield
@@ -43,13 +39,3 @@ class InFlight:
         for generation in found:
             generation.fail(ApiError("the request was aborted by the operator", status=410, code="aborted"))
         return len(found)
-
-    def _check_room(self, num_tokens: int) -> None:
-        """Admits a request larger than the limit only when no other tokens wait."""
-        limit, waiting = self._max_waiting_tokens, self.num_waiting_tokens
-        if limit is not None and waiting and waiting + num_tokens > limit:
-            raise QueueFullError(
-                f"{waiting} prompt tokens wait and this request has {num_tokens}, the limit is {limit} "
-                "(max_waiting_tokens); try again later",
-                code="queue_full",
-            )

@@ -29,6 +29,7 @@ from headway.server.app import create_app
 from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options, serve
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
+from headway.server.cli.foreign_flags import REMOVED
 from headway.server.cli.options import Option, parse_size, read_values
 from headway.server.cli.serve import DrainingServer
 from headway.server.requests.services import Services
@@ -65,17 +66,17 @@ def test_without_arguments_the_defaults_serve_the_embedded_model(served: list[Se
 
 def test_every_flag_arrives(served: list[Served]) -> None:
     line = """serve ORG/NAME --host ::1 --port 9 --served-model-name m --served-model-name n --drain-seconds 1.5 --log-level debug
-        --revision v1 --download-dir /d --device cpu --dtype float64 --max-model-len 100 --threads 2
+        --revision v1 --device cpu --dtype float64 --max-model-len 100 --threads 2
         --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
-        --api-key b --admin-key c --cors-origin * --max-body 1MiB --max-waiting-tokens 9 --request-timeout 60
+        --api-key b --admin-key c --cors-origin * --max-body 1MiB --request-timeout 60
         --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
         --deterministic --fast-math --require-speculation --force-include-usage --unknown-fields refuse --metrics-names both --chat-template /t"""
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name=["m", "n"], drain_seconds=1.5, log_level="debug", unix_socket="/s",
         tls_cert="/c", tls_key="/k", api_key=["a", "b"], admin_key="c", cors_origin=["*"], max_body_bytes=2**20,
-        max_waiting_tokens=9, request_timeout=60.0, keep_alive=5.0,
+        request_timeout=60.0, keep_alive=5.0,
         log_format="json", otlp_endpoint="http://c", force_include_usage=True, unknown_fields="refuse", metrics_names="both", chat_template="/t",
     )  # fmt: skip
     engine = EngineConfig(
@@ -84,7 +85,7 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         load_format="dummy", synthetic_acceptance=(0.9, 0.8, 0.7, 0.0), log_level="debug", log_format="json",
         deterministic=True, fast_math=True, require_speculation=True,
     )  # fmt: skip
-    assert served == [(server, ModelSource("ORG/NAME", "v1", "/d"), engine)]
+    assert served == [(server, ModelSource("ORG/NAME", "v1"), engine)]
 
 
 def test_variables_set_flags_and_the_command_line_wins(
@@ -143,13 +144,22 @@ def test_the_pages_name_only_flags_that_exist(page: str) -> None:
     flags = set(re.findall(r"`--([a-z-]+)`", Path(__file__).parents[2].joinpath(page).read_text()))
     assert len(flags) > 10
     others = {"trust-remote-code", "max-num-seqs"}  # of other servers
-    assert flags - others <= {name for option in ALL_OPTIONS for name in (option.flag, *option.aliases)}
+    assert flags - others - REMOVED.keys() <= {
+        name for option in ALL_OPTIONS for name in (option.flag, *option.aliases)
+    }
 
 
 def test_every_flag_of_the_server_is_explained() -> None:
     page = Path(__file__).parents[2].joinpath("docs/running.md").read_text()
     served = [option for group in cli.SERVE_GROUPS.values() for option in group]
     assert [o.flag for o in served for name in (o.flag, *o.aliases) if f"`--{name}`" not in page] == []
+
+
+def test_the_page_says_what_to_write_instead_of_each_removed_flag() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/running.md").read_text()
+    table = page[page.index("| removed | instead |") :].partition("\n\n")[0]
+    told = dict(re.findall(r"^\| `--([a-z-]+)` \| (.+) \|$", table, re.MULTILINE))
+    assert {flag: instead.replace("`", "") for flag, instead in told.items()} == REMOVED
 
 
 def test_the_readme_is_short() -> None:
@@ -205,11 +215,6 @@ WRONG = [
     ("HEADWAY_DRAIN_SECONDS", "nan", "HEADWAY_DRAIN_SECONDS is 'nan'"),
     ("HEADWAY_API_KEY", "", "HEADWAY_API_KEY is '', it must be 1 character or more"),
     ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is a text of 3 characters (not shown), it must be"),
-    (
-        "HEADWAY_MAX_WAITING_TOKENS",
-        "0",
-        "HEADWAY_MAX_WAITING_TOKENS is '0', it must be a whole number, 1 or more",
-    ),
 ]
 
 

@@ -67,6 +67,7 @@ def test_what_kubernetes_sets_for_a_service_is_ignored_and_told_once(
         ("HEADWAY_APIKEY", "did you mean HEADWAY_API_KEY?"),
         ("HEADWAY_SERVED_MODEL_NAMES", "did you mean HEADWAY_SERVED_MODEL_NAME?"),
         ("HEADWAY_MAX_NUM_SEQS", "use HEADWAY_MAX_RUNNING"),
+        ("HEADWAY_DOWNLOAD_DIR", "it was removed: use the variable HF_HUB_CACHE"),
         ("HEADWAY_COLOUR", "`headway serve --help` names all in brackets"),
     ],
 )

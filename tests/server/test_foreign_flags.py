@@ -72,6 +72,11 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
         ("--max_model_len 5", "there is no --max_model_len; did you mean --max-model-len?"),
         ("--depht 3", "there is no --depht; did you mean --depth?"),
         ("--colour", "there is no --colour; --help names all flags"),
+        ("--download-dir /models", "--download-dir was removed: use the variable HF_HUB_CACHE"),
+        (
+            "--max-waiting-tokens=9",
+            "--max-waiting-tokens was removed: use --max-waiting, a number of requests",
+        ),
         (f"--apikey {KEY}", "there is no --apikey; did you mean --api-key?"),
         (f"--api_key={KEY}", "did you mean --api-key?"),
         (f"--hf-token {KEY}", "use the variable HF_TOKEN"),
@@ -93,14 +98,16 @@ def test_other_flags_are_refused_with_what_to_use_and_without_their_values(
 
 
 def test_what_is_to_be_used_exists_and_no_flag_is_in_two_tables() -> None:
-    flags = {flag for text in foreign_flags.INSTEAD.values() for flag in re.findall(r"--[a-z-]+", text)}
+    instead = {**foreign_flags.INSTEAD, **foreign_flags.REMOVED}
+    flags = {flag for text in instead.values() for flag in re.findall(r"--[a-z-]+", text)}
     assert len(flags) > 20
     assert flags <= OURS
     refused, harmless = (
-        {*foreign_flags.INSTEAD, *foreign_flags.NOT_SERVED},
+        {*instead, *foreign_flags.NOT_SERVED},
         {*foreign_flags.HARMLESS, *foreign_flags.HARMLESS_WITH_VALUE},
     )
-    assert foreign_flags.INSTEAD.keys().isdisjoint(foreign_flags.NOT_SERVED)
+    assert len(instead) == len(foreign_flags.INSTEAD) + len(foreign_flags.REMOVED)
+    assert instead.keys().isdisjoint(foreign_flags.NOT_SERVED)
     assert foreign_flags.HARMLESS.isdisjoint(foreign_flags.HARMLESS_WITH_VALUE)
     assert refused.isdisjoint(harmless)
     assert foreign_flags.ONE_OF_SOME.keys() <= refused

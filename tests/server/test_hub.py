@@ -38,9 +38,9 @@ logging.basicConfig(level="INFO")
 from headway.engine import ModelError
 from headway.server.base.config import ModelSource
 from headway.server.cli.hub import model_folder
-name, revision, folder = (argument or None for argument in sys.argv[1:])
+name, revision = (argument or None for argument in sys.argv[1:])
 try:
-    print(model_folder(ModelSource(name, revision, folder)))
+    print(model_folder(ModelSource(name, revision)))
 except ModelError as error:
     sys.exit(str(error))
 """
@@ -132,13 +132,11 @@ def hub(running_hub: StandIn) -> StandIn:
     return running_hub
 
 
-def resolve(
-    home: Path, name: str, revision: str = "", folder: str = "", **variables: str
-) -> subprocess.CompletedProcess[str]:
+def resolve(home: Path, name: str, revision: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment = {**kept, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", **variables}
     return subprocess.run(
-        [sys.executable, "-P", "-c", RESOLVE, name, revision, folder],
+        [sys.executable, "-P", "-c", RESOLVE, name, revision],
         env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -165,7 +163,7 @@ def test_a_repository_is_fetched_without_code_and_pickle_and_kept_for_offline_us
 
 def test_revision_and_download_folder_are_respected(hub: StandIn, tmp_path: Path) -> None:
     wanted = tmp_path / "here"
-    fetched = resolve(tmp_path, "ORG/NAME", "v1", str(wanted), HF_ENDPOINT=hub.url)
+    fetched = resolve(tmp_path, "ORG/NAME", "v1", HF_HUB_CACHE=str(wanted), HF_ENDPOINT=hub.url)
     assert fetched.returncode == 0, fetched.stderr
     folder = Path(fetched.stdout.strip())
     assert folder.is_relative_to(wanted)

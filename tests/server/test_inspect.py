@@ -18,6 +18,7 @@ from headway_testing import inspection, tiny_tokenizers
 from headway_testing.chat_templates import QWEN
 from headway_testing.checkpoints import mimo_config, random_mimo, random_tensors, write_folder
 from headway_testing.daemon import headway_command
+from huggingface_hub import constants
 
 from headway.engine import EngineConfig, EngineDeadError, Inspection, InspectionRequest
 from headway.engine.inspection.inspector import inspect_model
@@ -174,21 +175,25 @@ def test_options_that_do_not_exist_are_errors(
     assert err.startswith(f"headway: {told}")
 
 
-def test_nothing_is_downloaded(tell: Any, tmp_path: Path) -> None:
-    status, out, err = tell("ORG/NAME", "--download-dir", tmp_path)
+def test_nothing_is_downloaded(tell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    status, out, err = tell("ORG/NAME")
     assert (status, out) == (1, "")
     assert err.startswith("headway: ORG/NAME is not on this machine")
     status, _, err = tell(tmp_path / "nowhere")
     assert (status, "is neither a folder nor" in err) == (1, True)
 
 
-def test_a_downloaded_model_is_found_by_its_name(tell: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_downloaded_model_is_found_by_its_name(
+    tell: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = "0" * 40
     repository = tmp_path / "hub" / "models--ORG--NAME"
     shutil.copytree(folder, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-    status, out, _ = tell("ORG/NAME", "--download-dir", tmp_path / "hub", "--device", "cpu")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    status, out, _ = tell("ORG/NAME", "--device", "cpu")
     assert status == 0
     assert lines_of(out)["model"] == "ORG/NAME (MiMoForCausalLM, family mimo)"
 

@@ -260,28 +260,6 @@ class TestLoad:
         }  # fmt: skip
         assert (idle["num_requests"], idle["num_waiting_tokens"]) == (0, 0)
 
-    async def test_beyond_the_limit_of_waiting_tokens_is_429(
-        self, connect: Connect, engine: FakeEngine
-    ) -> None:
-        async with connect(running=InFlight(max_waiting_tokens=100)) as client:
-            engine.stall_after = 0
-            posts = [asyncio.create_task(client.post(URL, json={"prompt": [1] * 150}))]
-            await until(lambda: len(engine.running) == 1)
-            refused = await client.post(URL, json={"prompt": [1]})
-            posts[0].cancel()
-            await asyncio.gather(*posts, return_exceptions=True)
-            engine.stall_after = 3  # one that has tokens waits no more
-            posts = [asyncio.create_task(client.post(URL, json={"prompt": [1] * 150}))]
-            await until(lambda: len(engine.running) == 1)
-            await asyncio.sleep(0.02)
-            engine.stall_after = None
-            accepted = await client.post(URL, json={"prompt": [1]})
-            posts[0].cancel()
-            await asyncio.gather(*posts, return_exceptions=True)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert refused.json()["error"]["code"] == "queue_full"
-        assert accepted.status_code == 200
-
 
 @pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])
 @pytest.mark.parametrize(
