@@ -42,6 +42,9 @@ logger = logging.getLogger("headway.server")
 
 SERVE_GROUPS = {
     "server": options.SERVER,
+    "access": options.ACCESS,
+    "requests": options.REQUESTS,
+    "logs and metrics": options.TELEMETRY,
     "model": options.MODEL,
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
@@ -92,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that
     closes stdout is none."""
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
-    arguments = _parser().parse_args(given, argparse.Namespace(remarks=remarks))
+    arguments = _parser(shows_all="--help-all" in given).parse_args(
+        given, argparse.Namespace(remarks=remarks)
+    )
     runs = {
         "serve": (_serve, SERVE_GROUPS),
         "warmup": (_warm_up, SERVE_GROUPS),
@@ -122,9 +127,9 @@ def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     if command not in FLAGS_OF_SERVERS:
         return argv, []
     options = _options(FLAGS_OF_SERVERS[command])
-    flags = {f"--{name}": o.parse is not parse_switch for o in options for name in (o.flag, *o.aliases)}
+    flags = {f"--{option.flag}": option.parse is not parse_switch for option in options}
     try:
-        own, remarks = own_arguments(argv[1:], {**flags, "-h": False, "--help": False})
+        own, remarks = own_arguments(argv[1:], {**flags, "-h": False, "--help": False, "--help-all": False})
     except UsageError as error:
         print(
             f"usage: headway {command} [MODEL] [--FLAG VALUE ...]\nheadway {command}: error: {error}",
@@ -134,7 +139,7 @@ def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     return [command, *own], remarks
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headway", description="Serves large language models, fast through their own MTP heads."
     )
@@ -188,8 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         (chat_parser, CHAT_GROUPS),
         (inspect_parser, INSPECT_GROUPS),
     ):
-        for title, group in groups.items():
-            add_options(command, title, group)
+        add_options(command, groups, shows_all=shows_all)
     return parser
 
 

@@ -60,4 +60,6 @@ def _hint(name: str, known: Iterable[str]) -> str:
         return f"; use {PREFIX}{instead[2:].replace('-', '_').upper()}"
     names = [other.removeprefix(PREFIX) for other in known]
     near = get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.8)
-    return f"; did you mean {PREFIX}{near[0]}?" if near else "; `headway serve --help` names all in brackets"
+    return (
+        f"; did you mean {PREFIX}{near[0]}?" if near else "; `headway serve --help-all` names all in brackets"
+    )

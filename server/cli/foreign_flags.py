@@ -153,4 +153,4 @@ def _refusal(flag: str, name: str, flags: Collection[str]) -> str:
     if name in NOT_SERVED:
         return f"{flag} is a flag of other servers: {NOT_SERVED[name]}"
     near = get_close_matches(f"--{name}", flags, n=1, cutoff=0.75)
-    return f"there is no {flag}" + (f"; did you mean {near[0]}?" if near else "; --help names all flags")
+    return f"there is no {flag}" + (f"; did you mean {near[0]}?" if near else "; --help-all names all flags")

@@ -150,17 +150,20 @@ Value = Parsed | list[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One flag. A parser raises ValueError whose message says what the value must be. is_secret: of a value
-    only its length is told."""
+    """One flag. A parser raises ValueError whose message says what the value must be.
+
+    is_list: it may be given again. is_secret: of a value only its length is told. is_for_few: --help leaves
+    it out, --help-all shows it.
+    """
 
     flag: str
     parse: Callable[[str], Parsed]
     default: Value
     help: str
     metavar: str = "N"
-    aliases: tuple[str, ...] = ()
     is_list: bool = False
     is_secret: bool = False
+    is_for_few: bool = False
 
     @property
     def key(self) -> str:
@@ -171,18 +174,53 @@ class Option:
         return "HEADWAY_" + self.key.upper()
 
     def variable_in(self, environment: Mapping[str, str]) -> str | None:
-        """The variable that sets this flag; its aliases have theirs."""
-        names = [self.variable, *("HEADWAY_" + alias.replace("-", "_").upper() for alias in self.aliases)]
-        return next((name for name in names if name in environment), None)
+        return self.variable if self.variable in environment else None
 
 
+SERVER = [
+    Option("host", str, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
+    Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
+    Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
+    Option("tls-cert", parse_pem_path, None, "serve https with this certificate (PEM); needs --tls-key", "PATH", is_secret=True),
+    Option("tls-key", parse_pem_path, None, "the key of --tls-cert", "PATH", is_secret=True),
+    Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
+    Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for so long is replaced; one that "
+           "computes or loads is not", "S", is_for_few=True),
+]  # fmt: skip
+ACCESS = [
+    Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "
+           "others see the command line", "KEY", is_list=True, is_secret=True),
+    Option("admin-key", parse_key, None, "the key for /abort and for changing limits; without it nobody may. Better in the variable, too",
+           "KEY", is_secret=True),
+    Option("cors-origin", parse_origin, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
+]  # fmt: skip
+REQUESTS = [
+    Option("served-model-name", str, [], "the model's name in the API (default: its folder or ORG/NAME); may be given again: "
+           "all are served, answers carry the first", "NAME", is_list=True),
+    Option("chat-template", str, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
+    Option("tool-format", str, None, "the form in which the model calls tools and reasons, such as hermes, qwen_xml or llama_json (default: as "
+           "its chat template tells; /ready shows it); plain for none", "NAME", is_for_few=True),
+    Option("max-body", parse_body_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
+    Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
+    Option("unknown-fields", one_of("ignore", "refuse"), "ignore", "what is done with fields of a body that nobody knows: ignore (a header "
+           "of the answer tells them) or refuse", "NAME", is_for_few=True),
+    Option("keep-alive", parse_seconds, 15.0, "silence in a stream before a comment is sent; 0 for none", "S", is_for_few=True),
+    Option("force-include-usage", parse_switch, False, "end every stream with its usage, whatever its stream_options say", is_for_few=True),
+]  # fmt: skip
+TELEMETRY = [
+    Option("log-level", one_of("debug", "info", "warning", "error"), "info", "debug, info, warning or error", "NAME"),
+    Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
+    Option("otlp-endpoint", str, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
+    Option("metrics-names", one_of("headway", "vllm", "both"), "headway", "whose names the metrics have: headway, vllm "
+           "(for dashboards, autoscalers and benchmarks made for vLLM), or both", "NAME", is_for_few=True),
+]  # fmt: skip
 MODEL = [
     Option("revision", str, None, "branch, tag or commit on the Hub", "NAME"),
     Option("device", one_of("auto", "cpu", "cuda"), "auto", "auto, cpu or cuda", "NAME"),
     Option("dtype", one_of("auto", "float32", "float64", "bfloat16", "float16"), "auto",
            "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
     Option("load-format", one_of("safetensors", "dummy"), "safetensors",
-           "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME"),
+           "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME", is_for_few=True),
     Option("deterministic", parse_switch, False, "refuse to start where a text could depend on other requests or on the depth: with "
            "float64 on a GPU, with 16 bits on a CPU, and with --fast-math"),
     Option("fast-math", parse_switch, False, "on a GPU, order sums by what is fastest for the batch: small models gain, and a text may "
@@ -202,56 +240,24 @@ SPECULATION = [
     Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "
            "which cannot change the text: full, fp8 (half the bytes to read; on Ada, Hopper and later), int4 (there; a "
            "quarter, and in full those of tokens that could be picked; beyond 16 rows, 8 where hidden is below 2,048, fp8), or "
-           "auto (for large vocabularies on CUDA the first that can be of int4 and fp8; else full)", "NAME"),
+           "auto (for large vocabularies on CUDA the first that can be of int4 and fp8; else full)", "NAME", is_for_few=True),
     Option("draft-layers", one_of("auto", "full", "fp8"), "auto", "weights and inputs of those of the MTP layer's products "
            "that follow a norm, which cannot change the text: full, fp8 (half the bytes; on Ada, Hopper and later), or auto "
-           "(fp8 there for models wider than 2,048; else full)", "NAME"),
+           "(fp8 there for models wider than 2,048; else full)", "NAME", is_for_few=True),
     Option("synthetic-acceptance", parse_rates, None, "for measurements: take the drafts at each position this often, "
-           "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES"),
+           "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES", is_for_few=True),
     Option("audit-rate", numbers_in(0, 1), 0.0, "compute this share of the finished requests again, without drafts and cached prefixes, while "
-           "the server is idle; /metrics counts those that differ, and the log names them", "SHARE"),
+           "the server is idle; /metrics counts those that differ, and the log names them", "SHARE", is_for_few=True),
 ]  # fmt: skip
 SCHEDULING = [
     Option("max-running", parse_int, None, "requests that generate at once (default: 256 on a GPU with room for them, 64 on a CPU)"),
     Option("max-waiting", parse_int, 1024, "requests that may wait; more get status 429"),
-    Option("block-size", parse_int, 16, "tokens a KV cache block"),
+    Option("block-size", parse_int, 16, "tokens a KV cache block", is_for_few=True),
     Option("kv-cache-memory", parse_size, None, "size of the KV cache, such as 2GiB (default: what fits)", "SIZE"),
     Option(
         "prefill-chunk", parse_int, None, "prompt tokens computed between two rounds; default 512, up to 1024 on a fast GPU, fewer for large models on a CPU"
     ),
     Option("no-prefix-caching", parse_switch, False, "compute every prompt from its start"),
-]  # fmt: skip
-SERVER = [
-    Option("host", str, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
-    Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
-    Option("served-model-name", str, [], "the model's name in the API (default: its folder or ORG/NAME); may be given again: "
-           "all are served, answers carry the first", "NAME", is_list=True),
-    Option("chat-template", str, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
-    Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
-    Option("tls-cert", parse_pem_path, None, "serve https with this certificate (PEM); needs --tls-key", "PATH", is_secret=True),
-    Option("tls-key", parse_pem_path, None, "the key of --tls-cert", "PATH", is_secret=True),
-    Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "
-           "others see the command line", "KEY", is_list=True, is_secret=True),
-    Option("admin-key", parse_key, None, "the key for /abort and for changing limits; without it nobody may. Better in the variable, too",
-           "KEY", is_secret=True),
-    Option("cors-origin", parse_origin, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
-    Option("max-body", parse_body_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
-    Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
-    Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for so long is replaced; one that "
-           "computes or loads is not", "S"),
-    Option("keep-alive", parse_seconds, 15.0, "silence in a stream before a comment is sent; 0 for none", "S"),
-    Option("force-include-usage", parse_switch, False, "end every stream with its usage, whatever its stream_options say"),
-    Option("unknown-fields", one_of("ignore", "refuse"), "ignore", "what is done with fields of a body that nobody knows: ignore (a header "
-           "of the answer tells them) or refuse", "NAME"),
-    Option("tool-format", str, None, "the form in which the model calls tools and reasons, such as hermes, qwen_xml or llama_json (default: as "
-           "its chat template tells; /ready shows it); plain for none", "NAME"),
-    Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
-    Option("log-level", one_of("debug", "info", "warning", "error"), "info",
-           "debug, info, warning or error", "NAME"),
-    Option("otlp-endpoint", str, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
-    Option("metrics-names", one_of("headway", "vllm", "both"), "headway", "whose names the metrics have: headway, vllm "
-           "(for dashboards, autoscalers and benchmarks made for vLLM), or both", "NAME"),
-    Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
 ]  # fmt: skip
 SAMPLING = [
     Option("temperature", numbers_in(0, 2), None, "0 always takes the likeliest token (default: the model's)", "T"),
@@ -268,7 +274,7 @@ GENERATION = [
 INSPECTION = [
     Option("gpu-memory", parse_size, None, "tell what fits on a GPU of this memory, such as 80GiB, which need not be here", "SIZE"),
     Option("json", parse_switch, False, "print one JSON object"),
-    *(option for option in SERVER if option.flag in ("chat-template", "tool-format")),
+    *(option for option in REQUESTS if option.flag in ("chat-template", "tool-format")),
 ]  # fmt: skip
 CHAT = [
     Option("url", parse_url, "http://localhost:8000", "where the server is", "URL"),
@@ -280,16 +286,27 @@ CHAT = [
 ]  # fmt: skip
 
 
-def add_options(parser: argparse.ArgumentParser, title: str, options: Iterable[Option]) -> None:
-    group = parser.add_argument_group(title)
-    for option in options:
-        names = [f"--{name}" for name in (option.flag, *option.aliases)]
-        text = f"{option.help}{_default_note(option)} [{option.variable}]".replace("%", "%%")
-        if option.parse is parse_switch:
-            group.add_argument(*names, dest=option.key, action="store_const", const="1", help=text)
-        else:
-            action = "append" if option.is_list else "store"
-            group.add_argument(*names, dest=option.key, action=action, metavar=option.metavar, help=text)
+def add_options(
+    parser: argparse.ArgumentParser, groups: Mapping[str, list[Option]], *, shows_all: bool
+) -> None:
+    """Adds the groups by their titles, and --help-all where --help does not show every flag."""
+    if any(option.is_for_few for group in groups.values() for option in group):
+        parser.add_argument("--help-all", action="help", help="show the flags that few need, too, and exit")
+    for title, options in groups.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            text = f"{option.help}{_default_note(option)} [{option.variable}]".replace("%", "%%")
+            shown = text if shows_all or not option.is_for_few else argparse.SUPPRESS
+            _add_option(group, option, shown)
+
+
+def _add_option(group: argparse._ArgumentGroup, option: Option, text: str) -> None:
+    name, key = f"--{option.flag}", option.key
+    if option.parse is parse_switch:
+        group.add_argument(name, dest=key, action="store_const", const="1", help=text)
+    else:
+        action = "append" if option.is_list else "store"
+        group.add_argument(name, dest=key, action=action, metavar=option.metavar, help=text)
 
 
 def _default_note(option: Option) -> str:

@@ -143,16 +143,39 @@ def test_every_option_has_a_field_and_help(option: Option) -> None:
 def test_the_pages_name_only_flags_that_exist(page: str) -> None:
     flags = set(re.findall(r"`--([a-z-]+)`", Path(__file__).parents[2].joinpath(page).read_text()))
     assert len(flags) > 10
-    others = {"trust-remote-code", "max-num-seqs"}  # of other servers
-    assert flags - others - REMOVED.keys() <= {
-        name for option in ALL_OPTIONS for name in (option.flag, *option.aliases)
-    }
+    others = {"trust-remote-code", "max-num-seqs", "help-all"}  # the first two are of other servers
+    assert flags - others - REMOVED.keys() <= {option.flag for option in ALL_OPTIONS}
 
 
 def test_every_flag_of_the_server_is_explained() -> None:
     page = Path(__file__).parents[2].joinpath("docs/running.md").read_text()
     served = [option for group in cli.SERVE_GROUPS.values() for option in group]
-    assert [o.flag for o in served for name in (o.flag, *o.aliases) if f"`--{name}`" not in page] == []
+    assert [option.flag for option in served if f"`--{option.flag}`" not in page] == []
+
+
+def flags_shown(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, flag])
+    assert left.value.code == 0
+    return re.findall(r"^  (?:-h, )?--([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_help_shows_the_flags_that_many_need_and_help_all_every_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown, every = (flags_shown("serve", flag, capsys) for flag in ("--help", "--help-all"))
+    served = [option for group in cli.SERVE_GROUPS.values() for option in group]
+    assert shown == ["help", "help-all", *(option.flag for option in served if not option.is_for_few)]
+    assert every == ["help", "help-all", *(option.flag for option in served)]
+    assert len(shown) <= 36
+
+
+@pytest.mark.parametrize("command", ["warmup", "inspect", "complete"])
+def test_other_commands_with_flags_for_few_have_both(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, every = (set(flags_shown(command, flag, capsys)) for flag in ("--help", "--help-all"))
+    assert "load-format" in every - shown
 
 
 def test_the_page_says_what_to_write_instead_of_each_removed_flag() -> None:

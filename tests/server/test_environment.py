@@ -68,7 +68,7 @@ def test_what_kubernetes_sets_for_a_service_is_ignored_and_told_once(
         ("HEADWAY_SERVED_MODEL_NAMES", "did you mean HEADWAY_SERVED_MODEL_NAME?"),
         ("HEADWAY_MAX_NUM_SEQS", "use HEADWAY_MAX_RUNNING"),
         ("HEADWAY_DOWNLOAD_DIR", "it was removed: use the variable HF_HUB_CACHE"),
-        ("HEADWAY_COLOUR", "`headway serve --help` names all in brackets"),
+        ("HEADWAY_COLOUR", "`headway serve --help-all` names all in brackets"),
     ],
 )
 def test_an_unknown_variable_is_named_with_the_nearest_one_and_without_its_value(

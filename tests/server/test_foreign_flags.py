@@ -71,7 +71,7 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
         ("--enable-lora", "adapters are not served"),
         ("--max_model_len 5", "there is no --max_model_len; did you mean --max-model-len?"),
         ("--depht 3", "there is no --depht; did you mean --depth?"),
-        ("--colour", "there is no --colour; --help names all flags"),
+        ("--colour", "there is no --colour; --help-all names all flags"),
         ("--download-dir /models", "--download-dir was removed: use the variable HF_HUB_CACHE"),
         (
             "--max-waiting-tokens=9",
