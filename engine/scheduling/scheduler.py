@@ -22,8 +22,6 @@ from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.protocol.stats import EngineStats
 from headway.engine.scheduling.admission import Admission
 from headway.engine.scheduling.block_supply import BlockSupply
-from headway.engine.scheduling.blocks import BlockAllocator
-from headway.engine.scheduling.checkpoints import Checkpoints
 from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.masking import Masking
@@ -39,14 +37,11 @@ from headway.engine.scheduling.plan import (
     row_setup,
 )
 from headway.engine.scheduling.prefill_policy import DEFAULT_CHUNK, Load, PrefillPolicy
-from headway.engine.scheduling.prefix import PrefixCache
-from headway.engine.scheduling.queue import Queue
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.result_reader import ResultReader
 from headway.engine.scheduling.round_depth import RoundDepth, mixed_depths
 from headway.engine.scheduling.round_rows import count_pending, join_round
-from headway.engine.scheduling.rows import RowTable
-from headway.engine.scheduling.scheduler_state import SchedulerState
+from headway.engine.scheduling.scheduler_state import new_state
 from headway.engine.scheduling.updates import fault_event
 
 
@@ -89,33 +84,16 @@ class Scheduler:
         self._is_turn_of_round = False
         self._step = 0
         self._num_taken_in = 0
-        depth = config.depth if has_drafter else 0
-        checkpoints = None if num_checkpoints is None else Checkpoints(num_checkpoints)
-        blocks = BlockAllocator(num_blocks, on_unpublish=None if checkpoints is None else checkpoints.drop)
-        prefixes = PrefixCache(
-            blocks,
-            block_size=config.block_size,
+        self.state = new_state(
+            config,
+            num_blocks=num_blocks,
+            depth=config.depth if has_drafter else 0,
+            mixed_depths=mixed_depths(config) if has_drafter else {0},
             model_identity=model_identity,
             kv_dtype=kv_dtype,
-            is_enabled=config.prefix_caching,
-            checkpoints=checkpoints,
+            num_checkpoints=num_checkpoints,
             prompt_grid=prompt_grid,
-        )
-        stats = EngineStats.empty(num_kv_blocks=num_blocks, kv_block_size=config.block_size, depth=depth)
-        self.state = SchedulerState(
-            config.block_size,
-            Queue(config.max_waiting),
-            RowTable(config.num_rows),
-            blocks,
-            prefixes,
-            stats,
-            copy.deepcopy(stats),
-            clock,
-            depth,
-            depth_limit=depth,
-            max_depth=depth,
-            mixed_depths=mixed_depths(config) if has_drafter else {0},
-            has_late_slots=depth > 0 and config.drafter != "ngram",
+            clock=clock,
         )
         self.supply = BlockSupply(self.state, num_blocks)
         self._admission = Admission(

@@ -3,16 +3,19 @@ a fault."""
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
+from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import LogitsError, RequestError, describe_fault
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.protocol.stats import EngineStats
 from headway.engine.scheduling.blocks import BlockAllocator
+from headway.engine.scheduling.checkpoints import Checkpoints
 from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.prefix import PrefixCache
 from headway.engine.scheduling.queue import Queue
@@ -169,3 +172,46 @@ class SchedulerState:
         if request.row is not None:
             self.rows.release(request)
         self.free_blocks(request)
+
+
+def new_state(
+    config: EngineConfig,
+    *,
+    num_blocks: int,
+    depth: int,
+    mixed_depths: set[int],
+    model_identity: str,
+    kv_dtype: str,
+    num_checkpoints: int | None,
+    prompt_grid: int | None,
+    clock: Callable[[], float],
+) -> SchedulerState:
+    """Returns the state before the first request. depth: the most drafts of a round. mixed_depths: see
+    SchedulerState; the other arguments: see Scheduler."""
+    checkpoints = None if num_checkpoints is None else Checkpoints(num_checkpoints)
+    blocks = BlockAllocator(num_blocks, on_unpublish=None if checkpoints is None else checkpoints.drop)
+    prefixes = PrefixCache(
+        blocks,
+        block_size=config.block_size,
+        model_identity=model_identity,
+        kv_dtype=kv_dtype,
+        is_enabled=config.prefix_caching,
+        checkpoints=checkpoints,
+        prompt_grid=prompt_grid,
+    )
+    stats = EngineStats.empty(num_kv_blocks=num_blocks, kv_block_size=config.block_size, depth=depth)
+    return SchedulerState(
+        config.block_size,
+        Queue(config.max_waiting),
+        RowTable(config.num_rows),
+        blocks,
+        prefixes,
+        stats,
+        copy.deepcopy(stats),
+        clock,
+        depth,
+        depth_limit=depth,
+        max_depth=depth,
+        mixed_depths=mixed_depths,
+        has_late_slots=depth > 0 and config.drafter != "ngram",
+    )
